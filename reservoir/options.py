@@ -284,7 +284,7 @@ class FitOptions(OutOptions, panel="Readout"):
     )
     readout: str = option(
         "ridge",
-        "ridge, logistic, weighted (a learned sum of layers), or an estimator's path: sklearn.svm.LinearSVC:C=0.1,1.",
+        "ridge, logistic, or an estimator's path: sklearn.svm.LinearSVC:C=0.1,1.",
     )
     alphas: str | None = option(None, "Penalties to try, LO:HI:N, on standardised features.")
     select: str = option(

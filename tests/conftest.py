@@ -71,7 +71,7 @@ def _plot_pixel(path, *_, **__):
 
 
 PIXELS = {"matplotlib.figure.Figure.savefig": _write_pixel}
-PIXELS |= {f"reservoir_pipelines.fitting.publish.{name}": _plot_pixel for name in ("plot", "plot_sweep")}
+PIXELS |= {f"reservoir_pipelines.fitting.save.{name}": _plot_pixel for name in ("plot", "plot_sweep")}
 PIXELS |= {f"reservoir_pipelines.{name}": _plot_pixel for name in ("plots.plot", "training.train.plot_training")}
 
 

@@ -101,6 +101,21 @@ def test_no_files_and_no_folders_import_each_other_in_a_cycle():
     assert cycles(folders) == []
 
 
+def test_what_selects_does_not_import_the_code_that_reads_test_rows():
+    imports, reached = imports_of_modules(), {}
+    fitting = "reservoir_pipelines.fitting"
+    for start in (f"{fitting}.select", f"{fitting}.refit", "reservoir_pipelines.estimators.estimators"):
+        reached[start], waiting = set(), [start]
+        while waiting:
+            new = imports[waiting.pop()] - reached[start]
+            # A facade and the public functions import their modules when they are called.
+            new -= {"reservoir_pipelines", "reservoir_pipelines.api"}
+            reached[start] |= new
+            waiting += new
+        assert f"{fitting}.fitters" in reached[start]
+        assert f"{fitting}.evaluate" not in reached[start], start
+
+
 def test_each_option_is_declared_once():
     from reservoir import options
 

@@ -614,8 +614,7 @@ def fit(
         Columns to try, comma-separated: one column, a+b (concatenated), or all (each alone, and each layer
         whole).
     readout : str, default='ridge'
-        ridge, logistic, weighted (a learned sum of layers), or an estimator's path:
-        sklearn.svm.LinearSVC:C=0.1,1.
+        ridge, logistic, or an estimator's path: sklearn.svm.LinearSVC:C=0.1,1.
     alphas : str, optional
         Penalties to try, LO:HI:N, on standardised features.
     select : str, default='auto'

@@ -2,24 +2,28 @@
 
 import json
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import pytest
+from reservoir_cache import FeatureStore, SplitFeatures
 from reservoir_pipelines import ReservoirClassifier, export, extract, fit, predict
+from reservoir_pipelines.fitting import fit as fit_module
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.candidates import choose_candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
-from reservoir_pipelines.fitting.fitters import (
-    FIXED_ALPHA,
-    ColumnFit,
-    LogisticFitter,
-    fit_columns,
-    fit_source,
-    make_fitter,
-)
+from reservoir_pipelines.fitting.evaluate import Test
+from reservoir_pipelines.fitting.fitters import FIXED_ALPHA, ColumnFit, LogisticFitter, fit_source, make_fitter
+from reservoir_pipelines.fitting.folds import can_choose, held_out_units
+from reservoir_pipelines.fitting.layers import refit_layers
+from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.sources import KNOWN, Pool, can_choose, choose_columns, held_out_units
+from reservoir_pipelines.fitting.select import fit_columns, select
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
+from reservoir_pipelines.preparation.prepared import PreparedSplit
 from sklearn.feature_extraction.text import CountVectorizer
 
 from reservoir.errors import InputError
@@ -87,22 +91,23 @@ def test_with_one_row_per_class_nothing_is_chosen_and_the_reservoir_is_kept(tmp_
 def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     x, y = motifs(120, 1.0)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 3)
-    pool = Pool.of(extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max"))
-    tried = choose_columns(pool, FitOptions())
-    fitter = make_fitter(FitOptions(), 3, tried.folds, tried.repeats)
-    fits, _ = fit_columns(pool, tried, fitter)
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max")
+    known = Pool.of(features).known
+    candidates = choose_candidates(known, FitOptions())
+    fitter = make_fitter(FitOptions(), 3, candidates.folds, candidates.repeats)
+    fits, _ = fit_columns(known, candidates, fitter)
     assert fitter.repeats == 5 and all("raw" not in fit.result.columns for fit in fits)
-    rows = pool.rows["train"] + pool.rows["valid"]
-    for fit_, source, by in fit_baselines(pool, fits, fitter):
+    rows = known.rows["train"] + known.rows["valid"]
+    for fit_, source, by in fit_baselines(known, fits, fitter):
         assert (by.folds, by.repeats) == (fitter.folds, 5) and len(fit_.merits()) == rows
         assert len(held_out_units(source, KNOWN)) == rows
         assert fit_.merits().mean() == pytest.approx(fit_.result.valid_score)
-    source, settings = pool.raw(), {"classes": 3, "alphas": np.array([1.0, 10.0]), "folds": 4}
+    source, settings = known.raw(), {"classes": 3, "alphas": np.array([1.0, 10.0]), "folds": 4}
     repeated = LogisticFitter(**settings, repeats=3).fit(source)
     first = LogisticFitter(**settings).fit(source)
     assert repeated.result.valid_score != first.result.valid_score
     # A readout that is fitted to some of the rows scores all of them, so that it can be compared.
-    fewer = replace(source, some={"train": np.arange(0, pool.rows["train"], 2)})
+    fewer = replace(source, some={"train": np.arange(0, known.rows["train"], 2)})
     thinned = fit_source(LogisticFitter(**settings, repeats=3), fewer)
     assert len(thinned.merits()) == rows and thinned.results[0].readout == "logistic"
 
@@ -113,15 +118,127 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     x, y = motifs(200, 0.3)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 2)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean", **MODEL)
-    pool = Pool.of(features)
-    tried = choose_columns(pool, FitOptions())
-    fitter = make_fitter(FitOptions(), 2, tried.folds, tried.repeats)
-    fits, _ = fit_columns(pool, tried, fitter)
+    known = Pool.of(features).known
+    candidates = choose_candidates(known, FitOptions())
+    fitter = make_fitter(FitOptions(), 2, candidates.folds, candidates.repeats)
+    fits, _ = fit_columns(known, candidates, fitter)
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CHEAP", 1e7)
-    raw = [one for one in fit_baselines(pool, fits, fitter) if one[0].result.columns == ("raw",)]
-    rows = pool.rows["train"]
+    raw = [one for one in fit_baselines(known, fits, fitter) if one[0].result.columns == ("raw",)]
+    rows = known.rows["train"]
     if raw[0][1].some:
         assert raw[0][0].result.readout.endswith(f"of {rows:,} training rows")
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Return a function after which any read of features, labels, groups or raw values of test rows raises."""
+
+    def guard(method, split_of):
+        def guarded(part, *args):
+            assert split_of(part) != "test", "test rows are read"
+            return method(part, *args)
+
+        return guarded
+
+    def start():
+        features, raw = attrgetter("split"), attrgetter("name")
+        monkeypatch.setattr(SplitFeatures, "_encoded", guard(SplitFeatures._encoded, features))
+        monkeypatch.setattr(SplitFeatures, "_targets", property(guard(SplitFeatures._targets.func, features)))
+        monkeypatch.setattr(PreparedSplit, "_read", guard(PreparedSplit._read, raw))
+
+    return start
+
+
+@pytest.fixture
+def series_entry(tmp_path, narrow_mini):
+    """Return the features of two layers of series, and a function that chooses a readout of them as `fit` does."""
+    x, y = motifs(150, 0.5)
+
+    def features(values):
+        path = tmp_path / f"{'values' if values else 'classes'}.npz"
+        np.savez(path, x=x[..., None], y=y + 0.5 if values else y % 3)
+        return extract(str(path), cache=tmp_path / "cache", layers="embed,block01", pool="mean,max")
+
+    return features
+
+
+def chosen_and_refitted(features, **settings):
+    """Return all that `fit` chooses: results, learning curve, baselines, refitted readouts and held-out scores."""
+    options = FitOptions(**settings)
+    known = Pool.of(features).known
+    candidates = choose_candidates(known, options)
+    fitter = make_fitter(options, known.task.classes, candidates.folds, candidates.repeats)
+    selection = select(known, candidates, fitter, (20, 40) if fitter.has_curve else ())
+    finals = refit_all(selection.choices, known.task)
+    finals += [layer.final for layer in refit_layers(known, selection.fits, fitter, finals[0])]
+    x = np.concatenate([block for block, _ in finals[0].source.blocks("valid")])
+    return {
+        "table": [fit_.results for fit_ in selection.fits],
+        "left out": selection.left_out,
+        "results": [final.result for final in finals],
+        "saved": selection.saved,
+        "curve": [point[:2] for point in selection.curve],
+        "scores": finals[0].readout.scores(x).tolist(),
+        "held out": [final.held_out().tolist() for final in finals],
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "settings"),
+    [
+        (False, {}),
+        (True, {}),
+        (False, {"select": "valid", "columns": "all"}),
+        (False, {"readout": "logistic"}),
+        (False, {"readout": "sklearn.naive_bayes.GaussianNB"}),
+    ],
+)
+def test_the_same_is_chosen_if_test_rows_cannot_be_read(values, settings, series_entry, unreadable, monkeypatch):
+    monkeypatch.setattr("reservoir_pipelines.fitting.select.RACED_ROWS", 50)  # so that columns race
+    monkeypatch.setattr("reservoir_pipelines.fitting.select.MIN_RACE_ROWS", 60)
+    features = series_entry(values)
+    expected = chosen_and_refitted(features, **settings)
+    unreadable()
+    assert chosen_and_refitted(FeatureStore(features.entry), **settings) == expected
+    with pytest.raises(AssertionError, match="test rows are read"):
+        fit(FeatureStore(features.entry), **settings)
+
+
+def test_estimators_choose_the_same_if_test_rows_cannot_be_read(tmp_path, narrow_mini, unreadable):
+    # Estimators have no test rows: a fit takes all rows that it gets.
+    x, y = motifs(60, 0.5)
+    settings = {"layers": "embed", "pool": "mean,max"}
+    first = ReservoirClassifier(**settings, cache=tmp_path / "first").fit(x, y % 3)
+    unreadable()
+    second = ReservoirClassifier(**settings, cache=tmp_path / "second").fit(x, y % 3)
+    assert (first.column_, first.alpha_) == (second.column_, second.alpha_)
+    np.testing.assert_array_equal(first.cv_results_["score"], second.cv_results_["score"])
+
+
+def test_what_selects_has_no_way_to_test_rows(series_entry):
+    known = Pool.of(series_entry(False)).known
+    for source in (known.source("embed/mean"), known.raw(), known.source("embed/mean+raw")):
+        for read in (source.labels, source.counts, lambda split, of=source: next(of.blocks(split))):
+            assert len(read("valid"))
+            with pytest.raises(OutOfReachError, match="test rows are out of reach"):
+                read("test")
+    with pytest.raises(OutOfReachError, match="test rows are out of reach"):
+        next(known.raw().rows("test"))
+
+
+@pytest.mark.parametrize("curve", [None, "20,40"])
+def test_a_fit_reads_test_rows_once_for_each_readout_that_it_shows(curve, series_entry, monkeypatch):
+    features = series_entry(True)
+    read, blocks = [], ColumnSource.blocks
+    monkeypatch.setattr(ColumnSource, "blocks", lambda source, split: read.append(split) or blocks(source, split))
+    tests = []
+    monkeypatch.setattr(fit_module, "Test", lambda stores: tests.append(Test(stores)) or tests[0])
+    done = fit(features, columns="embed/mean,block01/mean,block01/max", curve=curve)
+    layers = len(done.layer_scores)
+    # The best readout is that of its layer. A learning curve is scored in one reading.
+    assert layers == 2 and done.best.name in {score.result.name for score in done.layer_scores}
+    assert tests[0].readings == layers + len(done.baselines) + bool(curve)
+    assert read.count("test") == layers + bool(curve)  # the other baselines read the raw input
 
 
 SYMBOLS = Task(name="own", form=Tokens(5), max_tokens=30, classes=2)

@@ -76,7 +76,7 @@ def test_every_part_of_a_fit_shows_its_progress_with_a_total(extracted, tmp_path
 
     monkeypatch.setattr(Meter, "show", show)
     fit(extracted, columns="block01/mean", curve="50,100,200", out=tmp_path / "one")
-    assert list(shown) == ["fit", "learning curve", "baselines", "score on test", "predictions"]
+    assert list(shown) == ["fit", "learning curve", "baselines", "refit", "score on test", "predictions"]
     fit(extracted, columns=extracted.columns, out=tmp_path / "two")
     assert "layers" in shown
     for title, steps in shown.items():

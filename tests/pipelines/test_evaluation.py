@@ -10,7 +10,8 @@ import pytest
 from reservoir_pipelines import extract, fit, predict, report, train
 from reservoir_pipelines.commands.stage_commands import fit_tables
 from reservoir_pipelines.fitting.fitters import make_fitter
-from reservoir_pipelines.fitting.sources import Pool
+from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.source import EntryView
 from reservoir_pipelines.fitting.statistics import summaries
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn import metrics
@@ -296,7 +297,10 @@ def fit_with_baselines(tmp_path, path, **settings):
 
 
 def stored(features, split):
-    return next(Pool.of(features).raw().rows(split))
+    """Return stored sequences and their lengths, read by a source that may read this split."""
+    pool = Pool.of(features)
+    views = {features.store.entry.path: EntryView(features.store, (split,))}
+    return next(pool.known.raw().on(views).rows(split))
 
 
 def assert_same_score(found, features, x, peer):

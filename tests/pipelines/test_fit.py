@@ -16,16 +16,13 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter, make_fitter
+from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
+from reservoir_pipelines.fitting.moments import stored_moments
+from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.results import Result, score_matrix
-from reservoir_pipelines.fitting.sources import (
-    ColumnSource,
-    Pool,
-    SampleSource,
-    assign_folds,
-    fold_blocks,
-    stored_moments,
-)
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, Samples
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
@@ -121,7 +118,7 @@ def test_the_raw_input_gets_half_of_the_variance_when_joined_with_columns(extrac
     from sklearn.preprocessing import StandardScaler
 
     features = extract("digits", backbone=str(tiny_gpt2), limit=limit, layers="final", pool="mean", cache=tmp_path)
-    source = Pool.of(features).source("final/mean+raw")
+    source = Pool.of(features).known.source("final/mean+raw")
     known = [
         np.concatenate([block[part] for split in ("train", "valid") for block in source.blocks(split)])
         for part in (0, 1)
@@ -132,7 +129,8 @@ def test_the_raw_input_gets_half_of_the_variance_when_joined_with_columns(extrac
     for columns in ("final/mean+raw", "raw+final/mean"):
         done = fit(features, columns=columns, alphas="10:10:1", out=tmp_path / "out")
         peer = RidgeClassifier(alpha=10).fit(scaler.transform(x) * share, y)
-        test = np.concatenate([values for values, _ in source.blocks("test")])
+        test_source = Test([features.store]).read(source)
+        test = np.concatenate([values for values, _ in test_source.blocks("test")])
         expected = peer.decision_function(scaler.transform(test) * share)
         order = np.r_[width - 64 : width, 0 : width - 64] if columns.startswith("raw") else np.arange(width)
         np.testing.assert_allclose(done.readout.scores(test[:, order]), expected, atol=1e-5)
@@ -190,19 +188,6 @@ def test_readouts_of_several_entries_predict_through_all_of_them(extracted, tiny
     fewer = extract("digits", backbone=str(tiny_gpt2), limit=100, cache=root, layers="final")
     with pytest.raises(InputError, match="different rows"):
         fit([extracted, fewer])
-
-
-def test_layers_are_summed_with_learned_weights(extracted, tmp_path, capfd):
-    done = fit(extracted, readout="weighted", out=tmp_path / "sum")
-    assert {result.columns for result in done.table} == {(f"block01/{p}", f"final/{p}") for p in ("last", "mean")}
-    weights = done.to_dict()["layer_weights"]
-    assert tuple(weights) == done.best.columns and sum(weights.values()) == pytest.approx(1)
-    assert f"layer weights: {done.best.columns[0]} {weights[done.best.columns[0]]:.2f}" in capfd.readouterr().err
-    assert done.raw and done.baselines and 0.5 < done.best.test_score < 1
-    joined = np.concatenate([extracted["test"][column] for column in done.best.columns], axis=1)
-    loaded = Bundle.load(done.saved)
-    np.testing.assert_array_equal(loaded.readout.predict(joined), done.readout.predict(joined))
-    assert len(loaded.parts) == 1 and loaded.readout.has_probabilities
 
 
 def test_cross_validation_uses_every_row_that_is_not_test(extracted, tmp_path):
@@ -284,15 +269,14 @@ def test_regression_is_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
         ({"readout": "sklearn.svm.LinearSVC:D=1"}, "'D'"),
         ({"select": "cv1"}, "cv1"),
         ({"select": "cv5", "readout": "logistic"}, "cross-validation"),
-        ({"readout": "weighted", "columns": "final/mean"}, "weighted sums cached columns of one width"),
-        ({"readout": "weighted", "columns": "final/mean+raw"}, "weighted sums cached columns of one width"),
+        ({"readout": "weighted"}, "--readout weighted: no such readout"),
         ({"curve": "none"}, "--curve none"),
         ({"class_weight": "heavy"}, "heavy"),
         ({"out": "/dev/null"}, "/dev/null: cannot be written"),
     ],
 )
 def test_mistakes_end_a_fit_before_it_begins(settings, message, extracted, tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting, "fit_columns", lambda *_: pytest.fail("fitting began"))
+    monkeypatch.setattr(fitting, "select", lambda *_: pytest.fail("fitting began"))
     with pytest.raises(InputError, match=message):
         fit(extracted, **{"out": tmp_path, **settings})
 
@@ -308,7 +292,7 @@ def test_files_that_are_no_entries_or_no_rows_are_refused(fitted, tmp_path):
         list(predict(fitted.saved, tmp_path / "bad.npz"))
 
 
-@pytest.mark.parametrize("stage", ["training.train.train", "fitting.fit.fit_columns"])
+@pytest.mark.parametrize("stage", ["training.train.train", "fitting.fit.select"])
 def test_an_interrupted_command_says_how_to_go_on(stage, extracted, call, monkeypatch):
     monkeypatch.setattr(f"reservoir_pipelines.{stage}", Mock(side_effect=KeyboardInterrupt))
     code, _, error = call(*(("train", "bit-xor") if "train" in stage else ("fit", extracted.entry)))
@@ -405,17 +389,29 @@ def test_the_plot_of_concatenated_columns_alone_has_a_point_for_each(drawn):
 ALPHAS = np.logspace(-2, 6, 25)
 
 
+class View(defaultdict):
+    """The splits of a source in memory, whose rows have no groups."""
+
+    splits = ("train", "valid", "test")
+
+    def __missing__(self, split):
+        return SimpleNamespace(groups=None)
+
+
 @dataclass(frozen=True)
-class Held(SampleSource):
+class Held(Samples):
     """A source of samples in memory: features and labels of each split."""
 
     splits: Any
     columns: tuple[str, ...] = ("held",)
-    store: Any = field(default_factory=lambda: defaultdict(lambda: SimpleNamespace(groups=None)))
+    view: Any = field(default_factory=View)
     emphasis: Any = None
 
     def blocks(self, split):
         yield self.splits[split]
+
+    def on(self, views):
+        raise NotImplementedError
 
     def labels(self, split):
         return self.splits[split][1]
@@ -493,7 +489,7 @@ def test_refit_adds_the_moments_of_valid_and_does_not_read_train_again(tiny_gpt2
     y = x[:, :, 0].mean(axis=1) + 0.1 * rng.standard_normal(400)
     np.savez(tmp_path / "rows.npz", x=x, y=np.digitize(y, [-0.2, 0.2]) if classes else y)
     settings = {"backbone": str(tiny_gpt2), "cache": tmp_path / "cache", "layers": "final", "pool": "mean"}
-    source = ColumnSource(extract(str(tmp_path / "rows.npz"), **settings).store, "final/mean")
+    source = ColumnSource(EntryView(extract(str(tmp_path / "rows.npz"), **settings).store, KNOWN), "final/mean")
     fitter = RidgeFitter(classes=classes, alphas=ALPHAS, refits=True)
     chosen = fitter.fit(source)
     blocks, read = ColumnSource.blocks, []
@@ -539,8 +535,8 @@ def test_balanced_weights_count_the_rows_that_a_readout_is_fitted_to():
 def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     settings = {"backbone": str(tiny_gpt2), "cache": tmp_path, "layers": "final", "pool": "mean"}
     extracted = extract("digits", limit=600, **settings)
-    source, targets = ColumnSource(extracted.store, "final/mean"), Targets(1, 10)
-    part = source.store["train"]
+    source, targets = ColumnSource(EntryView(extracted.store, KNOWN), "final/mean"), Targets(1, 10)
+    part = source.view["train"]
     expected = [accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])]
     folds = [*fold_blocks(source, assign_folds(source, 3, 10))]
     expected += fold_moments(folds, targets, 3)
@@ -557,8 +553,8 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
 def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, monkeypatch):
     settings = {"limit": 400, "layers": "block01,block02", "pool": "mean,max,last"}
     without = fit(extract("digits", cache=tmp_path / "without", **settings))
-    monkeypatch.setattr("reservoir_pipelines.fitting.fitters.RACED_ROWS", 100)
-    monkeypatch.setattr("reservoir_pipelines.fitting.fitters.MIN_RACE_ROWS", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.select.RACED_ROWS", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.select.MIN_RACE_ROWS", 100)
     extracted = extract("digits", cache=tmp_path / "raced", **settings)
     done, again = fit(extracted), fit(extracted)
     tried = {result.name for result in without.table}

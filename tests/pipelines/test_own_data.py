@@ -10,7 +10,8 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, draw_folds, groups_of
+from reservoir_pipelines.fitting.folds import assign_folds, draw_folds, groups_of
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 
 from reservoir import InputError
@@ -140,8 +141,8 @@ def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
     store = extract(path, label="ward", group="subject", pool="mean", **SMALL).store
     of_split = {name: set(store[name].groups.tolist()) for name in store.splits}
     assert sum(map(len, of_split.values())) == len(set(subjects.tolist())) == len(set().union(*of_split.values()))
-    source = ColumnSource(store, "embed/mean")
-    groups = groups_of(source.store)
+    source = ColumnSource(EntryView(store, KNOWN), "embed/mean")
+    groups = groups_of(source.view)
     both = [store[name].labels[:, 0, 0] for name in ("train", "valid")]
     for folds in (2, 5):
         for repeat in range(3):

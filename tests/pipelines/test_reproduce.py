@@ -734,4 +734,4 @@ def test_long_labels_that_differ_in_the_middle_look_different():
     assert shorten_all([f"a bearing fault at {n}00 rpm, outer race" for n in (1, 2, 3)]) == ["…100…", "…200…", "…300…"]
     assert shorten_all(["cat", "dog"]) == ["cat", "dog"]
     columns = tuple(f"block{number:02d}/mean" for number in range(4))
-    assert Result(columns=columns, readout="weighted", alpha=1.0, valid_score=0.0).title == "mean of 4 layers"
+    assert Result(columns=columns, readout="ridge", alpha=1.0, valid_score=0.0).title == "mean of 4 layers"

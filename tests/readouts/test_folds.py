@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reservoir_pipelines.fitting.sources import draw_folds, draw_ranks
+from reservoir_pipelines.fitting.folds import draw_folds, draw_ranks
 from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.preprocessing import StandardScaler

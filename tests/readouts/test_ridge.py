@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reservoir_pipelines.fitting.sources import draw_folds
+from reservoir_pipelines.fitting.folds import draw_folds
 from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.metrics import r2_score
 from sklearn.model_selection import PredefinedSplit, cross_val_predict

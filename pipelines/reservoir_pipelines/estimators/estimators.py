@@ -48,8 +48,14 @@ from reservoir_pipelines.estimators.rowcache import (
 )
 from reservoir_pipelines.files import ROWS, cache_root
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
-from reservoir_pipelines.fitting.fitters import ColumnFit, add_fit, fit_penalties, fixed_penalty
-from reservoir_pipelines.fitting.sources import can_choose, draw_folds
+from reservoir_pipelines.fitting.fitters import (
+    ColumnFit,
+    add_fit,
+    fit_penalties,
+    fixed_penalty,
+    prefers_large_penalty,
+)
+from reservoir_pipelines.fitting.folds import can_choose, draw_folds
 from reservoir_pipelines.training.run_folder import check_digest
 
 K = TypeVar("K", bound=type)
@@ -251,8 +257,7 @@ class Samples:
         if self.weights is not None:
             block = drop_weightless(*block, self.weights)
         folds, repeats = int(block[2].max()) + 1, block[2].shape[1]
-        # As in fit: with few rows, for which the folds are repeated, a small penalty is often best by chance.
-        careful = not self.targets.classes and repeats > 1
+        careful = prefers_large_penalty(self.targets.classes, repeats)
         return cross_sweep(
             [block], self.targets, alphas, folds=folds, repeats=repeats, one_standard_error=careful
         )

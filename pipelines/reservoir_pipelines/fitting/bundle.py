@@ -22,9 +22,11 @@ from reservoir.records import check_arrays, from_json
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import IMPORTED, read_checked, replace_file, write_checked
-from reservoir_pipelines.fitting.fitters import FinalReadout
+from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.refit import FinalReadout
+from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
-from reservoir_pipelines.fitting.sources import Pool, RawSource
+from reservoir_pipelines.fitting.source import RawSource
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
@@ -72,8 +74,8 @@ class Bundle:
     held_out: np.ndarray = field(default_factory=lambda: np.zeros(0))  # see `held_out_scores`
 
     @classmethod
-    def of(cls, pool: Pool, chosen: FinalReadout) -> "Bundle":
-        """Return the bundle of a readout that was chosen on cache entries."""
+    def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
+        """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
         parts: list[Part] = []
         statistic = chosen.source.features if isinstance(chosen.source, RawSource) else None
         if isinstance(statistic, Statistic):
@@ -87,8 +89,8 @@ class Bundle:
                 )
             )
         for name in () if parts else chosen.result.columns:
-            source = pool.column(name)
-            entry = source.store.entry
+            source = known.column(name)
+            entry = source.view.entry
             digest = "" if isinstance(source, RawSource) else entry.spec.backbone["digest"]
             if isinstance(source, RawSource) or entry.spec.init["kind"] == IMPORTED:
                 parts.append(Part(reservoir=None, digest=digest, compute="", columns=source.columns))
@@ -106,15 +108,15 @@ class Bundle:
                 # one forward pass gives both
                 part = replace(part, columns=parts.pop().columns + part.columns)
             parts.append(part)
-        lengths, made = pool.store["train"].lengths, pool.entry
+        lengths, made = known.view["train"].lengths, known.entry
         return cls(
-            task=pool.task,
-            scaling=scaling_from_json(made.made_with.get("scaling"), pool.task),
+            task=known.task,
+            scaling=scaling_from_json(made.made_with.get("scaling"), known.task),
             parts=tuple(parts),
             readout=chosen.readout,
-            scores=chosen.result.to_dict(),
+            scores=result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
-            groups=pool.store["train"].groups is not None,
+            groups=known.view["train"].groups is not None,
             origin=made.made_with.get("call", {}).get("task", ""),
             held_out=chosen.held_out(),
         )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from reservoir_cache import make_folder
@@ -11,29 +12,21 @@ from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
 from reservoir.readouts.ridge import Arithmetic, products_on
 from reservoir.reservoir import choose_device
-from reservoir.tasks import TASKS, valid_is_test
+from reservoir.tasks import valid_is_test
 from reservoir_pipelines.files import writing
-from reservoir_pipelines.fitting.baselines import CHEAP, fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
-from reservoir_pipelines.fitting.choice import better_baseline, cautions, choose_fit, compare_with
-from reservoir_pipelines.fitting.cost import cost_line, work_meter
-from reservoir_pipelines.fitting.fitters import (
-    FinalReadout,
-    Fitter,
-    RidgeFitter,
-    expected_sizes,
-    finish_all,
-    fit_columns,
-    make_fitter,
-    size_of,
-    without_choice,
-)
-from reservoir_pipelines.fitting.layers import layer_scores
-from reservoir_pipelines.fitting.predictions import final_predictions
-from reservoir_pipelines.fitting.predictions_file import PREDICTIONS
-from reservoir_pipelines.fitting.publish import publish
-from reservoir_pipelines.fitting.results import Fit
-from reservoir_pipelines.fitting.sources import KNOWN, Features, Pool, Tried, choose_columns, held_out_units
+from reservoir_pipelines.fitting.candidates import Candidates, choose_candidates
+from reservoir_pipelines.fitting.cost import cost_line
+from reservoir_pipelines.fitting.evaluate import Scores, Test, evaluate_all, evaluate_curve, predictions_of
+from reservoir_pipelines.fitting.fitters import Fitter, make_fitter
+from reservoir_pipelines.fitting.layers import Layer, layer_scores, refit_layers
+from reservoir_pipelines.fitting.pool import Features, Known, Pool
+from reservoir_pipelines.fitting.predictions_file import BEST, PREDICTIONS, ReadoutPredictions
+from reservoir_pipelines.fitting.refit import FinalReadout, refit_all
+from reservoir_pipelines.fitting.results import CurvePoint, Fit
+from reservoir_pipelines.fitting.save import save
+from reservoir_pipelines.fitting.select import Selection, expected_sizes, select
+from reservoir_pipelines.fitting.verdicts import cautions, compare_with
 from reservoir_pipelines.output import count_text, notify
 from reservoir_pipelines.weight_files import caution_if_changed
 
@@ -41,70 +34,106 @@ from reservoir_pipelines.weight_files import caution_if_changed
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
     """Fit a readout to every column under every setting, and choose one by validation."""
     started = time.monotonic()
+    # Open the entries. All that selects gets ``known``, which has no test rows.
     pool = _open(features)
-    task = pool.task
-    tried = choose_columns(pool, options)
-    fitter = make_fitter(options, task.classes, tried.folds, tried.repeats)
-    fitter = fitter if tried.chooses else without_choice(fitter)
-    sizes = _curve_sizes(options, fitter, pool.rows["train"])
+    known, task = pool.known, pool.task
+    candidates = choose_candidates(known, options)
+    fitter = make_fitter(options, task.classes, candidates.folds, candidates.repeats)
+    fitter = fitter if candidates.chooses else fitter.without_choice()
+    sizes = _curve_sizes(options, fitter, known.rows["train"])
     arithmetic = _arithmetic(place)
-    folder = Path(options.out) if options.out else tried.folder
-    with writing(folder):
-        make_folder(folder)
-    notify(f"fit {task.name}: {_how(tried, pool.rows['train'])}")
-    raw_source = pool.raw()
-    expected = expected_sizes(pool, tried, fitter) + ([size_of(raw_source, fitter)] if raw_source else [])
-    notify(*filter(None, [cost_line(expected)]))
+    folder = _create(Path(options.out) if options.out else candidates.folder)
+    _announce(known, candidates, fitter)
     with products_on(arithmetic):
-        # Choose: every candidate is fitted and compared on validation rows, or on the held-out rows of the folds.
-        fits, left_out = fit_columns(pool, tried, fitter)
-        units = held_out_units(pool.source(tried.columns[0]), KNOWN if tried.folds else ("valid",))
-        best = choose_fit(fits, units, tried.default)
-        source = pool.source(best.result.name)
-        curve = fitter.learning_curve(source, sizes) if sizes and isinstance(fitter, RidgeFitter) else ()
-        # The raw input is fitted by ridge and perhaps by logistic regression, and statistics of it take less.
-        work = 2 * expected[-1].work + (CHEAP if task.classes else 0)
-        with work_meter("baselines", [work]) as part, part(work):
-            baseline_fits = fit_baselines(pool, fits, fitter, chooses=tried.chooses)
-        fitted = [(best, source, fitter), *baseline_fits]
-        # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
-        own = options.columns == "all" and task.name not in TASKS and not task.each
-        rivals = [fit for fit, *_ in baseline_fits] if own and tried.chooses else []
-        better = better_baseline(best, rivals, units)
-        number = 0 if better is None else 1 + rivals.index(better)
-        # Everything is chosen now. Refit, and score on the test rows.
-        finals = finish_all(fitted, task)
-        chosen, *baselines = finals
-        kept = finals[number]
-        # The raw input alone is no reservoir, so there is nothing to compare.
-        compared = baselines if best.result.columns != (RAW,) else []
-        against = tuple(compare_with(chosen, baseline) for baseline in compared)
-        notify(*(one.sentence for one in against if one.verdict != "adds"))
-        _warn(kept, cautions(kept, fitted[number][0], units))
-        # Test rows of other layers are scored for display only.
-        scores, of_layers = layer_scores(pool, fits, fitter, (fitted[0], chosen))
-        predictions = [*final_predictions(fitted, finals, kept), *of_layers]
-    done = Fit(
-        entry=pool.entry.path,
-        best=kept.result,
-        evaluation=kept.evaluation,
+        # Choose readouts, and fit them to all rows that may be used.
+        selection = select(known, candidates, fitter, sizes)
+        finals = refit_all(selection.choices, task)
+        layers = refit_layers(known, selection.fits, fitter, finals[0])
+        # Nothing can change any more. Read the test rows, once for each readout that is shown.
+        test = Test(pool.stores)
+        scores = evaluate_all([*finals, *(layer.final for layer in layers)], test, task)
+        curve = evaluate_curve(selection.curve, selection.best.source, test)
+    # Compare with baselines, save the chosen readout, and write what it predicts.
+    readouts = _Readouts(finals=finals, saved=finals[selection.saved], layers=layers, scores=scores)
+    result = _result(known, selection, readouts, curve, folder, started)
+    save(
+        result,
+        known,
+        scores[finals[0]].result,
+        readouts.saved,
+        readouts.predictions,
+        scores[readouts.saved].rows,
+        candidates.folder,
+        options,
+    )
+    return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Readouts:
+    """All readouts that a fit shows, with their scores on test."""
+
+    finals: list[FinalReadout]  # the best of the reservoir, then that of each baseline
+    saved: FinalReadout
+    layers: list[Layer]
+    scores: dict[FinalReadout, Scores]
+
+    @property
+    def predictions(self) -> list[ReadoutPredictions]:
+        """The predictions of the readout that is saved, of every baseline and of every layer."""
+        named = [(BEST, self.saved)]
+        named += [(final.result.name, final) for final in self.finals[1:]]
+        named += [(layer.name, layer.final) for layer in self.layers]
+        return [predictions_of(name, final, self.scores[final]) for name, final in named]
+
+
+def _result(
+    known: Known,
+    selection: Selection,
+    readouts: _Readouts,
+    curve: tuple[CurvePoint, ...],
+    folder: Path,
+    started: float,
+) -> Fit:
+    """Return the result of a fit; print what the test rows show against baselines, and cautions."""
+    chosen, *baselines = (readouts.scores[final] for final in readouts.finals)
+    saved = readouts.scores[readouts.saved]
+    # The raw input alone is no reservoir, so there is nothing to compare.
+    compared = baselines if chosen.result.columns != (RAW,) else []
+    against = tuple(compare_with(chosen, baseline) for baseline in compared)
+    notify(*(comparison.sentence for comparison in against if comparison.verdict != "adds"))
+    notify(*cautions(saved, selection.choices[selection.saved].fit, selection.units))
+    return Fit(
+        entry=known.entry.path,
+        best=saved.result,
+        evaluation=saved.evaluation,
         raw=baselines[0].result if baselines else None,
-        baselines=tuple(one.result for one in baselines),
+        baselines=tuple(baseline.result for baseline in baselines),
         against=against,
-        left_out=left_out,
-        table=tuple(result for fit in fits for result in fit.results),
-        layer_scores=scores,
+        left_out=selection.left_out,
+        table=tuple(result for fit in selection.fits for result in fit.results),
+        layer_scores=layer_scores(readouts.layers, readouts.scores, known.task),
         curve=curve,
-        layer_weights=best.layer_weights,
-        readout=kept.readout,
+        readout=readouts.saved.readout,
         results=folder / "results.csv",
         plot=folder / "sweep.png",
         saved=folder / CARD,
         predictions=folder / PREDICTIONS,
         seconds=round(time.monotonic() - started, 3),
     )
-    publish(done, pool, chosen.result, kept, predictions, tried.folder, options)
-    return done
+
+
+def _create(folder: Path) -> Path:
+    """Create the folder of the results and return it."""
+    with writing(folder):
+        make_folder(folder)
+    return folder
+
+
+def _announce(known: Known, candidates: Candidates, fitter: Fitter) -> None:
+    """Print what is fitted and what it will cost, if this is much."""
+    notify(f"fit {known.task.name}: {_how(candidates, known.rows['train'])}")
+    notify(*filter(None, [cost_line(expected_sizes(known, candidates, fitter))]))
 
 
 def _open(features: Features | Sequence[Features] | Pool) -> Pool:
@@ -124,7 +153,7 @@ def _curve_sizes(options: FitOptions, fitter: Fitter, rows: int) -> tuple[int, .
     """Return the numbers of rows of the learning curve, if one is asked for."""
     if not options.curve:
         return ()
-    if not isinstance(fitter, RidgeFitter):
+    if not fitter.has_curve:
         raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge")
     return _parse_sizes(options.curve, rows)
 
@@ -137,17 +166,15 @@ def _arithmetic(place: DeviceOptions) -> Arithmetic:
     return Arithmetic(None if device.type == "cpu" else str(device))
 
 
-def _how(tried: Tried, rows: int) -> str:
+def _how(candidates: Candidates, rows: int) -> str:
     """Return what is fitted and how a readout is chosen, in words."""
-    if not tried.chooses:
+    if not candidates.chooses:
         problem = "nothing is chosen, because no fold can hold out most of the classes and still fit them"
-        instead = (
-            f"the readout is {tried.columns[0]} with a fixed penalty, and validation scores mean nothing"
-        )
+        instead = f"the readout is {candidates.columns[0]} with a fixed penalty, and validation scores mean nothing"
         return f"{problem}; {instead}; add rows (or groups) of each class"
-    grouped = " by group" if tried.groups is not None else ""
-    how = f"{tried.folds}-fold cross-validation{grouped}" if tried.folds else "valid"
-    return f"{count_text(len(tried.columns), 'column')} on {rows:,} rows, chosen by {how}"
+    grouped = " by group" if candidates.groups is not None else ""
+    how = f"{candidates.folds}-fold cross-validation{grouped}" if candidates.folds else "valid"
+    return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {how}"
 
 
 def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
@@ -157,14 +184,3 @@ def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
     if min(sizes) < 1:
         raise InputError(f"--curve {text}: give positive numbers of rows")
     return tuple(sorted(sizes))
-
-
-def _warn(chosen: FinalReadout, lines: Sequence[str]) -> None:
-    """Print cautions: that all test rows get one label, and other ``lines``."""
-    result, found = chosen.result, chosen.evaluation
-    predicted = found.confusion.sum(axis=0).nonzero()[0]
-    if len(predicted) == 1 < len(found.recall) and found.samples == found.rows:
-        problem = f"CAUTION: all test rows get the label {found.classes[predicted[0]]!r}"
-        balanced = "" if result.metric == "balanced_accuracy" else ", or pass --class-weight balanced"
-        notify(f"{problem}, as by a constant; add rows of the other classes{balanced}")
-    notify(*lines)

@@ -4,19 +4,19 @@ import ast
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import RAW
-from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate
 from reservoir.readouts.linear import (
     Block,
     LinearReadout,
@@ -25,6 +25,7 @@ from reservoir.readouts.linear import (
     Tally,
     Targets,
     accuracy_of,
+    balanced_weights,
 )
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.ridge import (
@@ -38,30 +39,15 @@ from reservoir.readouts.ridge import (
     training_moments,
 )
 from reservoir.readouts.sweep import Sweep, cross_sweep, extended_alphas, parse_alphas, sweep
-from reservoir.readouts.weighted import learn_layers, weighted_sweep
-from reservoir.tasks.task import Task
-from reservoir_pipelines.fitting.cost import RidgeSize, work_meter
-from reservoir_pipelines.fitting.results import CurvePoint, Result
+from reservoir_pipelines.fitting.cost import RidgeSize
+from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
+from reservoir_pipelines.fitting.moments import stored_moments
+from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
-from reservoir_pipelines.fitting.sources import (
-    KNOWN,
-    Pool,
-    RawSource,
-    SampleSource,
-    SomeRows,
-    Tried,
-    assign_folds,
-    fold_blocks,
-    in_memory_if_small,
-    stage_blocks,
-    stored_moments,
-)
-from reservoir_pipelines.output import meter, notify
+from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, RawSource, Source, in_memory_if_small
+from reservoir_pipelines.output import meter
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
-RACED_ROWS = 2000  # training rows from which a race saves time
-RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race
-RACE_VALID_ROWS = 2000  # most validation rows in the race, if these choose the readout
 # Penalty if none can be chosen. With one row per class of 24 sets of series, all from 0.01 to 1,000 were equally
 # accurate (.475), and larger ones less (.454).
 FIXED_ALPHA = 100.0
@@ -74,7 +60,6 @@ class ColumnFit:
     results: tuple[Result, ...]
     best: int
     solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` found a better fit
-    layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column, for a weighted sum
     # Returns what each held-out sample adds to the best score, (n,): those of train and valid for folds, else of valid.
     merits: Callable[[], np.ndarray] | None = None
     # As in `Sweep`: held-out scores of cross-validation, kept as long as the model.
@@ -142,22 +127,136 @@ def fit_penalties(
     return found if wider is None else column_fit(readout, columns, swept(wider))
 
 
+def targets_of(
+    source: Source, classes: int, *, balanced: bool = False, splits: Sequence[KnownSplit] = ("train",)
+) -> Targets:
+    """Return the coding of a source's labels; if ``balanced``, with class weights counted over some splits."""
+    labels = np.concatenate([source.labels(split) for split in splits])
+    if not balanced:
+        return Targets(labels.shape[1], classes)
+    counts = np.bincount(labels.ravel().astype(int), minlength=classes)
+    return Targets(labels.shape[1], classes, balanced_weights(counts))
+
+
+class CurveReadout(NamedTuple):
+    """A readout of a learning curve, fitted to some of the training rows and chosen on valid."""
+
+    rows: int
+    valid_score: float
+    readout: LinearReadout
+
+
 @dataclass(frozen=True, kw_only=True)
-class PenaltyFitter:
-    """Readouts of every penalty, one of which is chosen on valid, or by cross-validation over train and valid."""
+class Fitter(ABC):
+    """A kind of readout with its settings: it fits all settings to a source, and chooses one without test rows."""
 
     kind: ClassVar[str]
-    classes: int
-    alphas: np.ndarray
-    balanced: bool = False
-    widens: bool = True  # try further penalties if an end of ``alphas`` scores best
-    folds: int = 0  # 0 for a choice on valid
-    repeats: int = 1  # of the folds
-    refits: bool = (
-        False  # whether `finish` fits a readout that was chosen on valid again to train and valid
+    calibrates: ClassVar[bool] = (
+        True  # whether probabilities of a readout chosen on valid are calibrated there
     )
+    has_curve: ClassVar[bool] = False  # whether `learning_curve` is defined
+    classes: int
+    balanced: bool = False
+    folds: int = 0  # of cross-validation over train and valid; 0 for a choice on valid
+    repeats: int = 1  # of the folds
+    refits: bool = False  # whether `refit` fits a readout that was chosen on valid again to train and valid
 
-    def best_of(self, source: SampleSource, swept: Callable[[np.ndarray], Sweep]) -> ColumnFit:
+    @property
+    @abstractmethod
+    def settings(self) -> int:
+        """The number of settings that are tried."""
+
+    @abstractmethod
+    def fit(self, source: Source) -> ColumnFit:
+        """Fit every setting to a source and choose one."""
+
+    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return the final readout: the chosen one, fitted to all rows that may be used; ``alpha`` is its penalty."""
+        return chosen
+
+    def holdout(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return the chosen readout as fitted without the rows of valid."""
+        return chosen
+
+    @abstractmethod
+    def without_wider_grid(self) -> "Fitter":
+        """Return a fitter that tries no further settings than its own, for a race."""
+
+    @abstractmethod
+    def without_choice(self) -> "Fitter":
+        """Return a fitter with one fixed penalty if it has penalties, for data whose folds cannot choose one."""
+
+    @abstractmethod
+    def with_setting_of(self, fit: ColumnFit) -> "Fitter":
+        """Return a fitter that tries only the setting that a fit of this fitter has chosen."""
+
+    def as_ridge(self, *, chooses: bool) -> "RidgeFitter":
+        """Return the ridge fitter of a baseline; without ``chooses``, a single penalty stays as it is."""
+        return RidgeFitter(classes=self.classes, alphas=DEFAULT_ALPHAS, balanced=self.balanced)
+
+    def as_logistic(self, alphas: np.ndarray) -> "LogisticFitter":
+        """Return the logistic fitter of a baseline, with the same folds and rows, and with penalties ``alphas``."""
+        return LogisticFitter(
+            classes=self.classes,
+            alphas=alphas,
+            balanced=self.balanced,
+            folds=self.folds,
+            repeats=self.repeats,
+            refits=self.refits,
+        )
+
+    def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
+        """Return readouts fitted to each number of training rows."""
+        raise NotImplementedError(f"{self.kind} readouts have no learning curve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyFitter(Fitter):
+    """Linear readouts of every penalty."""
+
+    alphas: np.ndarray
+    widens: bool = True  # try further penalties if an end of ``alphas`` scores best
+
+    @property
+    def settings(self) -> int:
+        """The number of penalties."""
+        return len(self.alphas)
+
+    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return a readout that was chosen on valid, fitted again to train and valid if the fitter ``refits``."""
+        if not self.refits:
+            return chosen
+        assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
+        return self._fit_all(source, chosen, float(alpha or 1))
+
+    def holdout(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return the chosen readout; one that cross-validation chose is fitted to train alone."""
+        if not self.folds:
+            return chosen
+        assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
+        return self._fit_train(source, chosen, float(alpha or 1))
+
+    @abstractmethod
+    def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return a readout with the targets and the temperature of another, fitted to train and valid."""
+
+    @abstractmethod
+    def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return a readout with the targets and the temperature of another, fitted to train."""
+
+    def without_wider_grid(self) -> Self:
+        """Return a fitter that tries only its own penalties."""
+        return replace(self, widens=False)
+
+    def without_choice(self) -> Self:
+        """Return a fitter with the one penalty that is nearest to `FIXED_ALPHA`."""
+        return replace(self, alphas=fixed_penalty(self.alphas), widens=False)
+
+    def with_setting_of(self, fit: ColumnFit) -> Self:
+        """Return a fitter that tries only the penalty of a fit."""
+        return replace(self, alphas=np.array([fit.result.alpha]), widens=False)
+
+    def best_of(self, source: Source, swept: Callable[[np.ndarray], Sweep]) -> ColumnFit:
         """Return the fit of all penalties to a source; ``swept`` scores a grid of penalties."""
         return fit_penalties(self.kind, source.columns, swept, self.alphas, widens=self.widens)
 
@@ -167,17 +266,23 @@ class RidgeFitter(PenaltyFitter):
     """Exact ridge readouts."""
 
     kind = "ridge"
+    has_curve = True
     one_standard_error: bool = False
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, default_factory=dict)
 
-    def targets(self, source: SampleSource) -> Targets:
+    def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
-        return source.targets(
-            self.classes, self.balanced, KNOWN if self.folds or self.refits else ("train",)
-        )
+        splits = KNOWN if self.folds or self.refits else ("train",)
+        return targets_of(source, self.classes, balanced=self.balanced, splits=splits)
 
-    def fit(self, source: SampleSource) -> ColumnFit:
+    def as_ridge(self, *, chooses: bool) -> "RidgeFitter":
+        """Return this fitter, but with the default penalties if a single one was chosen for the columns."""
+        if len(self.alphas) == 1 and chooses:
+            return replace(self, alphas=DEFAULT_ALPHAS, widens=True)
+        return self
+
+    def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
         targets, emphasis = self.targets(source), source.emphasis
         if not self.folds:
@@ -212,8 +317,8 @@ class RidgeFitter(PenaltyFitter):
 
         return self.best_of(source, cross)
 
-    def fit_train(self, source: SampleSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return a readout that cross-validation chose, fitted to train alone, with the same temperature."""
+    def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return the readout of a penalty, fitted to train, with the temperature of another."""
         targets, labels = self.targets(source), source.labels("train")
         # it covers train and valid, so no features are read
         if kernel := self._kernels.get(source.columns):
@@ -222,8 +327,8 @@ class RidgeFitter(PenaltyFitter):
             path = solve(gather(source.stream("train"), targets), np.array([alpha]), source.emphasis)
         return path.readout(0, targets, chosen.temperature)
 
-    def refit(self, source: SampleSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return a readout that was chosen on valid, fitted again to train and valid, with the same temperature."""
+    def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return the readout of a penalty, fitted to train and valid, with the targets and temperature of another."""
         if moments := stored_moments(source, self.targets(source), source.stream("train")):
             training = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
         else:
@@ -231,10 +336,10 @@ class RidgeFitter(PenaltyFitter):
         path = solve(training, np.array([alpha]), source.emphasis)
         return path.readout(0, chosen.targets, chosen.temperature)
 
-    def learning_curve(self, source: SampleSource, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
-        """Return the scores for each number of training rows over `CURVE_DRAWS` nested, stratified draws."""
+    def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
+        """Return a readout for each number of training rows of each of `CURVE_DRAWS` nested, stratified draws."""
         targets = self.targets(source)
-        scores: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
+        readouts: list[CurveReadout] = []
         with meter("learning curve", CURVE_DRAWS * len(sizes), unit="fits") as bar:
             for draw in range(CURVE_DRAWS):
                 few, blocks = head(stage_blocks(source, np.asarray(sizes), self.classes, draw))
@@ -251,10 +356,10 @@ class RidgeFitter(PenaltyFitter):
                     swept = sweep(
                         train, valid, targets, self.alphas, moments=moments, emphasis=source.emphasis
                     )
-                    test = accuracy_of(swept.readout(), source.blocks("test"))
-                    scores[size].append((float(swept.accuracy[swept.best]), test))
+                    score = float(swept.accuracy[swept.best])
+                    readouts.append(CurveReadout(size, score, swept.readout()))
                     bar.advance(1)
-        return tuple(CurvePoint.of(size, found) for size, found in scores.items())
+        return readouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,35 +368,39 @@ class LogisticFitter(PenaltyFitter):
 
     kind = "logistic"
 
-    def fit(self, source: SampleSource) -> ColumnFit:
+    def as_logistic(self, alphas: np.ndarray) -> "LogisticFitter":
+        """Return the logistic fitter of a baseline, with this fitter's penalties if it has several."""
+        return super().as_logistic(self.alphas if len(self.alphas) > 1 else alphas)
+
+    def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
         if self.folds:
             return self._fit_folds(source)
-        targets = source.targets(self.classes, self.balanced)
+        targets = targets_of(source, self.classes, balanced=self.balanced)
         train, valid = source.stream("train"), source.stream("valid")
         moments = stored_moments(source, targets, train)  # the solver is fast in their principal axes
         swept = partial(logistic_sweep, train, valid, targets, moments=moments[0] if moments else None)
         return self.best_of(source, swept)
 
-    def fit_train(self, source: SampleSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return a readout that cross-validation chose, fitted to train alone, with the same temperature."""
+    def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return the readout of a penalty, fitted to train, with the temperature of another."""
         train, targets = source.stream("train"), chosen.targets
         path = logistic_path(train, targets, np.array([alpha]), gather(train, targets))
         return path.readout(0, targets, chosen.temperature)
 
-    def refit(self, source: SampleSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return a readout that was chosen on valid, fitted again to train and valid, with the same temperature."""
+    def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return the readout of a penalty, fitted to train and valid, with the targets and temperature of another."""
         both = RereadableBlocks(_all_blocks, (source,))
         path = logistic_path(both, chosen.targets, np.array([alpha]), gather(both, chosen.targets))
         return path.readout(0, chosen.targets, chosen.temperature)
 
-    def _fit_folds(self, source: SampleSource) -> ColumnFit:
+    def _fit_folds(self, source: Source) -> ColumnFit:
         """Choose by cross-validation over train and valid, with all fitted samples in memory.
 
         If the source has only some of the rows, readouts are fitted to these, and score all rows.
         """
         whole = replace(source, some=None) if isinstance(source, RawSource) else source
-        targets = source.targets(self.classes, self.balanced, KNOWN)
+        targets = targets_of(source, self.classes, balanced=self.balanced, splits=KNOWN)
         numbers = assign_folds(whole, self.folds, self.classes, self.repeats)
         fitted = fitted_samples(source, whole)
         x, y = map(np.concatenate, zip(*_all_blocks(source), strict=True))
@@ -315,24 +424,24 @@ class LogisticFitter(PenaltyFitter):
         return column_fit("logistic", source.columns, found)
 
 
-def _all_blocks(source: SampleSource) -> Iterator[Block]:
+def _all_blocks(source: Source) -> Iterator[Block]:
     """Yield the samples of train, then of valid."""
     return itertools.chain.from_iterable(map(source.blocks, KNOWN))
 
 
-def fitted_samples(source: SampleSource, whole: SampleSource) -> np.ndarray:
+def fitted_samples(source: Source, whole: Source) -> np.ndarray:
     """Return the numbers of a source's samples of train and valid among those of all rows, (n,)."""
     rows, start = [], 0
     for split in KNOWN:
         ends = np.cumsum(whole.counts(split))
         numbers = np.split(start + np.arange(ends[-1]), ends[:-1])
-        rows += [numbers[row] for row in np.arange(len(ends))[source.kept(split)]]
+        rows += [numbers[row] for row in np.arange(len(ends))[source.selected_rows(split)]]
         start += int(ends[-1])
     return np.concatenate(rows)
 
 
 def _scores_by_fold(
-    paths: Sequence[Scorer], source: SampleSource, fold: np.ndarray, alphas: int, columns: int
+    paths: Sequence[Scorer], source: Source, fold: np.ndarray, alphas: int, columns: int
 ) -> np.ndarray:
     """Return the scores (alphas, n, columns) of all samples, each by the path that was not fitted to its fold."""
     scores = np.empty((alphas, len(fold), columns), np.float32)
@@ -346,38 +455,14 @@ def _scores_by_fold(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedFitter(PenaltyFitter):
-    """Ridge readouts of a weighted sum of layers; see `reservoir.readouts.weighted`."""
-
-    kind = "weighted"
-
-    def fit(self, source: SampleSource) -> ColumnFit:
-        """Learn the weights of several columns, fit every penalty and choose one."""
-        targets = source.targets(self.classes, self.balanced)
-        train, valid = source.stream("train"), source.stream("valid")
-        samples = len(source.labels("train"))
-        layers = learn_layers(
-            train, valid, targets, self.alphas, layers=len(source.columns), samples=samples
-        )
-        weights = dict(zip(source.columns, layers.weights.tolist(), strict=True))
-        notify(
-            "layer weights: " + ", ".join(f"{column} {weight:.2f}" for column, weight in weights.items())
-        )
-        swept = partial(weighted_sweep, train, valid, targets, layers)
-        return replace(self.best_of(source, swept), layer_weights=weights)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EstimatorFitter:
+class EstimatorFitter(Fitter):
     """A scikit-learn estimator with every combination of the given parameters."""
 
+    kind = "estimator"
+    calibrates = False  # estimators keep their own probabilities
     path: str
     estimator: Callable[..., Any]
     grid: tuple[dict[str, Any], ...]
-    classes: int
-    balanced: bool
-    folds = 0
-    repeats = 1
 
     @classmethod
     def parse(cls, text: str, classes: int, *, balanced: bool = False) -> "EstimatorFitter":
@@ -393,9 +478,26 @@ class EstimatorFitter:
         estimator = _estimator(path, classes, grid[0])
         return cls(path=path, estimator=estimator, grid=grid, classes=classes, balanced=balanced)
 
-    def fit(self, source: SampleSource) -> ColumnFit:
+    @property
+    def settings(self) -> int:
+        """The number of combinations of parameters."""
+        return len(self.grid)
+
+    def without_wider_grid(self) -> Self:
+        """Return this fitter, which tries no further parameters."""
+        return self
+
+    def without_choice(self) -> Self:
+        """Return this fitter, which has no penalties."""
+        return self
+
+    def with_setting_of(self, fit: ColumnFit) -> Self:
+        """Return a fitter that tries only the parameters of a fit."""
+        return replace(self, grid=(self.grid[fit.best],))
+
+    def fit(self, source: Source) -> ColumnFit:
         """Fit every combination to a source and choose one by its score on valid."""
-        targets = source.targets(self.classes, self.balanced)
+        targets = targets_of(source, self.classes, balanced=self.balanced)
         x, y = (np.concatenate(part) for part in zip(*source.blocks("train"), strict=True))
         results: list[Result] = []
         readouts: list[Readout] = []
@@ -432,16 +534,12 @@ class EstimatorFitter:
         return model, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
 
-Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
-Fitted = tuple[ColumnFit, SampleSource, Fitter]  # the fitter made the fit of the source
-
-
 def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..., Any]:
     """Return the class of an import path; refuse one that does not suit the labels or the parameters."""
     from sklearn.base import BaseEstimator, is_classifier, is_regressor
 
     module, _, name = path.rpartition(".")
-    remedy = "use ridge, logistic, weighted or a path such as sklearn.svm.LinearSVC"
+    remedy = "use ridge, logistic or a path such as sklearn.svm.LinearSVC"
     with as_input_error(f"--readout {path}: no such readout", remedy):
         found = getattr(import_module(module), name)
     allowed = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
@@ -463,6 +561,13 @@ def _literal(text: str) -> Any:
         return text.strip()
 
 
+def prefers_large_penalty(classes: int, repeats: int) -> bool:
+    """Return whether the largest penalty within one standard error of the best is chosen, as for few rows of values."""
+    # Folds are repeated if rows are few. Then a single fold may decide a regression by chance, in which a larger
+    # penalty does less harm.
+    return not classes and repeats > 1
+
+
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
     """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
     readout, balanced = options.readout, options.class_weight == "balanced"
@@ -473,7 +578,7 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         raise InputError(
             f"--select {options.select}: cross-validation is only for ridge; pass --select valid"
         )
-    if readout not in ("ridge", "logistic", "weighted"):
+    if readout not in ("ridge", "logistic"):
         if options.alphas:
             problem = f"--alphas: {readout} takes its parameters after a colon"
             raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
@@ -486,77 +591,40 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         "balanced": balanced,
         "widens": not options.alphas,
     }
-    if readout != "ridge":
-        return (LogisticFitter if readout == "logistic" else WeightedFitter)(**shared)
+    if readout == "logistic":
+        return LogisticFitter(**shared)
     return RidgeFitter(
         **shared,
         folds=folds,
         repeats=repeats,
         refits=options.select == "auto" and not folds,
-        # With few rows a single fold may decide a regression by chance; a larger penalty does less harm.
-        one_standard_error=not classes and repeats > 1,
+        one_standard_error=prefers_large_penalty(classes, repeats),
     )
 
 
-def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFit], tuple[Result, ...]]:
-    """Return the fits of columns to all rows, and the results of the columns that a race excluded, best first."""
-    raced = _rows_of_race(pool, tried)
-    if raced is None:
-        return _fit_each("fit", pool, tried.columns, fitter), ()
-    # All columns are fitted to some of the rows, and the best third to all rows.
-    quick = fitter if isinstance(fitter, EstimatorFitter) else replace(fitter, widens=False)
-    fits = _fit_each("race", replace(pool, some=raced), tried.columns, quick)
-    ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
-    lost = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
-    going_on = [name for name, fit in zip(tried.columns, fits, strict=True) if fit.result not in lost]
-    return _fit_each("fit", pool, going_on, fitter), tuple(lost)
+class Choice(NamedTuple):
+    """A chosen readout: the best setting of a fit, its source, and the fitter that fitted it."""
+
+    fit: ColumnFit
+    source: Source
+    fitter: Fitter
+
+    @property
+    def refit_work(self) -> float:
+        """Estimated multiplications of a fit of a single penalty without folds."""
+        return replace(size_of(self.source, self.fitter), penalties=1, folds=0).work
 
 
-def expected_sizes(pool: Pool, tried: Tried, fitter: Fitter) -> list[RidgeSize]:
-    """Return the sizes of all fits of `fit_columns`; of a race, the widest third of the columns goes on."""
-    sizes = [size_of(pool.source(name), fitter) for name in tried.columns]
-    raced = _rows_of_race(pool, tried)
-    if raced is None:
-        return sizes
-    few = replace(pool, some=raced)
-    widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
-    return [size_of(few.source(name), fitter) for name in tried.columns] + widest
-
-
-def _rows_of_race(pool: Pool, tried: Tried) -> SomeRows | None:
-    """Return random rows for a first fit of all columns; None if it saves no time, or a class or group is missing."""
-    train, valid = pool.store["train"], pool.store["valid"]
-    groups = tried.groups
-    if not tried.races or train.rows < RACED_ROWS:
-        return None
-    size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
-    held_out = round(size * valid.rows / train.rows) if tried.folds else min(valid.rows, RACE_VALID_ROWS)
-    draw = np.random.default_rng(0)
-    sizes = {"train": (train.rows, size), "valid": (valid.rows, held_out)}
-    some = {split: np.sort(draw.permutation(rows)[:most]) for split, (rows, most) in sizes.items()}
-    drawn = np.concatenate([some["train"], train.rows + some["valid"]])
-    same_groups = groups is None or len(np.unique(groups)) == len(np.unique(groups[drawn]))
-    same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()
-    return some if same_groups and same_labels else None
-
-
-def fit_source(fitter: Fitter, source: SampleSource) -> ColumnFit:
+def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
     """Return the fit of a source, with the merits of its held-out samples."""
     found = fitter.fit(source)
     return found if found.merits else replace(found, merits=partial(_valid_merits, found, source))
 
 
-def _valid_merits(fit: ColumnFit, source: SampleSource) -> np.ndarray:
+def _valid_merits(fit: ColumnFit, source: Source) -> np.ndarray:
     readout = fit.readout
     pairs = [(readout.scores(x), y) for x, y in source.blocks("valid")]
     return readout.targets.merits(*map(np.concatenate, zip(*pairs, strict=True)))
-
-
-def without_choice(fitter: Fitter) -> Fitter:
-    """Return a fitter with one fixed penalty, for data whose folds cannot choose one."""
-    if isinstance(fitter, EstimatorFitter):
-        return fitter
-    return replace(fitter, alphas=fixed_penalty(fitter.alphas), widens=False)
 
 
 def fixed_penalty(alphas: np.ndarray) -> np.ndarray:
@@ -564,109 +632,15 @@ def fixed_penalty(alphas: np.ndarray) -> np.ndarray:
     return alphas[[np.abs(np.log(alphas / FIXED_ALPHA)).argmin()]]
 
 
-def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
-    """Fit every column; progress counts multiplications: one wide column may outlast the rest."""
-    fits: list[ColumnFit] = []
-    sources = [pool.source(name) for name in names]
-    works = [size_of(source, fitter).work for source in sources]
-    with work_meter(stage, works) as part:
-        for source, work in zip(sources, works, strict=True):
-            with part(work):
-                add_fit(fits, fit_source(fitter, source))
-    return fits
-
-
-def size_of(source: SampleSource, fitter: Fitter) -> RidgeSize:
+def size_of(source: Source, fitter: Fitter) -> RidgeSize:
     """Return the sizes that decide the cost of a fit; for other readouts than ridge, those of a ridge readout."""
-    known = {split: len(source.labels(split)) for split in KNOWN}
-    penalties = len(fitter.alphas) if isinstance(fitter, PenaltyFitter) else len(fitter.grid)
+    samples = {split: len(source.labels(split)) for split in KNOWN}
     return RidgeSize(
-        samples=sum(known.values()) if fitter.folds else known["train"],
-        held_out=known["valid"],
+        samples=sum(samples.values()) if fitter.folds else samples["train"],
+        held_out=samples["valid"],
         width=source.width(),
         targets=source.labels("train").shape[1] * (fitter.classes if fitter.classes > 2 else 1),
-        penalties=penalties,
+        penalties=fitter.settings,
         folds=fitter.folds,
         repeats=fitter.repeats,
     )
-
-
-class FinalReadout(NamedTuple):
-    """A chosen readout, fitted to all rows that may be used, with its score on test."""
-
-    result: Result
-    readout: Readout
-    evaluation: Evaluation
-    source: SampleSource
-    held_out: Callable[[], np.ndarray]
-    calibrated: Readout  # the readout that was chosen, before it was fitted again to train and valid
-
-
-def finish_all(fitted: Sequence[Fitted], task: Task) -> list[FinalReadout]:
-    """Return the chosen readouts, each fitted to all rows that may be used and scored on test."""
-    works = [finishing_work(source, fitter) for _, source, fitter in fitted]
-    finals = []
-    with work_meter("score on test", works) as part:
-        for (fit, source, fitter), work in zip(fitted, works, strict=True):
-            with part(work):
-                finals.append(finish(fit, source, fitter, task))
-    return finals
-
-
-def finishing_work(source: SampleSource, fitter: Fitter) -> float:
-    """Return the estimated multiplications of `finish`, which fits a single penalty."""
-    return replace(size_of(source, fitter), penalties=1, folds=0).work
-
-
-def finish(best: ColumnFit, source: SampleSource, fitter: Fitter, task: Task) -> FinalReadout:
-    """Calibrate a chosen readout on valid, fit it to train and valid, and score it on test."""
-    readout = best.readout
-    # Cross-validation has calibrated its readout, and scikit-learn's estimators keep their own probabilities.
-    calibrated = bool(fitter.folds) or isinstance(fitter, EstimatorFitter)
-    if task.classes and not calibrated and isinstance(readout, LinearReadout):
-        readout = readout.calibrate(source.blocks("valid"))
-    chosen, held_out = readout, partial(held_out_scores, readout, source, fitter, best.result.alpha)
-    if (
-        isinstance(fitter, RidgeFitter | LogisticFitter)
-        and fitter.refits
-        and isinstance(readout, LinearReadout)
-    ):
-        readout = fitter.refit(source, readout, float(best.result.alpha or 1))
-    names = [str(task.label(number)) for number in range(task.classes)]
-    kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
-    found = evaluate(
-        readout, source.blocks("test"), names, source.counts("test"), source.store["test"].groups
-    )
-    found = found.with_baseline(task.floor, kept)
-    metric = best.result.metric
-    interval = balanced_interval(found) if metric == "balanced_accuracy" else found.interval
-    result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
-    return FinalReadout(result, readout, found, source, held_out, chosen)
-
-
-def held_out_scores(
-    readout: Readout, source: SampleSource, fitter: Fitter, alpha: float | None
-) -> np.ndarray:
-    """Return the nonconformity score of every validation row, ascending, (n,); none for several labels per row.
-
-    It is one minus the probability of the row's class, or the distance from the true value (Vovk et
-    al. 2005).
-    """
-    targets = readout.targets
-    if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):
-        return np.zeros(0)
-    if (
-        isinstance(fitter, RidgeFitter | LogisticFitter)
-        and fitter.folds
-        and isinstance(readout, LinearReadout)
-    ):
-        readout = fitter.fit_train(source, readout, float(alpha or 1))  # it was fitted to train and valid
-    found = []
-    for x, y in source.blocks("valid"):
-        if targets.classes:
-            # Rounded as predict does, so that equal probabilities compare equal.
-            chances = np.round(readout.probabilities(x)[:, 0], 6)
-            found.append(1 - np.take_along_axis(chances, y.astype(int), axis=1)[:, 0])
-        else:
-            found.append(np.abs(readout.predict(x) - y)[:, 0])
-    return np.sort(np.concatenate(found).astype(np.float64))

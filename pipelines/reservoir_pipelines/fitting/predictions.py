@@ -1,85 +1,42 @@
-"""What the readouts of a fit predict for the rows that they were not fitted to."""
+"""What readouts predict: for blocks of features, and for the held-out rows of cross-validation."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
-from reservoir_cache import FeatureStore
 
 from reservoir.readouts.linear import Block, LinearReadout, Readout
-from reservoir.tasks.task import SPLITS
-from reservoir_pipelines.fitting.fitters import FinalReadout, Fitted
-from reservoir_pipelines.fitting.predictions_file import BEST, LabelledRows, Predicted, ReadoutPredictions
-from reservoir_pipelines.fitting.sources import KNOWN, RawSource, SampleSource
+from reservoir_pipelines.fitting.predictions_file import Predicted
+from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source
 
 
-def labelled_rows(store: FeatureStore, readouts: Sequence[ReadoutPredictions]) -> dict[str, LabelledRows]:
-    """Return the rows of the splits for which some readout has predictions."""
-    splits = [split for split in SPLITS if any(split in readout.of_splits for readout in readouts)]
-    return {
-        split: LabelledRows(ids=row_ids(store, split), y=store[split].labels, groups=store[split].groups)
-        for split in splits
-    }
-
-
-def row_ids(store: FeatureStore, split: str) -> np.ndarray:
-    """Return what identifies each row of a split in its source, (rows,)."""
-    return store[split].ids
-
-
-def final_predictions(
-    fitted: Sequence[Fitted], finals: Sequence[FinalReadout], saved: FinalReadout
-) -> list[ReadoutPredictions]:
-    """Return the predictions of the readout that is saved, and of every baseline; ``finals`` begins with the best."""
-    pairs = list(zip(fitted, finals, strict=True))
-    best = next(pair for pair in pairs if pair[1] is saved)
-    return [
-        predictions_of(BEST, *best),
-        *(predictions_of(final.result.name, fit, final) for fit, final in pairs[1:]),
-    ]
-
-
-def predictions_of(name: str, fitted: Fitted, final: FinalReadout) -> ReadoutPredictions:
-    """Return the predictions of a finished readout for the rows that it was not fitted to.
-
-    With cross-validation these are all rows: the models of the other folds predict those of train and
-    valid. Otherwise the readout that was fitted to train predicts the rows of valid.
-    """
-    fit, source, _ = fitted
-    if fit.held_out is not None:
-        assert isinstance(final.calibrated, LinearReadout), "cross-validation fits linear readouts"
-        of_splits, rows = _of_held_out(final.calibrated, source, fit.held_out()[0])
-    else:
-        of_splits = {"valid": _of_blocks(final.calibrated, source.blocks("valid"))}
-        rows = {"valid": source.kept("valid")}
-    of_splits["test"], rows["test"] = _of_blocks(final.readout, source.blocks("test")), source.kept("test")
-    return ReadoutPredictions(name=name, of_splits=of_splits, rows=rows)
-
-
-def _of_held_out(
-    readout: LinearReadout, source: SampleSource, scores: np.ndarray
-) -> tuple[dict[str, Predicted], dict[str, slice | np.ndarray]]:
+def predict_held_out(
+    readout: LinearReadout, source: Source, scores: np.ndarray
+) -> tuple[dict[KnownSplit, Predicted], dict[KnownSplit, slice | np.ndarray]]:
     """Return the predictions from held-out scores (n, T) of the samples of train, then of valid, and their rows."""
-    # A readout that was fitted to some of the rows has held-out scores of all of them.
-    whole = replace(source, some=None) if isinstance(source, RawSource) else source
-    rows: dict[str, slice | np.ndarray] = {split: whole.kept(split) for split in KNOWN}
-    samples = [len(whole.labels(split)) for split in KNOWN]
+    samples = [len(source.labels(split)) for split in KNOWN]
     assert sum(samples) == len(scores), "every sample has held-out scores"
-    found = {}
+    predictions: dict[KnownSplit, Predicted] = {}
     for split, part in zip(KNOWN, np.split(scores, samples[:1]), strict=True):
         labels, chances = readout.targets.predict(part), None
         if readout.has_probabilities:
             chances = readout.targets.probabilities(part, readout.temperature, readout.link)
-        found[split] = _predicted(labels, chances)
-    return found, rows
+        predictions[split] = _predicted(labels, chances)
+    return predictions, {split: source.selected_rows(split) for split in KNOWN}
 
 
-def _of_blocks(readout: Readout, blocks: Iterable[Block]) -> Predicted:
+def predict_blocks(readout: Readout, blocks: Iterable[Block]) -> Predicted:
     """Return the predictions for blocks of features."""
-    parts = []
-    for x, _ in blocks:
-        chances = readout.probabilities(x) if readout.has_probabilities else None
-        parts.append(_predicted(readout.predict(x), chances))
+    return join_predictions([predict_block(readout, x) for x, _ in blocks])
+
+
+def predict_block(readout: Readout, x: np.ndarray) -> Predicted:
+    """Return the predictions for features (m, width)."""
+    chances = readout.probabilities(x) if readout.has_probabilities else None
+    return _predicted(readout.predict(x), chances)
+
+
+def join_predictions(parts: Sequence[Predicted]) -> Predicted:
+    """Return the predictions of blocks, one after the other."""
     labels = np.concatenate([part.labels for part in parts])
     chances = [part.probabilities for part in parts if part.probabilities is not None]
     return Predicted(labels, np.concatenate(chances) if chances else None)

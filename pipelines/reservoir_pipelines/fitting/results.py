@@ -1,6 +1,6 @@
 """The results of ``fit``: the score of each readout, the chosen one, and its evaluation on test."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +36,7 @@ class Result(Record):
     columns : tuple of str
         The columns that the readout reads, concatenated.
     readout : str
-        ``ridge``, ``logistic``, ``weighted``, or the import path of an estimator with its parameters.
+        ``ridge``, ``logistic``, or the import path of an estimator with its parameters.
     alpha : float, optional
         The penalty; None for scikit-learn estimators.
     valid_score : float
@@ -244,8 +244,6 @@ class Fit:
         The best column of each layer; empty for fewer than two layers. Their test scores choose nothing.
     curve : tuple of CurvePoint
         The learning curve of the chosen columns, if requested.
-    layer_weights : mapping of str to float
-        The weights of the columns in a weighted sum of layers; empty for other readouts.
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved, predictions : Path
@@ -265,7 +263,6 @@ class Fit:
     table: tuple[Result, ...]
     layer_scores: tuple[LayerScore, ...] = ()
     curve: tuple[CurvePoint, ...]
-    layer_weights: Mapping[str, float]
     readout: Readout = field(repr=False)
     results: Path
     plot: Path

@@ -9,11 +9,11 @@ from reservoir.option_fields import typed
 from reservoir.options import FitOptions
 from reservoir_pipelines.files import locked, write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.fitters import FinalReadout
-from reservoir_pipelines.fitting.predictions import labelled_rows
-from reservoir_pipelines.fitting.predictions_file import ReadoutPredictions, write_predictions
+from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.predictions_file import LabelledRows, ReadoutPredictions, write_predictions
+from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix
-from reservoir_pipelines.fitting.sources import Pool
+from reservoir_pipelines.fitting.source import KNOWN
 from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
@@ -23,30 +23,34 @@ SCORES = ("valid_score", "valid_low", "valid_high", "test_score")
 DIFFERENCE = ("difference", "difference_low", "difference_high", "p_value")
 
 
-def publish(
+def save(
     done: Fit,
-    pool: Pool,
+    known: Known,
     shown: Result,
-    kept: FinalReadout,
+    readout: FinalReadout,
     predictions: Sequence[ReadoutPredictions],
+    test_rows: LabelledRows,
     default: Path,
     options: FitOptions,
 ) -> None:
-    """Write all files of a fit that saves ``kept``; the plots mark ``shown``, the best readout of the reservoir."""
-    folder, title = done.results.parent, f"{pool.task.name}, {pool.title}"
-    made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
+    """Write all files of a fit that saves ``readout``; the plots mark ``shown``, the best readout of the reservoir.
+
+    ``default`` is the folder of a fit without ``--out``.
+    """
+    folder, title = done.results.parent, f"{known.task.name}, {known.title}"
+    made = [view.entry.made_with.get("call", {}).get("command") for view in known.views]
     commands = [
         *filter(None, made),
-        typed("fit", [str(store.entry.path) for store in pool.stores], options),
+        typed("fit", [str(view.entry.path) for view in known.views], options),
     ]
-    label = pool.task.parameters.get("label")
+    label = known.task.parameters.get("label")
     summary = {**done.to_dict(), "label": label, "title": done.best.title, "commands": commands}
     with locked(folder):  # so that all files in the folder belong to one fit
         write_csv(done.results, _table_lines(done))
-        write_predictions(folder, pool.task, labelled_rows(pool.store, predictions), predictions)
+        write_predictions(folder, known.task, _labelled_rows(known, test_rows, predictions), predictions)
         if done.layer_scores:
             write_csv(folder / LAYERS, _layer_lines(done))
-        Bundle.of(pool, kept).write(folder)
+        Bundle.of(known, readout, done.best).write(folder)
         write_checked(folder / SUMMARY, summary)
         columns, settings, scores = score_matrix(done.table)
         place = columns.index(shown.title), settings.index(shown.setting)
@@ -63,6 +67,18 @@ def publish(
         with suppress(OSError):  # the cache may be read-only
             default.mkdir(parents=True, exist_ok=True)
             write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
+
+
+def _labelled_rows(
+    known: Known, test_rows: LabelledRows, predictions: Sequence[ReadoutPredictions]
+) -> dict[str, LabelledRows]:
+    """Return the rows of the splits for which some readout has predictions; test rows are the last."""
+    rows: dict[str, LabelledRows] = {}
+    for split in KNOWN:
+        if any(split in readout.of_splits for readout in predictions):
+            part = known.view[split]
+            rows[split] = LabelledRows(ids=part.ids, y=part.labels, groups=part.groups)
+    return {**rows, "test": test_rows}
 
 
 def _table_lines(done: Fit) -> list[tuple[Any, ...]]:

@@ -1,0 +1,111 @@
+"""The test rows: the only code of ``fit`` that reads them, after everything has been chosen and fitted."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from reservoir_cache import FeatureStore
+
+from reservoir.readouts import evaluation
+from reservoir.readouts.evaluation import Evaluation, balanced_interval
+from reservoir.readouts.linear import Block, Tally
+from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.fitters import CurveReadout
+from reservoir_pipelines.fitting.predictions import join_predictions, predict_block
+from reservoir_pipelines.fitting.predictions_file import LabelledRows, Predicted, ReadoutPredictions
+from reservoir_pipelines.fitting.refit import FinalReadout
+from reservoir_pipelines.fitting.results import CurvePoint, Result
+from reservoir_pipelines.fitting.source import EntryView, Samples, Source, TestSplit
+from reservoir_pipelines.output import meter
+
+
+class Test:
+    """The test rows of the entries of a fit. It counts its readings, because each readout is scored once."""
+
+    __test__ = False  # pytest collects classes of this name
+
+    def __init__(self, stores: Sequence[FeatureStore]) -> None:
+        self._views: dict[Path, EntryView[TestSplit]] = {
+            store.entry.path: EntryView(store, ("test",)) for store in stores
+        }
+        self.readings = 0
+
+    def read(self, source: Source) -> Samples[TestSplit]:
+        """Return the test samples of the columns of a source."""
+        self.readings += 1
+        return source.on(self._views)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    """What a readout that was chosen does on the test rows."""
+
+    result: Result  # the result of the choice, with the score on test
+    evaluation: Evaluation
+    predicted: Predicted
+    labels: np.ndarray  # of the samples, (n, outputs)
+    counts: np.ndarray  # samples of each row, (rows,)
+    rows: LabelledRows
+
+
+def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
+    """Return the scores of a final readout on the test rows, which are read once."""
+    samples, parts = test.read(final.source), list[Predicted]()
+    names = [str(task.label(number)) for number in range(task.classes)]
+    test_rows = samples.view["test"]
+
+    def blocks() -> Iterator[Block]:
+        for x, y in samples.blocks("test"):
+            parts.append(predict_block(final.readout, x))
+            yield x, y
+
+    counts = samples.counts("test")
+    scores = evaluation.evaluate(final.readout, blocks(), names, counts, test_rows.groups)
+    # Sequences that were left out as too long count as wrong in a further accuracy.
+    kept_share = samples.view.entry.made_with.get("kept", {}).get("test", 1.0)
+    scores = scores.with_baseline(task.floor, kept_share)
+    metric = final.result.metric
+    interval = balanced_interval(scores) if metric == "balanced_accuracy" else scores.interval
+    return Scores(
+        result=replace(final.result, test_score=scores.scores[metric], test_interval=interval),
+        evaluation=scores,
+        predicted=join_predictions(parts),
+        labels=samples.labels("test"),
+        counts=counts,
+        rows=LabelledRows(ids=test_rows.ids, y=test_rows.labels, groups=test_rows.groups),
+    )
+
+
+def predictions_of(name: str, final: FinalReadout, scores: Scores) -> ReadoutPredictions:
+    """Return the predictions of a readout for the rows that it was not fitted to, under a name."""
+    return ReadoutPredictions(
+        name=name,
+        of_splits={**final.predictions, "test": scores.predicted},
+        rows={**final.rows, "test": slice(None)},
+    )
+
+
+def evaluate_all(finals: Iterable[FinalReadout], test: Test, task: Task) -> dict[FinalReadout, Scores]:
+    """Return the scores of final readouts on the test rows; one that occurs twice is scored once."""
+    different = list(dict.fromkeys(finals))
+    scores: dict[FinalReadout, Scores] = {}
+    with meter("score on test", len(different), unit="readouts") as bar:
+        for final in different:
+            scores[final] = evaluate(final, test, task)
+            bar.advance(1)
+    return scores
+
+
+def evaluate_curve(readouts: Sequence[CurveReadout], source: Source, test: Test) -> tuple[CurvePoint, ...]:
+    """Return the points of a learning curve, whose readouts are all scored in one reading of the test rows."""
+    if not readouts:
+        return ()
+    tallies = [Tally(point.readout.targets) for point in readouts]
+    for x, y in test.read(source).blocks("test"):
+        for point, tally in zip(readouts, tallies, strict=True):
+            tally.update(point.readout.scores(x)[None], y)
+    scores: dict[int, list[tuple[float, float]]] = {}
+    for point, tally in zip(readouts, tallies, strict=True):
+        scores.setdefault(point.rows, []).append((point.valid_score, float(tally.accuracy()[0])))
+    return tuple(CurvePoint.of(rows, of_draws) for rows, of_draws in scores.items())

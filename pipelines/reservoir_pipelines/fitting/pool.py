@@ -1,0 +1,171 @@
+"""The entries that a fit reads: opened, and seen as columns of train and valid from which a readout is chosen."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reservoir_cache import Entry, FeatureStore, path_below
+
+from reservoir.errors import InputError, as_input_error, require_path
+from reservoir.options import FitOptions
+from reservoir.plan import RAW
+from reservoir.reservoir import Reservoir
+from reservoir.tasks.task import SPLITS, Task
+from reservoir_pipelines.extraction.extract import Extraction
+from reservoir_pipelines.files import IMPORTED
+from reservoir_pipelines.fitting.source import (
+    KNOWN,
+    ColumnSource,
+    EntryView,
+    JoinedSource,
+    KnownSplit,
+    RawSource,
+    SomeRows,
+    Source,
+)
+from reservoir_pipelines.preparation.prepared import scaling_from_json
+
+# What `fit` takes: the result of `extract`, or the folder of an entry.
+Features = Extraction | FeatureStore | Path | str
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The opened entries of a fit, with all their rows."""
+
+    stores: tuple[FeatureStore, ...]
+    only: tuple[str, ...] | None = None  # the columns to use, all by default
+
+    @classmethod
+    def of(cls, features: "Pool | Features | Sequence[Features]") -> "Pool":
+        """Open the features given to `fit`; raise `InputError` if entries differ in their task or rows."""
+        if isinstance(features, Pool):
+            return features
+        if isinstance(features, str) or not isinstance(features, Sequence):
+            features = [features]
+        stores = [_open_store(entry) for entry in features]
+        if not stores:
+            raise InputError("fit: give at least one entry")
+        specs = [store.entry.spec for store in stores]
+        if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
+            names = " and ".join(store.entry.path.name for store in stores)
+            raise InputError(f"{names} hold different rows; extract with the same --limit")
+        return cls(tuple(stores))
+
+    @property
+    def task(self) -> Task:
+        """The task whose rows the entries hold."""
+        return Task.from_dict(self.stores[0].entry.spec.task)
+
+    def columns(self) -> list[str]:
+        """Return the names of all columns that every split of an entry holds."""
+        columns = []
+        for number, store in enumerate(self.stores, start=1):
+            splits = [store[split].columns for split in store.splits]
+            whole = [name for name in store["train"].columns if all(name in names for names in splits)]
+            columns += [f"{number}:{name}" for name in whole] if len(self.stores) > 1 else whole
+        return [name for name in columns if self.only is None or name in self.only]
+
+    @property
+    def known(self) -> "Known":
+        """What may choose a readout: everything but the test rows."""
+        return Known(tuple(EntryView(store, KNOWN) for store in self.stores), tuple(self.columns()))
+
+
+def _open_store(features: Features) -> FeatureStore:
+    """Return the features of an entry; raise `InputError` if it is incomplete, or does not record its extraction."""
+    if isinstance(features, Extraction):
+        return _checked(features.store)
+    if isinstance(features, FeatureStore):
+        return _checked(features)
+    path = Path(require_path(features, "fit: features"))
+    if path.is_file():
+        raise InputError(
+            f"fit: {features} is a file, not an entry of the cache; call fit(extract({str(features)!r}))"
+        )
+    return _checked(FeatureStore(path))
+
+
+def _checked(store: FeatureStore) -> FeatureStore:
+    """Return an entry's features if all splits have some and its record of the extraction can be read."""
+    # The key does not cover this record, so anyone may have changed it; its parts are read later.
+    record, remedy = store.entry.made_with, "extract its task again"
+    with as_input_error(f"{store.entry.path}: spec.json does not record how it was extracted", remedy):
+        Path(record.get("prepared", ""))
+        float(record.get("kept", {}).get("test", 1.0))
+        scaling_from_json(record.get("scaling"), Task.from_dict(store.entry.spec.task))
+        if store.entry.spec.init["kind"] != IMPORTED:
+            Reservoir(**record["reservoir"])
+    if not {*SPLITS} <= {*store.splits}:
+        raise InputError(f"{store.entry.path.name}: not all of its splits have features; {remedy}")
+    return store
+
+
+@dataclass(frozen=True)
+class Known:
+    """The columns to choose from, in train and valid: those of one entry, or of several with numbered names.
+
+    Nothing in it leads to test rows, so whatever selects takes a `Known`.
+    """
+
+    views: tuple[EntryView[KnownSplit], ...]
+    columns: tuple[str, ...]  # the columns that every split of an entry holds
+    some: SomeRows | None = field(default=None, compare=False)  # the rows to read, all by default
+
+    @property
+    def view(self) -> EntryView[KnownSplit]:
+        """The rows of the first entry, which are those of all entries."""
+        return self.views[0]
+
+    @property
+    def entry(self) -> Entry:
+        """The first entry."""
+        return self.view.entry
+
+    @property
+    def task(self) -> Task:
+        """The task whose rows the entries hold."""
+        return Task.from_dict(self.entry.spec.task)
+
+    @property
+    def title(self) -> str:
+        """Name of the entry; for several, name of the first, number of the others, and digest of all names."""
+        names = [view.entry.path.name for view in self.views]
+        if len(names) == 1:
+            return names[0]
+        return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The number of rows of each split."""
+        return {split: self.view[split].rows for split in KNOWN}
+
+    def folder(self, columns: Sequence[str], options: FitOptions) -> Path:
+        """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache."""
+        settings = [columns, options.readout, options.alphas, options.select, options.class_weight]
+        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+        kind, path = options.readout.partition(":")[0].rpartition(".")[2], self.entry.path.resolve()
+        name = f"{self.title}-{kind}-{digest}"
+        if path.parent.parent.name != "features":
+            return path_below(path.parent, name)
+        return path_below(path.parents[2], "readouts", self.entry.spec.task["name"], name)
+
+    def source(self, name: str) -> Source:
+        """Return the samples of a column, or of several side by side, joined by a plus."""
+        parts = tuple(self.column(part) for part in name.split("+"))
+        return parts[0] if len(parts) == 1 else JoinedSource(parts)
+
+    def raw(self) -> RawSource[KnownSplit] | None:
+        """Return the raw input of the same rows; None if the prepared data was removed."""
+        return RawSource(self.view, some=self.some) if self.view.has_raw else None
+
+    def column(self, name: str) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
+        """Return the samples of a single column, or of the raw input."""
+        if name == RAW:
+            if raw := self.raw():
+                return raw
+            raise InputError("raw: the prepared data was removed; run reservoir prepare")
+        number, colon, _ = name.partition(":")
+        return ColumnSource(self.views[int(number) - 1] if colon else self.view, name, self.some)

@@ -1,0 +1,101 @@
+"""The last step before the test rows: chosen readouts are calibrated, and fitted to all rows that may be used."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from reservoir.readouts.linear import LinearReadout, Readout
+from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.cost import work_meter
+from reservoir_pipelines.fitting.fitters import Choice, Fitter
+from reservoir_pipelines.fitting.predictions import predict_blocks, predict_held_out
+from reservoir_pipelines.fitting.predictions_file import Predicted
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.source import KnownSplit, RawSource, Source
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FinalReadout:
+    """A chosen readout, fitted to all rows that may be used; nothing about it can change any more.
+
+    ``predictions`` are those of rows to which a readout of the same setting was not fitted: with
+    cross-validation all rows of train and valid, which the models of the other folds predict, else
+    those of valid, which the readout that was fitted to train predicts. ``rows`` are the numbers of
+    these rows.
+    """
+
+    result: Result
+    readout: Readout
+    source: Source
+    held_out: Callable[[], np.ndarray]  # computes the scores of `held_out_scores`
+    predictions: dict[KnownSplit, Predicted]
+    rows: dict[KnownSplit, slice | np.ndarray]
+
+
+def refit_all(choices: Sequence[Choice], task: Task) -> list[FinalReadout]:
+    """Return the chosen readouts, each fitted to all rows that may be used."""
+    works = [choice.refit_work for choice in choices]
+    finals = []
+    with work_meter("refit", works) as part:
+        for choice, work in zip(choices, works, strict=True):
+            with part(work):
+                finals.append(refit(choice, task))
+    return finals
+
+
+def refit(choice: Choice, task: Task) -> FinalReadout:
+    """Calibrate a chosen readout on valid, and fit it to train and valid."""
+    fit, source, fitter = choice
+    readout, alpha = fit.readout, fit.result.alpha
+    # Cross-validation has calibrated its readout on held-out rows.
+    calibrates = task.classes and fitter.calibrates and not fitter.folds
+    if calibrates and isinstance(readout, LinearReadout):
+        readout = readout.calibrate(source.blocks("valid"))
+    # Rows of valid are predicted before the readout is fitted to them.
+    predictions, rows = _predict_known(choice, readout)
+    return FinalReadout(
+        result=fit.result,
+        readout=fitter.refit(source, readout, alpha),
+        source=source,
+        held_out=partial(held_out_scores, readout, source, fitter, alpha),
+        predictions=predictions,
+        rows=rows,
+    )
+
+
+def _predict_known(
+    choice: Choice, calibrated: Readout
+) -> tuple[dict[KnownSplit, Predicted], dict[KnownSplit, slice | np.ndarray]]:
+    """Return the predictions of a readout for rows that it was not fitted to, and which rows these are."""
+    fit, source, _ = choice
+    if fit.held_out is None:
+        return {"valid": predict_blocks(calibrated, source.blocks("valid"))}, {
+            "valid": source.selected_rows("valid")
+        }
+    assert isinstance(calibrated, LinearReadout), "cross-validation fits linear readouts"
+    # A readout that was fitted to some of the rows has held-out scores of all of them.
+    whole = replace(source, some=None) if isinstance(source, RawSource) else source
+    return predict_held_out(calibrated, whole, fit.held_out()[0])
+
+
+def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:
+    """Return the nonconformity score of every validation row, ascending, (n,); none for several labels per row.
+
+    It is one minus the probability of the row's class, or the distance from the true value (Vovk et
+    al. 2005).
+    """
+    targets = readout.targets
+    if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):
+        return np.zeros(0)
+    readout = fitter.holdout(source, readout, alpha)
+    scores = []
+    for x, y in source.blocks("valid"):
+        if targets.classes:
+            # Rounded as predict does, so that equal probabilities compare equal.
+            chances = np.round(readout.probabilities(x)[:, 0], 6)
+            scores.append(1 - np.take_along_axis(chances, y.astype(int), axis=1)[:, 0])
+        else:
+            scores.append(np.abs(readout.predict(x) - y)[:, 0])
+    return np.sort(np.concatenate(scores).astype(np.float64))

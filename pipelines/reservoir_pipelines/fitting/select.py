@@ -1,0 +1,140 @@
+"""The choice of a readout, which sees train and valid only: candidates race, are fitted and compared."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from reservoir_pipelines.fitting.baselines import CHEAP, fit_baselines
+from reservoir_pipelines.fitting.candidates import Candidates
+from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
+from reservoir_pipelines.fitting.cost import RidgeSize, work_meter
+from reservoir_pipelines.fitting.fitters import (
+    Choice,
+    ColumnFit,
+    CurveReadout,
+    Fitter,
+    add_fit,
+    fit_source,
+    size_of,
+)
+from reservoir_pipelines.fitting.folds import held_out_units
+from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.source import KNOWN, SomeRows
+
+RACED_ROWS = 2000  # training rows from which a race saves time
+RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race
+RACE_VALID_ROWS = 2000  # most validation rows in the race, if these choose the readout
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Selection:
+    """What was chosen on train and valid, before any test row is read."""
+
+    fits: list[ColumnFit]
+    left_out: tuple[Result, ...]  # the results of columns that a race excluded, best first
+    best: Choice  # the best readout of the reservoir
+    baselines: list[Choice]
+    saved: int  # the number of the readout that is saved among the best and the baselines
+    units: np.ndarray  # (n,): the row or the group of each held-out sample
+    curve: list[CurveReadout]  # of the columns of the best readout
+
+    @property
+    def choices(self) -> list[Choice]:
+        """The best readout, then that of each baseline."""
+        return [self.best, *self.baselines]
+
+
+def select(known: Known, candidates: Candidates, fitter: Fitter, sizes: Sequence[int] = ()) -> Selection:
+    """Fit all candidates and choose one; ``sizes`` are numbers of rows of a learning curve."""
+    fits, left_out = fit_columns(known, candidates, fitter)
+    # Fits are compared on validation rows, or on the held-out rows of all folds.
+    units = held_out_units(known.source(candidates.columns[0]), KNOWN if candidates.folds else ("valid",))
+    best_fit = choose_fit(fits, units, candidates.default)
+    best = Choice(best_fit, known.source(best_fit.result.name), fitter)
+    curve = fitter.learning_curve(best.source, sizes) if sizes else []
+    work = baseline_work(known, fitter)
+    with work_meter("baselines", [work]) as part, part(work):
+        baselines = fit_baselines(known, fits, fitter, chooses=candidates.chooses)
+    # A baseline that is clearly better than the reservoir is saved in its place, if it may be.
+    rivals = [baseline.fit for baseline in baselines] if candidates.baseline_may_win else []
+    better = better_baseline(best_fit, rivals, units)
+    return Selection(
+        fits=fits,
+        left_out=left_out,
+        best=best,
+        baselines=baselines,
+        saved=0 if better is None else 1 + rivals.index(better),
+        units=units,
+        curve=curve,
+    )
+
+
+def baseline_work(known: Known, fitter: Fitter) -> float:
+    """Return the estimated multiplications of all baselines."""
+    # The raw input is fitted by ridge and perhaps by logistic regression, and statistics of it take less.
+    raw = known.raw()
+    if raw is None:
+        return 0
+    return 2 * size_of(raw, fitter).work + (CHEAP if known.task.classes else 0)
+
+
+def fit_columns(
+    known: Known, candidates: Candidates, fitter: Fitter
+) -> tuple[list[ColumnFit], tuple[Result, ...]]:
+    """Return the fits of columns to all rows, and the results of the columns that a race excluded, best first."""
+    raced = _rows_of_race(known, candidates)
+    if raced is None:
+        return _fit_each("fit", known, candidates.columns, fitter), ()
+    # All columns are fitted to some of the rows, and the best third to all rows.
+    fits = _fit_each("race", replace(known, some=raced), candidates.columns, fitter.without_wider_grid())
+    ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
+    lost = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
+    going_on = [name for name, fit in zip(candidates.columns, fits, strict=True) if fit.result not in lost]
+    return _fit_each("fit", known, going_on, fitter), tuple(lost)
+
+
+def expected_sizes(known: Known, candidates: Candidates, fitter: Fitter) -> list[RidgeSize]:
+    """Return the sizes of all fits of candidates and of the raw input; of a race, the widest third goes on."""
+    sizes = [size_of(known.source(name), fitter) for name in candidates.columns]
+    raw = known.raw()
+    of_raw = [size_of(raw, fitter)] if raw else []
+    raced = _rows_of_race(known, candidates)
+    if raced is None:
+        return sizes + of_raw
+    few = replace(known, some=raced)
+    widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
+    return [size_of(few.source(name), fitter) for name in candidates.columns] + widest + of_raw
+
+
+def _rows_of_race(known: Known, candidates: Candidates) -> SomeRows | None:
+    """Return random rows for a first fit of all columns; None if it saves no time, or a class or group is missing."""
+    train, valid = known.view["train"], known.view["valid"]
+    groups = candidates.groups
+    if not candidates.races or train.rows < RACED_ROWS:
+        return None
+    size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
+    held_out = (
+        round(size * valid.rows / train.rows) if candidates.folds else min(valid.rows, RACE_VALID_ROWS)
+    )
+    draw = np.random.default_rng(0)
+    sizes = {"train": (train.rows, size), "valid": (valid.rows, held_out)}
+    some = {split: np.sort(draw.permutation(rows)[:most]) for split, (rows, most) in sizes.items()}
+    drawn = np.concatenate([some["train"], train.rows + some["valid"]])
+    same_groups = groups is None or len(np.unique(groups)) == len(np.unique(groups[drawn]))
+    same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()
+    return some if same_groups and same_labels else None
+
+
+def _fit_each(stage: str, known: Known, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
+    """Fit every column; progress counts multiplications: one wide column may outlast the rest."""
+    fits: list[ColumnFit] = []
+    sources = [known.source(name) for name in names]
+    works = [size_of(source, fitter).work for source in sources]
+    with work_meter(stage, works) as part:
+        for source, work in zip(sources, works, strict=True):
+            with part(work):
+                add_fit(fits, fit_source(fitter, source))
+    return fits
