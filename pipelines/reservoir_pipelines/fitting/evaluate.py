@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from reservoir.readouts import evaluation
 from reservoir.readouts.evaluation import Evaluation, balanced_interval
 from reservoir.readouts.linear import Block, Tally
 from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.distinct import repeated_inputs
 from reservoir_pipelines.fitting.fitters import CurveReadout
 from reservoir_pipelines.fitting.predictions import join_predictions, predict_block
 from reservoir_pipelines.fitting.predictions_file import LabelledRows, Predicted, ReadoutPredictions
@@ -30,6 +32,13 @@ class Test:
             store.entry.path: EntryView(store, ("test",)) for store in stores
         }
         self.readings = 0
+        self._first = next(iter(self._views.values()))
+
+    @cached_property
+    def units(self) -> np.ndarray | None:
+        """The group of each row, or its input if most rows repeat one, (rows,); None if each row counts alone."""
+        groups = self._first["test"].groups
+        return repeated_inputs(self._first) if groups is None else groups
 
     def read(self, source: Source) -> Samples[TestSplit]:
         """Return the test samples of the columns of a source."""
@@ -61,7 +70,7 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
             yield x, y
 
     counts = samples.counts("test")
-    scores = evaluation.evaluate(final.readout, blocks(), names, counts, test_rows.groups)
+    scores = evaluation.evaluate(final.readout, blocks(), names, counts, test.units)
     # Sequences that were left out as too long count as wrong in a further accuracy.
     kept_share = samples.view.entry.made_with.get("kept", {}).get("test", 1.0)
     scores = scores.with_baseline(task.floor, kept_share)
