@@ -14,7 +14,14 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import choose_candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
 from reservoir_pipelines.fitting.evaluate import Test
-from reservoir_pipelines.fitting.fitters import FIXED_ALPHA, ColumnFit, LogisticFitter, fit_source, make_fitter
+from reservoir_pipelines.fitting.fitters import (
+    FIXED_ALPHA,
+    ColumnFit,
+    LogisticFitter,
+    RidgeFitter,
+    fit_source,
+    make_fitter,
+)
 from reservoir_pipelines.fitting.folds import can_choose, held_out_units
 from reservoir_pipelines.fitting.layers import refit_layers
 from reservoir_pipelines.fitting.pool import Pool
@@ -113,7 +120,7 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
 
 
 def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_path, monkeypatch):
-    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CHEAP", 0)
+    """Logistic regression, which is the better one for the raw input, is too expensive on all rows."""
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.MIN_ROWS", 20)
     x, y = motifs(200, 0.3)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 2)
@@ -122,11 +129,27 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     candidates = choose_candidates(known, FitOptions())
     fitter = make_fitter(FitOptions(), 2, candidates.folds, candidates.repeats)
     fits, _ = fit_columns(known, candidates, fitter)
-    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CHEAP", 1e7)
-    raw = [one for one in fit_baselines(known, fits, fitter) if one[0].result.columns == ("raw",)]
-    rows = known.rows["train"]
-    if raw[0][1].some:
-        assert raw[0][0].result.readout.endswith(f"of {rows:,} training rows")
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CALLS", 0)
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CHEAP", 5e7)
+    monkeypatch.setattr(
+        RidgeFitter, "as_ridge", lambda fitter, **_: replace(fitter, alphas=np.array([1e9]), widens=False)
+    )
+    raw, *_ = fit_baselines(known, fits, fitter)
+    used, rows = len(raw.source.some["train"]), known.rows["train"]
+    assert used < rows and raw.fit.result.readout == f"logistic on {used:,} of {rows:,} training rows"
+
+
+def test_intervals_count_a_repeated_test_input_once(tmp_path):
+    draw, inputs = np.random.default_rng(0), 30
+    x = np.concatenate([draw.normal(size=(60, 20)), np.repeat(draw.normal(size=(inputs, 20)), 10, axis=0)])
+    y = (x.mean(axis=1) > 0).astype(int)
+    split = np.repeat(["train", "valid", "test"], [40, 20, 10 * inputs])
+    np.savez(tmp_path / "d.npz", x=x[..., None], y=y, split=split)
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean", **MODEL)
+    assert fit(features).evaluation.groups == inputs
+    np.savez(tmp_path / "e.npz", x=x[..., None] + np.arange(len(x))[:, None, None] * 1e-4, y=y, split=split)
+    features = extract(str(tmp_path / "e.npz"), cache=tmp_path / "cache", layers="embed", pool="mean", **MODEL)
+    assert fit(features).evaluation.groups == 0
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ class Scores:
     predicted: Predicted
     labels: np.ndarray  # of the samples, (n, outputs)
     counts: np.ndarray  # samples of each row, (rows,)
+    units: np.ndarray | None  # as `Test.units`
     rows: LabelledRows
 
 
@@ -82,6 +83,7 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
         predicted=join_predictions(parts),
         labels=samples.labels("test"),
         counts=counts,
+        units=test.units,
         rows=LabelledRows(ids=test_rows.ids, y=test_rows.labels, groups=test_rows.groups),
     )
 

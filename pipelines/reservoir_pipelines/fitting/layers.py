@@ -125,8 +125,7 @@ def _difference(scores: Scores, of_leader: Scores, task: Task) -> Difference:
         labels.reshape(-1, outputs)
         for labels in (scores.labels, scores.predicted.labels, of_leader.predicted.labels)
     )
-    # Rows, or their groups, are independent.
-    groups = scores.rows.groups
-    unit_of_row = np.arange(len(scores.counts)) if groups is None else groups
+    # Rows, or their groups or distinct inputs, are independent.
+    unit_of_row = np.arange(len(scores.counts)) if scores.units is None else scores.units
     units = np.repeat(unit_of_row, scores.counts * (scores.labels.shape[1] // outputs))
     return paired_difference((scores.evaluation, of_leader.evaluation), truth, (first, second), units)
