@@ -225,7 +225,7 @@ def export_features(
     --------
     >>> from reservoir_pipelines import export_features, extract, import_features
     >>> features = extract("digits", limit=60, layers="block01", pool="mean")
-    >>> export_features(features, to="digits-features", format="npy").rows
+    >>> export_features(features, to="digits-features", format="npy", columns="block01/mean").rows
     {'train': 60, 'valid': 60, 'test': 60}
     >>> import_features("digits-features").columns
     ('block01/mean',)

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from reservoir_cache import FeatureStore
 from reservoir_pipelines import export_features, extract, fit, import_features
 from reservoir_pipelines.extraction import export_features as stage
 from reservoir_pipelines.extraction import run
+from reservoir_pipelines.extraction.feature_files import FORMATS, Stored
 from reservoir_pipelines.files import write_checked
 
 from reservoir import plan
@@ -20,7 +23,6 @@ from tests.cache.conftest import features as toy_features
 from tests.cache.conftest import make_entry, write_block, write_targets
 from tests.tasks.samples import write_csv
 
-FORMATS = ("parquet", "safetensors", "npy")
 pytest.importorskip("pyarrow")
 
 
@@ -310,3 +312,17 @@ def test_an_id_that_is_not_unicode_is_refused_by_parquet_alone(cache, tmp_path, 
     for storage in ("npy", "safetensors"):
         export_features(entry.path, to=tmp_path / storage, format=storage)
         assert import_features(tmp_path / storage)["train"].ids[1] == "b\udcff"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_threads_may_read_an_export_at_the_same_time(name, tmp_path):
+    rows, step, form = 600, 20, FORMATS[name]
+    values = np.random.default_rng(0).random((rows, 8), np.float32)
+    blocks = iter([{"embed/mean": values[low : low + step]} for low in range(0, rows, step)])
+    form.write(tmp_path, "train", {"index": np.arange(rows)}, {"embed/mean": (8,)}, blocks)
+    stored = Stored("train", rows, step, {"embed/mean": (8,), "index": ()})
+    with ExitStack() as stack, ThreadPoolExecutor(8) as threads:
+        array = form.open(tmp_path, stored, stack)["embed/mean"]
+        lows = np.random.default_rng(1).integers(0, rows - step, 800).tolist()
+        for low, read in zip(lows, threads.map(lambda low: array[low : low + step], lows), strict=True):
+            np.testing.assert_array_equal(read, values[low : low + step])

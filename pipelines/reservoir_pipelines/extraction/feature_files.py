@@ -5,6 +5,7 @@ with one value or one array per row: ``ids``, ``index``, ``y``, ``lengths`` and 
 """
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -118,10 +119,14 @@ def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, A
     if (file.metadata.num_rows, file.num_row_groups) != (stored.rows, -(-stored.rows // stored.block_rows)):
         raise ValueError(f"{path.name} has other rows than its description")
 
+    # pyarrow's reader may not be used by two threads at a time: it aborts the process.
+    one_at_a_time = threading.Lock()
+
     def read(name: str, low: int, high: int) -> NDArray:
         """Read the row groups of some rows, and return these rows."""
         first, last = low // stored.block_rows, -(-high // stored.block_rows)
-        column = file.read_row_groups(range(first, last), columns=[name])[name]
+        with one_at_a_time:
+            column = file.read_row_groups(range(first, last), columns=[name])[name]
         flat = column.combine_chunks()
         if (shape := stored.shapes[name]) != ():
             flat = flat.flatten()
