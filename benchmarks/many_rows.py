@@ -71,13 +71,13 @@ def main() -> None:
             run("prepare", str(data), *cache)
             plan, _, _ = run("plan", str(data), *cache)
             entry, extracting, memory = run("extract", str(data), *cache)
-            found, fitting, _ = run("fit", str(data), *cache)
-            out = ("--out", str(Path(folder) / "labels.csv"))
-            _, predicting, in_predict = run("predict", str(Path(found["saved"]).parent), str(data), *out)
+            fitted, fitting, _ = run("fit", str(data), *cache)
+            out = ("--out", str(Path(folder) / "labels.csv"), "--json")
+            _, predicting, in_predict = run("predict", str(Path(fitted["readout"]).parent), str(data), *out)
         cells = [f"{rows:,}", ", ".join(entry["columns"]), f"{plan['processor_seconds']:.0f} s"]
         cells += [f"{seconds:.0f} s" for seconds in (extracting, fitting, predicting)]
         cells += [f"{size / 1e6:,.0f} MB" for size in (memory, in_predict)]
-        print(f"| {' | '.join(cells)} | {found['best']['test_score']:.1%} |", flush=True)
+        print(f"| {' | '.join(cells)} | {fitted['best']['test_score']:.1%} |", flush=True)
 
 
 if __name__ == "__main__":
