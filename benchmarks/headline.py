@@ -131,7 +131,7 @@ def leaderboard_table(by_task: Mapping[str, TaskResult], published: Mapping[str,
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, entry in published.items():
         ours = by_task.get(name)
-        best = ours and max(filter(None, (ours.input_alone, ours.blocks)), key=lambda score: score.mean)
+        best = ours and ours.blocks
         cells = [name, str(best or ""), entry.get("here", "")]
         cells += [entry.get(kind, "") for kind in PUBLISHED_KINDS]
         lines.append(f"| {' | '.join(cells)} |")
