@@ -29,7 +29,8 @@ def check_backbone_name(name: str) -> None:
     if not (known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
         near = nearest(name, [*KNOWN, *SHORT])
         raise InputError(
-            f"backbone {name!r}: neither a known name nor a folder; give a folder, or one of {', '.join(KNOWN)}{near}"
+            f"backbone {name!r}: neither a known name nor a folder",
+            f"give a folder, or one of {', '.join(KNOWN)}{near}",
         )
 
 

@@ -61,8 +61,10 @@ def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:
         folder.mkdir(mode=0o700)
     owners = {folder.lstat().st_uid, folder.stat().st_uid}
     if owners != {os.getuid()} or folder.stat().st_mode & stat.S_IWOTH:
-        problem = f"{folder}: another user may have written the compiled code in it, which torch would run"
-        raise InputError(f"{problem}; remove it, or set TMPDIR to a folder of your own")
+        raise InputError(
+            f"{folder}: another user may have written the compiled code in it, which torch would run",
+            "remove it, or set TMPDIR to a folder of your own",
+        )
     return torch.compile(function, dynamic=dynamic)
 
 

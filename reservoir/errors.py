@@ -10,9 +10,19 @@ from os import PathLike, fspath
 class InputError(ValueError):
     """Bad input: a name, a file, a shape or a setting.
 
-    The message is one line: what is wrong, where, and what to do. The command line prints it and
-    exits with code 2.
+    The message is one line: what is wrong and where, then what to do. The command line prints it
+    and exits with code 2.
+
+    Parameters
+    ----------
+    problem : str
+        What is wrong, and where: ``runs.csv, line 12: 'ERR' is not a number in column 'temp'``.
+    remedy : str, optional
+        What to do, in the imperative, if ``problem`` does not end with it.
     """
+
+    def __init__(self, problem: str, remedy: str = ""):
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
 
 
 class FailedError(Exception):
@@ -46,7 +56,7 @@ def as_input_error(problem: str, remedy: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InputError(
-            f"{problem} ({first_line(error, problem.partition(': ')[0])}); {remedy}"
+            f"{problem} ({first_line(error, problem.partition(': ')[0])})", f"{remedy}"
         ) from error
 
 
@@ -57,4 +67,4 @@ def require_path(value: object, what: str) -> str:
     remedy = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier"
     if what.endswith(": readout"):
         remedy = "pass the attribute saved of the result of fit, or run of that of train"
-    raise InputError(f"{what} is of type {type(value).__name__}, not a name or a path; {remedy}")
+    raise InputError(f"{what} is of type {type(value).__name__}, not a name or a path", f"{remedy}")

@@ -228,8 +228,10 @@ def to_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return stored sequences as tokens for the input layer, (rows, tokens, ...), and their lengths in tokens."""
     if model.settings.long == "windows":
-        problem = "--long windows works only for extracted features"
-        raise InputError(f"{problem}; train and attention cut long texts, so leave --long out")
+        raise InputError(
+            "--long windows works only for extracted features",
+            "train and attention cut long texts, so leave --long out",
+        )
     x, lengths = _to_input(model, scaling, x, lengths)
     return model.windows(x, lengths) if _cuts_windows(model) else (x, lengths)
 

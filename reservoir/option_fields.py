@@ -167,8 +167,10 @@ def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]
     """
     named = sorted(_where & values.keys())
     if named and source:
-        problem = f"{source}: {named[0]!r} says where work runs or files are, which a file may not decide"
-        raise InputError(f"{problem}; remove it, or pass --{named[0].replace('_', '-')} yourself")
+        raise InputError(
+            f"{source}: {named[0]!r} says where work runs or files are, which a file may not decide",
+            f"remove it, or pass --{named[0].replace('_', '-')} yourself",
+        )
     return {name: value for name, value in values.items() if name not in _where}
 
 
@@ -177,10 +179,10 @@ def refuse_modules(values: Mapping[str, Any], source: str) -> None:
     # A module is imported only if a person types its name in the same command or Python call.
     path = str(values.get("readout") or "").partition(":")[0]
     if "." in path and not path.startswith("sklearn."):
-        problem = (
-            f"{source}: the readout {values['readout']!r} would import a module, which a file may not do"
+        raise InputError(
+            f"{source}: the readout {values['readout']!r} would import a module, which a file may not do",
+            "if you trust the module, type it on the command line",
         )
-        raise InputError(f"{problem}; if you trust the module, type it on the command line")
 
 
 def as_group(options: Options | Mapping[str, Any], kind: type[G]) -> G:

@@ -337,7 +337,7 @@ class CoverageOptions(Options, panel="Output"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.abstain and self.coverage is None:
-            raise InputError("--abstain needs --coverage; add --coverage 0.9")
+            raise InputError("--abstain needs --coverage", "add --coverage 0.9")
 
 
 class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):

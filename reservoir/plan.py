@@ -468,7 +468,7 @@ def resolve_model(
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
         if backbone is not None:
-            raise InputError(f"--init {init}: the folder holds a backbone; leave out --backbone")
+            raise InputError(f"--init {init}: the folder holds a backbone", "leave out --backbone")
         backbone, init = str(Path(init).resolve()), "pretrained"
     name = full_name(backbone or DEFAULT_BACKBONE)
     if init is None or init.startswith("random"):
@@ -637,9 +637,9 @@ def _check_columns(
     """Refuse unknown poolings, and layers or poolings that do not fit the task or the model."""
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):
-        raise InputError("--pool: every token has its own label; pass --pool all, or leave --pool out")
+        raise InputError("--pool: every token has its own label", "pass --pool all, or leave --pool out")
     if "cls" in poolings and not (reader and reader.has_cls):
-        raise InputError("--pool cls: the sequences have no class token; take first, last or mean")
+        raise InputError("--pool cls: the sequences have no class token", "take first, last or mean")
     if not layers or not poolings:
         raise InputError("no columns: name a layer and a pooling")
 

@@ -54,14 +54,14 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
         side = math.isqrt(max_tokens)
         if side * side != max_tokens or side < number:
             problem = f"{max_tokens:,} tokens are not a square image of at least {number} x {number} pixels"
-            raise InputError(f"pooling {pooling}: {problem}; use another pooling")
+            raise InputError(f"pooling {pooling}: {problem}", "use another pooling")
         return 1, width * 4 * number**2
     if pooling != "tokens":
         return 1, width * max(1, number)
     if max_tokens * width > MAX_TOKEN_FEATURES:
         have = f"{max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features"
         raise InputError(
-            f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}; use segmentsK or quantilesK"
+            f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}", "use segmentsK or quantilesK"
         )
     return 1, max_tokens * width
 
@@ -224,7 +224,7 @@ class LayerPooling:
         """Return four statistics of each cell of an image, (batch, 4 K K, width), statistic by statistic."""
         # This waits for a GPU, once per layer of images.
         if not self._exported and int(self._lengths.min()) < self._hidden.shape[1]:
-            raise InputError(f"pooling grid{number}: the rows differ in length; use another pooling")
+            raise InputError(f"pooling grid{number}: the rows differ in length", "use another pooling")
         side = math.isqrt(self._hidden.shape[1])
         bands = self._hidden.unflatten(1, (side, side)).tensor_split(number, dim=1)
         cells = [cell.flatten(1, 2) for band in bands for cell in band.tensor_split(number, dim=2)]

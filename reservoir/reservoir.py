@@ -70,19 +70,19 @@ class Reservoir(ReservoirOptions):
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MAX_SYMBOLS:
             problem = f"windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} has {channels}"
-            raise InputError(f"{what}{problem}; leave out the window options")
+            raise InputError(f"{what}{problem}", "leave out the window options")
         if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
             raise InputError(
-                f"{what}task {task.name!r} labels tokens, not windows; leave out the window options"
+                f"{what}task {task.name!r} labels tokens, not windows", "leave out the window options"
             )
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
             problem = f"no window fits the sequences of up to {task.max_tokens} values"
-            raise InputError(f"{what}{problem}; give a smaller patch or smaller dilations")
+            raise InputError(f"{what}{problem}", "give a smaller patch or smaller dilations")
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         if dim > MAX_WINDOW:
             problem = f"each token would have {dim:,} values, more than {MAX_WINDOW:,}"
-            raise InputError(f"{what}{problem}; give a smaller patch or fewer dilations")
+            raise InputError(f"{what}{problem}", "give a smaller patch or fewer dilations")
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
@@ -132,7 +132,7 @@ def load_model(
             weights = generator(settings.seed, "input").standard_normal(sides) / math.sqrt(max(sides))
         inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
-        raise InputError("--long windows: only for texts that the model's tokenizer reads; leave it out")
+        raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
     backbone.set_compute(getattr(torch, dtype_name))

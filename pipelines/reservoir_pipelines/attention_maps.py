@@ -99,7 +99,7 @@ def attention(
     """Plot and save the attention maps of one block; see `api.attention`."""
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
-        raise InputError(f"--out {out}: not an image file; name a file such as maps.png")
+        raise InputError(f"--out {out}: not an image file", "name a file such as maps.png")
     root = cache_root(place.cache)
     if run:
         prepared, scaling = _prepare_for(run, task, reservoir, source, root)
@@ -115,7 +115,7 @@ def attention(
     part = whole.read(0, min(options.average, len(whole)))
     one, mean = average_maps(model, scaling, part.x, part.lengths, layer)
     if not np.isfinite(one).all():
-        raise InputError(f"task {name!r}: the model overflows in its first row; correct or remove it")
+        raise InputError(f"task {name!r}: the model overflows in its first row", "correct or remove it")
     plot = out or (run or path_below(root, "attention", name)) / f"{settings.title}-block{layer:02d}.png"
     done = Attention(
         task=name,
@@ -231,12 +231,14 @@ def _prepare_for(
         trained = Task.from_dict(config["settings"]["spec"]["task"])
         scaling = scaling_from_json(config["scaling"], trained)
     if trained.name != (task if task in TASKS else own_name(task)):
-        problem = f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}"
-        raise InputError(f"{problem}; pass {trained.name!r}")
+        raise InputError(
+            f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}",
+            f"pass {trained.name!r}",
+        )
     settings = resolve_model(reservoir, published=source.published)
     if reservoir != as_group({}, ReservoirOptions) and settings != Reservoir(**config["reservoir"]):
         raise InputError(
-            f"--run {run}: the run determines the model; leave out the options that choose another"
+            f"--run {run}: the run determines the model", "leave out the options that choose another"
         )
     # Use the parameters that the user gave for the training: those that differ from the defaults.
     named, known = task in TASKS, OwnDataOptions.__dataclass_fields__
@@ -247,6 +249,8 @@ def _prepare_for(
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:
-        problem = f"--run {run}: {task!r} differs from the training data in {', '.join(different)}"
-        raise InputError(f"{problem}; give the same data, and leave out the task's parameters")
+        raise InputError(
+            f"--run {run}: {task!r} differs from the training data in {', '.join(different)}",
+            "give the same data, and leave out the task's parameters",
+        )
     return prepared, scaling

@@ -46,8 +46,9 @@ def compute_on_cluster(
         try:
             client = Client(address, timeout=PATIENCE, set_as_default=False)
         except (OSError, ValueError) as error:
-            problem = f"no dask scheduler answers at {address} ({error})"
-            raise InputError(f"{problem}; start one, or pass --workers N") from None
+            raise InputError(
+                f"no dask scheduler answers at {address} ({error})", "start one, or pass --workers N"
+            ) from None
         with client:
             try:
                 for number, result in _results(Crew(client, address), work, left):
@@ -55,7 +56,7 @@ def compute_on_cluster(
                     yield number, result
             except KilledWorker as error:
                 raise InputError(
-                    f"{address}: {error}; if memory ran out, give each worker more memory"
+                    f"{address}: {error}", "if memory ran out, give each worker more memory"
                 ) from None
             except (CancelledError, CommClosedError):
                 # the scheduler drops submitted pieces with the connection
@@ -142,7 +143,7 @@ class Crew:
                 self.leave_out(worker, f"worker {self.names[worker]}: {problem}; {REMEDY}")
         self.threads = sum(present[worker]["nthreads"] for worker in self.names)
         if not self.names and (reasons := [self.left_out[w] for w in present if w in self.left_out]):
-            raise InputError(f"{self.scheduler}: no worker can be used; {reasons[0]}")
+            raise InputError(f"{self.scheduler}: no worker can be used", reasons[0])
         if not present and not self._waits:
             notify(f"{self.scheduler}: waiting for a worker")
         self._waits = not present

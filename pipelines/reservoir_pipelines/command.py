@@ -129,7 +129,7 @@ def check_names(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     for name, what in (("readout", "a folder that fit or train wrote"), ("file", "your data")):
         path = own.get(name)
         if path and not Path(path).exists():
-            raise InputError(f"{path}: no such file or folder; name {what}")
+            raise InputError(f"{path}: no such file or folder", f"name {what}")
 
 
 def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, Any]:
@@ -138,7 +138,7 @@ def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, A
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InputError(f"{flag} {text}: not of the form NAME=VALUE; write it as in n=5")
+            raise InputError(f"{flag} {text}: not of the form NAME=VALUE", "write it as in n=5")
         try:
             given[name.strip().replace("-", "_")] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -195,15 +195,19 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     for key, value in tables.items():
         if key not in known or not isinstance(value, dict):
             what = f"{key!r} is not a table named after a command"
-            raise InputError(f"--config {file}: {what}; write the settings of {name} below a line [{name}]")
+            raise InputError(
+                f"--config {file}: {what}", f"write the settings of {name} below a line [{name}]"
+            )
     flags = [p for p in context.command.params if p.param_type_name == "option" and p.name != "config"]
     options: dict[str, Any] = {p.opts[0].removeprefix("--").replace("-", "_"): p for p in flags}
     found: dict[str, Any] = {}
     for key, value in tables.get(name, {}).items():
         option = options.get(str(key).replace("-", "_"))
         if option is None:
-            problem = f"--config {file}: {name} has no setting {key!r}"
-            raise InputError(f"{problem}; its settings are {', '.join(sorted(options))}")
+            raise InputError(
+                f"--config {file}: {name} has no setting {key!r}",
+                f"its settings are {', '.join(sorted(options))}",
+            )
         joined = isinstance(value, list) and not option.multiple
         found[option.name] = ",".join(map(str, value)) if joined else value
     # A file must not decide which code runs.
@@ -213,7 +217,7 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     if found.get("trust"):
         problem = f"--config {file}: 'trust' lets a readout run code, which a file must not decide"
         remedy = "pass --trust on the command line if you trust the author of the readout"
-        raise InputError(f"{problem}; remove the setting, and {remedy}")
+        raise InputError(problem, f"remove the setting, and {remedy}")
     context.default_map = found
     return file
 

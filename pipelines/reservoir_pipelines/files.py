@@ -43,7 +43,7 @@ def cache_root(cache: Path | None = None) -> Path:
     root = Path(named)
     if root.exists() and not root.is_dir():
         raise InputError(
-            f"the cache {root} is not a folder; name another with --cache DIR or RESERVOIR_CACHE"
+            f"the cache {root} is not a folder", "name another with --cache DIR or RESERVOIR_CACHE"
         )
     return root
 
@@ -53,7 +53,7 @@ def data_folder(data: Path | None = None) -> Path | None:
     named = data or os.environ.get("RESERVOIR_DATA")
     if named and not Path(named).is_dir():
         raise InputError(
-            f"the data folder {named} does not exist; name another with --data DIR or RESERVOIR_DATA"
+            f"the data folder {named} does not exist", "name another with --data DIR or RESERVOIR_DATA"
         )
     return Path(named) if named else None
 
@@ -149,7 +149,7 @@ def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error}); {instead}") from error
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})", f"{instead}") from error
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
@@ -208,7 +208,9 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
     for path in files:
         for file in sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]:
             if not file.is_file():
-                raise InputError(f"{file}: not a regular file; remove it, or replace it by a regular file")
+                raise InputError(
+                    f"{file}: not a regular file", "remove it, or replace it by a regular file"
+                )
             name, now, read = str(file.absolute()), stamp(file), time.time_ns()
             found = before.get(name)
             if found is None or found["stamp"] != now:

@@ -72,15 +72,15 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
 
     source, out = Path(source), Path(out)
     if out.exists():
-        raise InputError(f"--out {out}: already exists; name a new folder")
+        raise InputError(f"--out {out}: already exists", "name a new folder")
     origin = source if source.is_dir() else source.parent
     files = sorted(source.glob("pytorch_model*.bin")) if source.is_dir() else [source]
     if not files or not (origin / "config.json").is_file():
         raise InputError(
-            f"--import {source}: the weights or their config.json are missing; put both into one folder"
+            f"--import {source}: the weights or their config.json are missing", "put both into one folder"
         )
     if pipe := next((file for file in files if file.exists() and not file.is_file()), None):
-        raise InputError(f"--import {pipe}: not a regular file; give a file of weights")
+        raise InputError(f"--import {pipe}: not a regular file", "give a file of weights")
     with new_folder(out) as part:
         tensors, left_out = read_onnx(source) if source.suffix == ".onnx" else (_read_torch(files), [])
         save_tensors(tensors, part / "model.safetensors")

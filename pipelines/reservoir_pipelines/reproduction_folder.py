@@ -245,7 +245,7 @@ class ReproductionFolder:
             return None
         except (OSError, ValueError) as error:
             raise InputError(
-                f"{path}: damaged ({error}); remove it, and run the same command again"
+                f"{path}: damaged ({error})", "remove it, and run the same command again"
             ) from error
 
 

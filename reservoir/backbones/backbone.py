@@ -122,7 +122,7 @@ class Backbone(nn.Module):
         if self.max_tokens is not None and tokens > self.max_tokens:
             start = f"{where}the sequences have {tokens} tokens, but this {self.family.name} has {self.max_tokens}"
             raise InputError(
-                f"{start} positions; shorten the sequences, or choose a backbone with more positions"
+                f"{start} positions", "shorten the sequences, or choose a backbone with more positions"
             )
 
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
@@ -162,8 +162,10 @@ def check_layers(layers: Iterable[str], family: Family, depth: int) -> None:
     """Raise `InputError` if a backbone with this family and depth lacks one of the ``layers``."""
     for layer in layers:
         if layer not in layer_names(depth):
-            problem = f"layer {layer!r}: this {family.name} has embed, {block_name(1)} to {block_name(depth)} and final"
-            raise InputError(f"{problem}; choose among them")
+            raise InputError(
+                f"layer {layer!r}: this {family.name} has embed, {block_name(1)} to {block_name(depth)} and final",
+                "choose among them",
+            )
 
 
 def block_name(number: int) -> str:
@@ -220,11 +222,11 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
     path = backbone.family.attention
     if not path:
         raise InputError(
-            f"attention: {backbone.family.name} has no maps of the whole sequence; use another backbone"
+            f"attention: {backbone.family.name} has no maps of the whole sequence", "use another backbone"
         )
     if not 1 <= layer <= backbone.depth:
         raise InputError(
-            f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}; choose one"
+            f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}", "choose one"
         )
     maps: list[Tensor] = []
     module = backbone.blocks[layer - 1].get_submodule(path)

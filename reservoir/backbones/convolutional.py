@@ -30,7 +30,7 @@ class CNNConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.kernel <= 32:  # the zeros before each row would take more memory than the row
-            raise InputError(f"backbone 'cnn': kernel={self.kernel}; give 1 to 32")
+            raise InputError(f"backbone 'cnn': kernel={self.kernel}", "give 1 to 32")
 
     @property
     def initializer_range(self) -> float:

@@ -105,8 +105,10 @@ def folder_of(name: str, *files: str) -> Path:
     if folder.is_dir():
         for path in folder.iterdir():
             if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe might never end
-                problem = f"backbone {name!r}: {path.name} is not a regular file"
-                raise InputError(f"{problem}; remove it, or replace it by a regular file")
+                raise InputError(
+                    f"backbone {name!r}: {path.name} is not a regular file",
+                    "remove it, or replace it by a regular file",
+                )
         return folder
     check_backbone_name(name)
     from huggingface_hub import snapshot_download
@@ -116,11 +118,9 @@ def folder_of(name: str, *files: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:  # the hub's client raises many types of errors
-        problem = (
-            f"backbone {name!r}: no such folder, and not on the Hugging Face hub ({first_line(error)})"
-        )
         raise InputError(
-            f"{problem}; give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}"
+            f"backbone {name!r}: no such folder, and not on the Hugging Face hub ({first_line(error)})",
+            f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
         ) from error
 
 
@@ -139,7 +139,7 @@ def _altered(name: str, config: Any, settings: str) -> Any:
         if not equals or key not in values or key == "model_type":
             numbers = [k for k, v in values.items() if isinstance(v, int | float) and not k.startswith("_")]
             raise InputError(
-                f"backbone {name!r}: {setting!r} is not NAME=VALUE; NAME is one of {', '.join(numbers)}"
+                f"backbone {name!r}: {setting!r} is not NAME=VALUE", f"NAME is one of {', '.join(numbers)}"
             )
         try:
             values[key] = json.loads(text)
@@ -158,24 +158,28 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
     sizes |= {name: getattr(config, name, None) for name in ("heads", "rank")}
     for what, size in sizes.items():
         if size is not None and (type(size) is not int or size < 1):
-            raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give at least 1")
+            raise InputError(
+                f"backbone {name!r}: its configuration sets {what} to {size}", "give at least 1"
+            )
     for what, value in config.to_dict().items():  # torch refuses a dropout of NaN only when it runs
         if isinstance(value, float) and math.isnan(value):
-            raise InputError(f"backbone {name!r}: its configuration sets {what} to NaN; give a number")
+            raise InputError(f"backbone {name!r}: its configuration sets {what} to NaN", "give a number")
     if shape.depth > MAX_BLOCKS:
         raise InputError(
-            f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MAX_BLOCKS}"
+            f"backbone {name!r}: its configuration has {shape.depth} blocks", f"give at most {MAX_BLOCKS}"
         )
     if depth is not None and not 1 <= depth <= shape.depth:
         raise InputError(
-            f"depth {depth}: backbone {name!r} has {shape.depth} blocks; keep 1 to {shape.depth} of them"
+            f"depth {depth}: backbone {name!r} has {shape.depth} blocks", f"keep 1 to {shape.depth} of them"
         )
     # For other attention functions and for quantised weights, transformers may download compiled code and run it.
     attention, quantised = attention_name(config), getattr(config, "quantization_config", None)
     asks = quantised or attention not in ("", "None", "sdpa", "eager")
     if asks and config.model_type not in CONFIGS_BUILT_HERE:
-        start = f"backbone {name!r}: its config.json asks for code, for attention or quantised weights"
-        raise InputError(f"{start}; remove attn_implementation, or choose weights that are not quantised")
+        raise InputError(
+            f"backbone {name!r}: its config.json asks for code, for attention or quantised weights",
+            "remove attn_implementation, or choose weights that are not quantised",
+        )
 
 
 def usable_configuration(name: str) -> AbstractContextManager[None]:
@@ -214,6 +218,6 @@ def _from_gguf(name: str) -> Any:
 def _family_of(name: str, model_type: object) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise InputError(
-            f"backbone {name!r}: family {model_type!r} is not known; use one of {', '.join(FAMILIES)}"
+            f"backbone {name!r}: family {model_type!r} is not known", f"use one of {', '.join(FAMILIES)}"
         )
     return FAMILIES[model_type]

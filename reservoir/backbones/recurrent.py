@@ -57,7 +57,7 @@ class LSTMConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cell != "released":
-            raise InputError(f"backbone 'lstm': cell={self.cell} is not known; use cell=released")
+            raise InputError(f"backbone 'lstm': cell={self.cell} is not known", "use cell=released")
 
 
 @dataclass
@@ -77,7 +77,7 @@ class ESNConfig(Config):
         for name, most in limits.items():
             if not 0 < getattr(self, name) <= most:
                 raise InputError(
-                    f"backbone 'esn': {name}={getattr(self, name)}; give more than 0, at most {most:g}"
+                    f"backbone 'esn': {name}={getattr(self, name)}", f"give more than 0, at most {most:g}"
                 )
 
 
@@ -219,7 +219,7 @@ def _draw_esn(
         start = (
             f"backbone 'esn': {config.units} units with rc_connectivity={config.rc_connectivity} have no"
         )
-        raise InputError(f"{start} recurrent weights to scale; raise one of the two")
+        raise InputError(f"{start} recurrent weights to scale", "raise one of the two")
     # The last digits of eigenvalues differ between machines; the tensor must not.
     return (matrix * (config.sr / float(f"{radius:.8g}"))).astype(np.float32)
 

@@ -57,7 +57,7 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
         family, config = _find(name, depth)
         if init == "random-flat" and not hasattr(config, "initializer_range"):
             raise InputError(
-                f"init 'random-flat': {family.name} has no initializer_range; use --init random"
+                f"init 'random-flat': {family.name} has no initializer_range", "use --init random"
             )
         if init in ("random", "random-flat"):
             with usable_configuration(name), SkipInitialisation():
@@ -79,7 +79,7 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
     with _LOADING:
         family, config = _find(name, depth)
         if not family.native_input:
-            raise InputError(f"--input native: {family.name} has no native input; leave --input out")
+            raise InputError(f"--input native: {family.name} has no native input", "leave --input out")
         model = _load(name, family, config, native=True)
         embeddings = model.get_submodule(family.native_input)
         return Backbone(model, family, getattr(model, "config", config), depth), embeddings
@@ -94,7 +94,7 @@ def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         start = f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB, and this machine has"
-        raise InputError(f"{start} {memory / 1e9:,.0f} GB of memory; choose a smaller backbone")
+        raise InputError(f"{start} {memory / 1e9:,.0f} GB of memory", "choose a smaller backbone")
     return family, config
 
 
@@ -161,7 +161,7 @@ def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any =
 
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:
     if not may_have_weights(name):
-        raise InputError(f"backbone {name!r}: nobody has published weights for it; use --init random")
+        raise InputError(f"backbone {name!r}: nobody has published weights for it", "use --init random")
     remedy = "give a folder with safetensors, or use --init random"
     with as_input_error(f"backbone {name!r}: its weights cannot be loaded", remedy):
         if is_gguf(name):
@@ -190,12 +190,12 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             raise InputError(
-                f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; use a matching one"
+                f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}", "use a matching one"
             )
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(
-                f"backbone {name!r}: weight {key} holds NaN or infinity; get an intact checkpoint"
+                f"backbone {name!r}: weight {key} holds NaN or infinity", "get an intact checkpoint"
             )
     return model
 

@@ -86,7 +86,7 @@ class TextReader:
         """Return token IDs and lengths of pieces that fit the model, and the row of each piece, ascending."""
         if not self._tokenizer.is_fast:
             raise InputError(
-                "--long windows needs a tokenizer.json, which the model does not have; leave --long out"
+                "--long windows needs a tokenizer.json, which the model does not have", "leave --long out"
             )
         self._whole = True
         texts = self._texts(x, lengths)
@@ -125,7 +125,7 @@ class TextReader:
         tokenizer = self._tokenizer
         if not tokenizer.is_fast:
             raise InputError(
-                "export needs a tokenizer.json, which the model does not have; use another model"
+                "export needs a tokenizer.json, which the model does not have", "use another model"
             )
         saved = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         saved.enable_truncation(self.max_tokens)
@@ -150,7 +150,7 @@ class TextReader:
     def _refuse_long(self, text: str, tokens: int) -> None:
         if tokens > self.max_tokens:
             start = f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads"
-            raise InputError(f"{start} {self.max_tokens:,}; split the row, or leave it out")
+            raise InputError(f"{start} {self.max_tokens:,}", "split the row, or leave it out")
 
     def _places(self, text: str) -> np.ndarray:
         read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
@@ -162,7 +162,9 @@ class TextReader:
             begins, numbers = np.array(spans).T
             return numbers[np.searchsorted(begins, ends) - 1]  # the last token that begins before each end
         if tokens - len(self._tokenize("")["input_ids"]) != len(ends):
-            raise InputError("labels of every token need a model with a tokenizer.json; use another model")
+            raise InputError(
+                "labels of every token need a model with a tokenizer.json", "use another model"
+            )
         return np.arange(len(ends)) + self.has_cls
 
     def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
@@ -182,13 +184,13 @@ class TextReader:
         lengths = np.array([len(numbers) for numbers in found], np.int32)
         if not lengths.all():
             text = texts[int(np.argmin(lengths))]
-            raise InputError(f"the text {text[:40]!r} has no token of the model; leave the row out")
+            raise InputError(f"the text {text[:40]!r} has no token of the model", "leave the row out")
         x = np.full((len(found), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
         if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
             start = f"tokenizer: it gives the token ID {x.max():,}, but the model has embeddings only below"
             raise InputError(
-                f"{start} {self.embeddings:,}; use the tokenizer that the model was trained with"
+                f"{start} {self.embeddings:,}", "use the tokenizer that the model was trained with"
             )
         return x, lengths
 
@@ -431,13 +433,15 @@ class NativeInput(nn.Module):
 def open_reader(task: Task, name: str, init: str) -> Reader:
     """Return the reader that converts rows of a task to a pretrained model's tokens, without loading the model."""
     if init != "pretrained":
-        problem = f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}"
-        raise InputError(f"{problem}; leave one of the two options out")
+        raise InputError(
+            f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}",
+            "leave one of the two options out",
+        )
     family, config = find(name)
     has_media = {"pixels": shows_images, "sounds": holds_samples}.get(family.reads)
     if not (has_media(task) if has_media else task.alphabet):
         start = f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r}"
-        raise InputError(f"{start} does not have; leave --input out")
+        raise InputError(f"{start} does not have", "leave --input out")
     files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model")
     with pretrained_files(name, *files) as (folder, gguf):
         if has_media:
@@ -472,7 +476,7 @@ def _read_processor(
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:
         raise InputError(
-            f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}; pass --rate {reader.rate}"
+            f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}", f"pass --rate {reader.rate}"
         )
     return reader
 

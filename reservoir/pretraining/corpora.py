@@ -72,10 +72,10 @@ class Text:
     def _part(self, split: str, tokens: int) -> np.ndarray:
         part = self._tokens[split]
         if len(part) < tokens:
-            problem = (
-                f"{self._name}: its {split} part has {len(part):,} tokens, but a window has {tokens:,}"
+            raise InputError(
+                f"{self._name}: its {split} part has {len(part):,} tokens, but a window has {tokens:,}",
+                "give more text, or a smaller --context",
             )
-            raise InputError(f"{problem}; give more text, or a smaller --context")
         return part
 
 
@@ -240,16 +240,16 @@ def _single_corpus(name: str, vocabulary: int) -> Stream | Text:
     if name in STREAMS:
         if name == "nesting" and vocabulary % 2:
             raise InputError(
-                f"--vocabulary {vocabulary}: give an even number; nesting pairs each token with another"
+                f"--vocabulary {vocabulary}: give an even number", "nesting pairs each token with another"
             )
         return STREAMS[name](vocabulary)
     if not name or not Path(name).exists():
         known = f"{', '.join(STREAMS)}, or bit-memory, which cannot be mixed"
         raise InputError(
-            f"corpus {name!r}: no such file or folder; name a text file, a folder, one of {known}"
+            f"corpus {name!r}: no such file or folder", f"name a text file, a folder, one of {known}"
         )
     if vocabulary != BYTES:
         raise InputError(
-            f"--vocabulary {vocabulary}: the tokens of a text are {BYTES} bytes; leave --vocabulary out"
+            f"--vocabulary {vocabulary}: the tokens of a text are {BYTES} bytes", "leave --vocabulary out"
         )
     return Text(Path(name))

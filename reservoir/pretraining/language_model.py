@@ -48,8 +48,10 @@ class LanguageModel(nn.Module):
         silence_transformers()
         family, config = find(backbone)
         if family.name not in CAUSAL:
-            problem = f"--backbone {backbone}: {family.name} models cannot be pretrained"
-            raise InputError(f"{problem}; use one of {', '.join(CAUSAL)}")
+            raise InputError(
+                f"--backbone {backbone}: {family.name} models cannot be pretrained",
+                f"use one of {', '.join(CAUSAL)}",
+            )
         # unlike reservoir's own GPT-2, that of transformers reads tokens and has a head
         if family.name == "gpt2":
             config = AutoConfig.for_model(**config.to_dict())
@@ -141,7 +143,7 @@ def choose_recipe(
     short = given.setdefault("short", max(1, context // 4))
     if model.max_tokens is not None and context > model.max_tokens:
         raise InputError(
-            f"--context {context}: {backbone} has only {model.max_tokens:,} positions; give no more"
+            f"--context {context}: {backbone} has only {model.max_tokens:,} positions", "give no more"
         )
     if options.batch_tokens < context:
         raise InputError(

@@ -46,8 +46,10 @@ class Targets:
 
     def __post_init__(self) -> None:
         if self.class_weights is not None and self.outputs > 1:
-            problem = f"class weights: a sample has {self.outputs} labels, whose weights may differ"
-            raise InputError(f"{problem}; leave out --class-weight, or fit each label separately")
+            raise InputError(
+                f"class weights: a sample has {self.outputs} labels, whose weights may differ",
+                "leave out --class-weight, or fit each label separately",
+            )
 
     @property
     def metric(self) -> str:
@@ -172,7 +174,7 @@ class LinearReadout:
     def __post_init__(self) -> None:
         if self.link not in LINKS:
             raise InputError(
-                f"readout: unknown link {str(self.link)[:40]!r}; the links are {', '.join(LINKS)}"
+                f"readout: unknown link {str(self.link)[:40]!r}", f"the links are {', '.join(LINKS)}"
             )
 
     def scores(self, x: np.ndarray) -> np.ndarray:
@@ -181,7 +183,7 @@ class LinearReadout:
         with np.errstate(over="ignore", invalid="ignore"):
             scores = np.asarray(x, np.float64) @ self.coef + self.intercept
         if not np.isfinite(scores).all():
-            raise InputError("readout: its weights are so large that scores overflow; fit it again")
+            raise InputError("readout: its weights are so large that scores overflow", "fit it again")
         return scores
 
     def predict(self, x: np.ndarray) -> np.ndarray:
@@ -226,7 +228,7 @@ class LinearReadout:
 def check_width(weights: int, features: int) -> None:
     """Raise `InputError` unless a readout has one weight for each feature."""
     if weights != features:
-        raise InputError(f"readout: it has {weights} weights for {features} features; fit it again")
+        raise InputError(f"readout: it has {weights} weights for {features} features", "fit it again")
 
 
 class Tally:

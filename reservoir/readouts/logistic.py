@@ -80,7 +80,7 @@ def logistic_path(
     """
     if not targets.classes:
         raise InputError(
-            "logistic readout: the targets are real values; use the ridge readout for regression"
+            "logistic readout: the targets are real values", "use the ridge readout for regression"
         )
     size = len(training.xx if isinstance(training, Moments) else training.x)
     with blas_threads(many=size >= LARGE_MATRIX):

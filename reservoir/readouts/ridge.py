@@ -217,7 +217,7 @@ class Accumulator:
             self._multiply()
         count = 0.0 if self._shift is None else float(self._sums[0, -1])
         if self._shift is None or count <= 0:
-            raise InputError("moments: no sample has a weight above 0; give at least one")
+            raise InputError("moments: no sample has a weight above 0", "give at least one")
         lower, xz, sums, shift, y_shift = map(
             self._on.fetch, (self._xx, self._xz, self._sums, *self._shift)
         )
@@ -260,7 +260,7 @@ def check_finite(values: np.ndarray, what: str, first: int = 0) -> None:
     if wrong.size:
         number = first + wrong[0]
         raise InputError(
-            f"readout: {what} {number} is not finite, or too large, in some row; remove the row"
+            f"readout: {what} {number} is not finite, or too large, in some row", "remove the row"
         )
 
 
@@ -616,7 +616,7 @@ def positive(alphas: np.ndarray) -> np.ndarray:
     """Return the penalties; raise `InputError` if one is not a positive number."""
     if not (len(alphas) and np.isfinite(alphas).all() and np.min(alphas) > 0):
         raise InputError(
-            f"readout: the penalties are {alphas.tolist()}; give one or more, all positive numbers"
+            f"readout: the penalties are {alphas.tolist()}", "give one or more, all positive numbers"
         )
     return alphas
 

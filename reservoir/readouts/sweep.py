@@ -115,7 +115,7 @@ def parse_alphas(text: str) -> np.ndarray:
         lo, hi, n = 0.0, 0.0, 0
     if not (0 < lo <= hi < np.inf and 1 <= n <= MAX_ALPHAS) or (n == 1 and lo != hi):
         remedy = f"give LO:HI:N with 0 < LO <= HI and N from 1 to {MAX_ALPHAS:,}, such as 1e-2:1e6:25"
-        raise InputError(f"penalties {text!r}: {remedy}; N is 1 only if LO = HI")
+        raise InputError(f"penalties {text!r}: {remedy}", "N is 1 only if LO = HI")
     return np.geomspace(lo, hi, n)
 
 
@@ -155,7 +155,7 @@ def cross_sweep(
     folds) of the best accuracy is chosen.
     """
     if folds < 2:
-        raise InputError(f"cross-validation: {folds} folds; give at least 2")
+        raise InputError(f"cross-validation: {folds} folds", "give at least 2")
     few, kernel = None if moments else head(train)[0], None
     scorers: list[list[FoldScorer]] = []  # of each repeat and fold
     if few is not None:

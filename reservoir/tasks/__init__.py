@@ -65,25 +65,25 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     own = name not in TASKS
     if own and not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
         tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
-        raise InputError(f"no task {name!r}; {tasks}{nearest(name, TASKS)}")
+        raise InputError(f"no task {name!r}", f"{tasks}{nearest(name, TASKS)}")
     known = {
         item.name: item.default for item in fields(TASKS.get(name, OwnDataOptions)) if item.name != "data"
     }
     if parameters.get("protocol", "ours") not in PROTOCOLS:
-        raise InputError(f"{name}: protocol is {parameters['protocol']!r}; give ours or paper")
+        raise InputError(f"{name}: protocol is {parameters['protocol']!r}", "give ours or paper")
     # every named task accepts a protocol, but these data do not depend on it
     if not own and "protocol" not in known:
         parameters.pop("protocol", None)
     for parameter, value in parameters.items():
         if parameter not in known:
             has = f"it has {', '.join(known)}{nearest(parameter, known)}"
-            raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
+            raise InputError(f"task {name!r} has no parameter {parameter!r}", has)
         default = known[parameter]
         kind = {str: str, float: (int, float)}.get(type(default), int)
         # Whole numbers may be 0 only if this is the default.
         wrong = not isinstance(value, kind) or (kind is int and value < bool(default))
         if wrong and not own and value != default:
-            raise InputError(f"{name}: {parameter} is {value!r}; give a value like {default}")
+            raise InputError(f"{name}: {parameter} is {value!r}", f"give a value like {default}")
     return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
 
 

@@ -39,7 +39,7 @@ class _Bits(Source):
     def __post_init__(self) -> None:
         if self.n % self.token_bits:
             raise InputError(
-                f"{self.name}: n is {self.n}, not a multiple of token_bits, {self.token_bits}; change one"
+                f"{self.name}: n is {self.n}, not a multiple of token_bits, {self.token_bits}", "change one"
             )
 
     @property
@@ -98,7 +98,7 @@ class BitMemory(_Bits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.mask <= 1:
-            raise InputError(f"bit-memory: mask is {self.mask}; give a probability from 0 to 1")
+            raise InputError(f"bit-memory: mask is {self.mask}", "give a probability from 0 to 1")
 
     @property
     def floor(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -136,7 +136,7 @@ class BitXor(_Bits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.held_out and self.n * self.patterns not in HELD_OUT_BITS:
-            raise InputError("bit-xor: held_out needs n * patterns from 6 to 20; leave it out")
+            raise InputError("bit-xor: held_out needs n * patterns from 6 to 20", "leave it out")
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
         shape = (PIECE_ROWS, self.patterns, self.n)
@@ -168,7 +168,7 @@ class ModularAddition(Source):
 
     def __post_init__(self) -> None:
         if not 2 <= self.modulus <= 1000:
-            raise InputError(f"modular-addition: modulus is {self.modulus}; give a number from 2 to 1000")
+            raise InputError(f"modular-addition: modulus is {self.modulus}", "give a number from 2 to 1000")
 
     @property
     def task(self) -> Task:

@@ -164,9 +164,9 @@ class ListOps(Source):
 
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
-            raise InputError(f"listops: source is {self.source!r}; give auto, files or generated")
+            raise InputError(f"listops: source is {self.source!r}", "give auto, files or generated")
         if min(self.depth, self.arguments) < 2:
-            raise InputError("listops: depth and arguments must be above 1; increase them")
+            raise InputError("listops: depth and arguments must be above 1", "increase them")
 
     @property
     def task(self) -> Task:
@@ -273,7 +273,7 @@ class ListOps(Source):
             fruitless = 0 if len(found) > before else fruitless + 1
         if len(found) < rows:
             start = f"listops: found {len(found)} different expressions of {self._lengths[0]} to {self._lengths[1]}"
-            raise InputError(f"{start} symbols, not {rows}; allow other lengths or ask for fewer rows")
+            raise InputError(f"{start} symbols, not {rows}", "allow other lengths or ask for fewer rows")
         return list(found)[:rows]
 
     def _read_file(self, split: str) -> tuple[list[bytes], list[int]]:
@@ -283,7 +283,7 @@ class ListOps(Source):
             lines = iter(lambda: file.readline(MAX_LINE), "")
             if next(lines, "").split()[:2] != ["Source", "Target"]:
                 raise InputError(
-                    f"{path}: its columns are not Source and Target; unpack it, or fetch it again"
+                    f"{path}: its columns are not Source and Target", "unpack it, or fetch it again"
                 )
             for number, line in enumerate(lines, 2):
                 text, _, target = line.rstrip("\n").partition("\t")

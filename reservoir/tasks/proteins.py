@@ -76,7 +76,9 @@ class Homology(Source):
         with as_input_error(f"{path}: not a complete JSON file", "fetch the file again"):
             records = json.loads(path.read_bytes())
         if not isinstance(records, list):
-            raise InputError(f"{path}: not a list of proteins; check that it is a file of TAPE's raw data")
+            raise InputError(
+                f"{path}: not a list of proteins", "check that it is a file of TAPE's raw data"
+            )
         proteins, folds = [], []
         for row, record in enumerate(records):
             problem = f"{path}, row {row}: not a protein with 'primary' and 'fold_label'"

@@ -58,8 +58,10 @@ class Source:
         else:
             fits, shape = x.dtype.kind in "ui" and x.ndim == 2 and 0 < x.shape[1] <= most, f"at most {most}"
         if not fits:
-            problem = f"{where}: inputs of shape {x.shape} and type {x.dtype}"
-            raise InputError(f"{problem}; give {self.raw}sequences of shape (rows, {shape})")
+            raise InputError(
+                f"{where}: inputs of shape {x.shape} and type {x.dtype}",
+                f"give {self.raw}sequences of shape (rows, {shape})",
+            )
         if isinstance(form, Vectors):
             return x, full_lengths(x)
         clean_symbols(where, x, full_lengths(x), form.vocabulary)
@@ -112,7 +114,7 @@ def clean_symbols(
     if wrong.any():
         row, token = (int(i) for i in np.argwhere(wrong)[0])
         problem = f"row {first_row + row}, token {token}: {x[row, token]} is not a symbol from 0 to {vocabulary - 1}"
-        raise InputError(f"{where}: {problem}; replace it, or fit to data with more symbols")
+        raise InputError(f"{where}: {problem}", "replace it, or fit to data with more symbols")
     return np.where(real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
 
 
@@ -134,12 +136,12 @@ def find_file(task: str, data: Path | None, folders: Iterable[str], names: Seque
     wanted = " or ".join(names)
     if data is None:
         raise InputError(
-            f"task {task!r} needs its files ({wanted}, ...), and no data folder was given; {REMEDY}"
+            f"task {task!r} needs its files ({wanted}, ...), and no data folder was given", f"{REMEDY}"
         )
     paths = [data / folder / name for folder in folders for name in names]
     if found := next((path for path in paths if path.is_file()), None):
         return found
-    raise InputError(f"task {task!r}: no file {wanted} in {data}; {REMEDY}")
+    raise InputError(f"task {task!r}: no file {wanted} in {data}", REMEDY)
 
 
 def fresh_rows(source: Source, seed: int) -> Callable[[np.ndarray], Split]:

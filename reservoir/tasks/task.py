@@ -94,8 +94,10 @@ class Task:
             if any(len({*names}) < len(names) for names in lists):
                 raise ValueError("it has the name of a column or an event twice")
             if task.classes > MAX_CLASSES:
-                start = f"task {task.name[:40]!r}: {task.classes:,} classes are more than {MAX_CLASSES:,}"
-                raise InputError(f"{start}; merge rare classes, or pass --regression for numbers")
+                raise InputError(
+                    f"task {task.name[:40]!r}: {task.classes:,} classes are more than {MAX_CLASSES:,}",
+                    "merge rare classes, or pass --regression for numbers",
+                )
             if len(task.labels) not in (0, task.classes) or task.each not in ("", "token"):
                 raise ValueError("its labels do not match its classes")
             return task
@@ -158,4 +160,4 @@ def check_split(task: Task, name: str, split: Split) -> None:
     if wrong.any():
         row = int(np.argmax(wrong))
         start = f"task {task.name!r}, split {name!r}, row {row}: length {int(split.lengths[row])} is not between"
-        raise InputError(f"{start} {least} and {task.max_tokens} tokens; remove the row")
+        raise InputError(f"{start} {least} and {task.max_tokens} tokens", "remove the row")

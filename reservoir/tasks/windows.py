@@ -64,8 +64,10 @@ class Windows:
         counts = self.counts(lengths)
         if not counts.all():
             row = int(np.argmin(counts))
-            start = f"row {row} has {lengths[row]} values, fewer than a window of {self.reach}"
-            raise InputError(f"{start}; reduce patch, or the largest dilation")
+            raise InputError(
+                f"row {row} has {lengths[row]} values, fewer than a window of {self.reach}",
+                "reduce patch, or the largest dilation",
+            )
         return counts
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
     for group in groups:
         if group not in have:
             raise InputError(
-                f"--train {group}: not in this {backbone.family.name}; it has {', '.join(have)}"
+                f"--train {group}: not in this {backbone.family.name}", f"it has {', '.join(have)}"
             )
     trained = tuple(name for name, of in groups_of.items() if of & set(groups))
     for name, parameter in model.named_parameters():

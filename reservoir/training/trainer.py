@@ -154,7 +154,7 @@ class Processes:
         """Run a block in the first process before the others; if it fails, the others raise `InputError`."""
         failed = torch.ones(1)
         if not self.first and self.add(failed - 1):
-            raise InputError("the first process failed; see its message")
+            raise InputError("the first process failed", "see its message")
         try:
             yield
             failed -= 1

@@ -153,7 +153,7 @@ def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
     """Show what will be removed and ask; raise `InputError` without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(
-            f"cache prune: {what} would be removed; pass --yes to remove them, or --dry-run to list them"
+            f"cache prune: {what} would be removed", "pass --yes to remove them, or --dry-run to list them"
         )
     notify(*(f"{row['entry']}  {size_text(row['bytes'])}, last used {row['used']}" for row in rows))
     if not typer.confirm(f"Remove {what}?", err=True):

@@ -331,10 +331,12 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> An
 
     if foreign is None:
         raise InputError(
-            "backbone: no name given; give one, such as mini or gpt2, or pass --import FILE --out FOLDER"
+            "backbone: no name given", "give one, such as mini or gpt2, or pass --import FILE --out FOLDER"
         )
     if name or given.keys() != {"out"}:
-        raise InputError("--import FILE takes only --out FOLDER; describe the folder with a second command")
+        raise InputError(
+            "--import FILE takes only --out FOLDER", "describe the folder with a second command"
+        )
     done = import_backbone(foreign, given["out"])
     notify(*done.notes)
     return Answer(done)
@@ -386,8 +388,10 @@ def reproduce(
     from reservoir_pipelines.reproduction.recipe import recipe_names
 
     if all == bool(tables):
-        problem = "reproduce: give names of tables or recipe files, or only --all"
-        raise InputError(f"{problem}; tables: {', '.join(recipe_names())}")
+        raise InputError(
+            "reproduce: give names of tables or recipe files, or only --all",
+            f"tables: {', '.join(recipe_names())}",
+        )
     if dry_run:
         return _plan(tables or [], given)
     confirm = _confirm if given.get("scale") in ("day", "full", "paper") else None

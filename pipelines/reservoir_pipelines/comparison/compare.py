@@ -86,8 +86,10 @@ def compare(first: Path, second: Path) -> Comparison:
     one, other = _read(first), _read(second)
     common = [row for row in one.rows if row in other.rows]
     if not common:
-        problem = f"{one.folder} and {other.folder} have no test rows in common"
-        raise InputError(f"{problem}; compare fits of the same data with the same split")
+        raise InputError(
+            f"{one.folder} and {other.folder} have no test rows in common",
+            "compare fits of the same data with the same split",
+        )
     # Each token of a row is a sample, with one or several outputs.
     counts = np.array([len({token for token, _ in one.rows[row]}) for row in common])
     codes = {name: number for number, name in enumerate(dict.fromkeys([*one.classes, *other.classes]))}
@@ -126,10 +128,12 @@ def _read(path: Path) -> _Predictions:
     file = folder / PREDICTIONS
     summary = next((folder / name for name in (SUMMARY, RESULT) if (folder / name).is_file()), None)
     if summary is None:
-        raise InputError(f"{path}: not the folder of a fit or a run; name a folder that fit or train wrote")
+        raise InputError(
+            f"{path}: not the folder of a fit or a run", "name a folder that fit or train wrote"
+        )
     if not file.is_file():
         raise InputError(
-            f"{folder}: no {PREDICTIONS}, which earlier versions did not write; run its command again"
+            f"{folder}: no {PREDICTIONS}, which earlier versions did not write", "run its command again"
         )
     rows: dict[str, dict[Place, tuple[str, str]]] = {}
     groups: dict[str, str] = {}
@@ -139,8 +143,10 @@ def _read(path: Path) -> _Predictions:
             place = line.get("token", ""), line.get("output", "")
             labels = rows.setdefault(line["id"], {})
             if place in labels:
-                problem = f"{file}: several test rows have the id {line['id']!r}, so they cannot be paired"
-                raise InputError(f"{problem}; give each row another id")
+                raise InputError(
+                    f"{file}: several test rows have the id {line['id']!r}, so they cannot be paired",
+                    "give each row another id",
+                )
             labels[place] = line["label"], line[BEST]
             if "group" in line:
                 groups[line["id"]] = line["group"]
@@ -165,13 +171,15 @@ def _paired_labels(
     remedy = "compare fits of the same label of the same data"
     problem = f"{one.folder} and {other.folder} have different labels"
     if bool(one.classes) != bool(other.classes):
-        raise InputError(f"{problem}, classes in one and values in the other; {remedy}")
+        raise InputError(f"{problem}, classes in one and values in the other", remedy)
     # Truth and prediction of the first, then of the second, (labels, 4).
     pairs: list[tuple[str, str, str, str]] = []
     for row in rows:
         first, second = one.rows[row], other.rows[row]
         if first.keys() != second.keys():
-            raise InputError(f"{problem} per row, {len(first)} and {len(second)} in row {row!r}; {remedy}")
+            raise InputError(
+                f"{problem} per row, {len(first)} and {len(second)} in row {row!r}", f"{remedy}"
+            )
         pairs += [(*labels, *second[place]) for place, labels in first.items()]
     with as_input_error(
         f"{one.folder / PREDICTIONS} or {other.folder / PREDICTIONS}: damaged", "run fit again"
@@ -183,5 +191,5 @@ def _paired_labels(
     equal = np.isclose(truth, other_truth, rtol=1e-6, atol=0)
     if not equal.all():
         ours, _, theirs, _ = pairs[int(np.argmin(equal))]
-        raise InputError(f"{problem}, such as {ours!r} and {theirs!r} of one row; {remedy}")
+        raise InputError(f"{problem}, such as {ours!r} and {theirs!r} of one row", remedy)
     return [truth, predicted, other_predicted]

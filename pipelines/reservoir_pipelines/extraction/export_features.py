@@ -67,7 +67,7 @@ def export_features(
             f"--format {storage}: choose among {', '.join(FORMATS)}{nearest(storage, FORMATS)}"
         )
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise InputError(f"{to}: exists already; name another folder with --to, or remove it")
+        raise InputError(f"{to}: exists already", "name another folder with --to, or remove it")
     store = _open(entry, place)
     names = _chosen(store, columns)
     with as_input_error(
@@ -106,8 +106,10 @@ def _open(entry: Extraction | FeatureStore | Path | str, place: CacheOptions) ->
         name = require_path(entry, "export_features: entry")
         store = FeatureStore(find_entry(cache_root(place.cache), name))
     if store.splits != store.entry.splits:
-        problem = f"{store.entry.path.name}: not all of its splits have features"
-        raise InputError(f"{problem}; run its extract again, without splits")
+        raise InputError(
+            f"{store.entry.path.name}: not all of its splits have features",
+            "run its extract again, without splits",
+        )
     return store
 
 
@@ -122,10 +124,10 @@ def _chosen(store: FeatureStore, columns: str | Sequence[str]) -> list[str]:
     for name in named:
         if name not in cached:
             raise InputError(
-                f"column {name!r}: not cached; the cached ones are {', '.join(cached) or 'none'}"
+                f"column {name!r}: not cached", f"the cached ones are {', '.join(cached) or 'none'}"
             )
     if not named:
-        raise InputError(f"{store.entry.path.name}: no columns to export; extract it to the end")
+        raise InputError(f"{store.entry.path.name}: no columns to export", "extract it to the end")
     return list(dict.fromkeys(named))
 
 

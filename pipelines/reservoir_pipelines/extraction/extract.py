@@ -126,7 +126,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
         if name == entry.path.name or (len(name) > 5 and entry.key.startswith(name))
     ]
     if len(named) > 1:
-        raise InputError(f"{name!r} matches {len(named)} entries; give more digits of the key")
+        raise InputError(f"{name!r} matches {len(named)} entries", "give more digits of the key")
     return named[0] if named else _entry_of_task(root, name, flags)
 
 
@@ -168,8 +168,10 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any]) -> Entry:
             raise unreadable[-1]
     what = f"the present content of {name}" if own else repr(name)
     options = ", ".join(f"{flag} {value}" for flag, value in chosen.items())
-    problem = f"the cache {root} has nothing extracted for {what}{f' with {options}' if options else ''}"
-    raise InputError(f"{problem}; run reservoir extract {quote(name)} first")
+    raise InputError(
+        f"the cache {root} has nothing extracted for {what}{f' with {options}' if options else ''}",
+        f"run reservoir extract {quote(name)} first",
+    )
 
 
 def _refuse_lost(file: str, root: Path) -> NoReturn:
@@ -179,7 +181,7 @@ def _refuse_lost(file: str, root: Path) -> NoReturn:
         root, own_name(file), lambda entry: entry.made_with.get("call", {}).get("task") == path
     ):
         remedy += f", or run reservoir fit {entry.key[:12]} to use the features extracted from it"
-    raise InputError(f"{file}: no such file; {remedy}")
+    raise InputError(f"{file}: no such file", remedy)
 
 
 def _reading(file: str, options: RowOptions, root: Path) -> Prepared | InputError:

@@ -104,8 +104,10 @@ def _arrow_array(pyarrow: Any, array: NDArray, kind: Any) -> Any:
         try:
             return pyarrow.array(array.tolist(), kind)
         except UnicodeEncodeError as error:
-            problem = f"an id is not valid Unicode: {error.object!a}"
-            raise InputError(f"{problem}; pass --format npy, or rename it in the source") from None
+            raise InputError(
+                f"an id is not valid Unicode: {error.object!a}",
+                "pass --format npy, or rename it in the source",
+            ) from None
     flat = pyarrow.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
         return flat

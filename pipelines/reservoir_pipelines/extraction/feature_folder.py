@@ -87,9 +87,9 @@ class FeatureFolder:
         for name, line in self.files.items():
             file = path_below(folder, *name.split("/"))
             if not file.is_file() or file.stat().st_size != line["bytes"]:
-                raise InputError(f"{file}: missing, or not of {line['bytes']} bytes; {REMEDY}")
+                raise InputError(f"{file}: missing, or not of {line['bytes']} bytes", REMEDY)
             if file_digest(file) != line["sha256"]:
-                raise InputError(f"{file}: checksum mismatch; {REMEDY}")
+                raise InputError(f"{file}: checksum mismatch", REMEDY)
 
     def open(self, folder: Path, stack: ExitStack) -> dict[str, dict[str, Any]]:
         """Return the arrays of each split by name, columns and labels; their shapes are those of the description."""
@@ -114,12 +114,14 @@ def read_folder(folder: Path) -> FeatureFolder:
     try:
         values = read_checked(path)
     except DamagedError as error:
-        raise InputError(f"{path}: {error}; {REMEDY}") from error
+        raise InputError(f"{path}: {error}", REMEDY) from error
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a description of features ({error}); {REMEDY}") from error
+        raise InputError(f"{path}: not a description of features ({error})", f"{REMEDY}") from error
     if (version := values.pop("format", None)) != FOLDER_FORMAT:
-        problem = f"{path}: format {version!r}, but this program reads format {FOLDER_FORMAT}"
-        raise InputError(f"{problem}; install a newer version of reservoir-features")
+        raise InputError(
+            f"{path}: format {version!r}, but this program reads format {FOLDER_FORMAT}",
+            "install a newer version of reservoir-features",
+        )
     with as_input_error(f"{path}: not a description of features", REMEDY):
         spec, layout = Spec(**values.pop("spec")), Layout(**values.pop("layout"))
         described = FeatureFolder(spec=spec, layout=layout, **values)

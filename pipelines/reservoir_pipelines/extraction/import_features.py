@@ -98,7 +98,8 @@ def import_features(
     described = read_folder(file) if file.is_dir() else None
     if described is None and (task is None or name is None):
         raise InputError(
-            f"{file}: a file of features needs --task and --name; name the task of its rows, and the model"
+            f"{file}: a file of features needs --task and --name",
+            "name the task of its rows, and the model",
         )
     prepared = prepare(task, options, cache=root) if task else None
     name = name or (described.title if described else "")
@@ -118,7 +119,7 @@ def import_features(
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
         remedy = "export the features again" if described else "write the file again"
-        raise InputError(f"{file}: features cannot be read ({first_line(error)}); {remedy}") from error
+        raise InputError(f"{file}: features cannot be read ({first_line(error)})", f"{remedy}") from error
     return Extraction.of(entry, sorted(incoming.features), written, started)
 
 
@@ -164,8 +165,10 @@ def _from_folder(
         )
     index = {split: labels[split]["index"].astype(np.int64) for split in splits}
     if index.keys() != prepared.rows.keys() or data_digest(prepared, index) != described.data_digest:
-        problem = f"{folder}: its features are those of other rows than task {prepared.task.name!r} has now"
-        raise InputError(f"{problem}; name the data that they were extracted from, or leave out --task")
+        raise InputError(
+            f"{folder}: its features are those of other rows than task {prepared.task.name!r} has now",
+            "name the data that they were extracted from, or leave out --task",
+        )
     return incoming.of_task(prepared, index)
 
 
@@ -217,7 +220,7 @@ def _write(
             stamp(path) != before for path, before in incoming.stamps.items()
         ):  # the values may not be those of the key
             raise InputError(
-                f"{file}: changed while it was read; run the command again when it is complete"
+                f"{file}: changed while it was read", "run the command again when it is complete"
             )
         return values
 
@@ -247,22 +250,22 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
         f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
     )
     if prepared.task.each:
-        raise InputError(f"{file}: the task labels every token; give a task with one label per row")
+        raise InputError(f"{file}: the task labels every token", "give a task with one label per row")
     for key, array in arrays.items():
         split, _, column = key.partition("/")
         column = column if "/" in column else f"{column or IMPORTED}/mean"
         check_column_name(column)
         if len(array.shape) != 2 or array.shape[0] != prepared.rows.get(split) or not array.shape[1]:
-            raise InputError(f"{file}: array {key!r} has the shape {array.shape}; {form}")
+            raise InputError(f"{file}: array {key!r} has the shape {array.shape}", form)
         found.setdefault(column, {})[split] = array
     for column, splits in found.items():
         if splits.keys() != prepared.rows.keys() or len({array.shape[1] for array in splits.values()}) > 1:
             have = ", ".join(f"{split} {array.shape}" for split, array in splits.items())
             raise InputError(
-                f"{file}: column {column} has {have}; give {', '.join(prepared.rows)} of one width"
+                f"{file}: column {column} has {have}", f"give {', '.join(prepared.rows)} of one width"
             )
     if not found:
-        raise InputError(f"{file}: it holds no arrays; {form}")
+        raise InputError(f"{file}: it holds no arrays", form)
     return found
 
 
@@ -273,7 +276,7 @@ def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int
     faults = np.argwhere(~np.isfinite(values))
     if len(faults):
         where = f"{split} of {column}, row {low + faults[0][0]}, column {faults[0][-1]}"
-        raise InputError(f"{file}: {where}: the value is not a finite float32 number; repair it")
+        raise InputError(f"{file}: {where}: the value is not a finite float32 number", "repair it")
     return values.reshape(len(values), *_shape(array.shape))
 
 
@@ -294,7 +297,7 @@ def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
         if isinstance(item, h5py.Dataset):
             if item.external or item.is_virtual:
                 raise InputError(
-                    f"{path}: the values of {name!r} lie in another file; copy them into this one"
+                    f"{path}: the values of {name!r} lie in another file", "copy them into this one"
                 )
             check_expansion(path, name, item.nbytes, item.id.get_storage_size())
             found[name] = item

@@ -458,8 +458,10 @@ def _open(share: Share) -> Run:
     try:
         prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
         if share.state and prepared.state != share.state:
-            problem = f"the prepared data in {share.prepared} has changed since the command began"
-            raise InputError(f"{problem}; run the command again")
+            raise InputError(
+                f"the prepared data in {share.prepared} has changed since the command began",
+                "run the command again",
+            )
         run = start_run(options, prepared, share.options.cache)
     except InputError as error:  # the caller has read the same files
         raise UnfitWorker(f"{this_worker()}: {error}") from None

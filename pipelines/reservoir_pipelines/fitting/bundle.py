@@ -126,12 +126,16 @@ class Bundle:
         rows = len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if not rows:
-            problem = f"readout {where}: it has no validation scores for --coverage"
-            raise InputError(f"{problem}; fit one label per row, with probabilities")
+            raise InputError(
+                f"readout {where}: it has no validation scores for --coverage",
+                "fit one label per row, with probabilities",
+            )
         if rank > rows:
             least = math.ceil(round(coverage / (1 - coverage), 9))
-            problem = f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}"
-            raise InputError(f"{problem}; lower the coverage")
+            raise InputError(
+                f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}",
+                "lower the coverage",
+            )
         return float(self.held_out[rank - 1])
 
     def write(self, folder: Path) -> Path:
@@ -182,8 +186,10 @@ class Bundle:
         with as_input_error(f"readout {folder}: not readable", "fit it again"):
             card, files = _read_files(folder)
             if linear and "readout" not in card:
-                problem = f"readout {folder}: only linear readouts can be exported or explained"
-                raise InputError(f"{problem}; fit with --readout ridge or logistic")
+                raise InputError(
+                    f"readout {folder}: only linear readouts can be exported or explained",
+                    "fit with --readout ridge or logistic",
+                )
             arrays, task = load(files[WEIGHTS]), Task.from_dict(card["task"])
             if "readout" in card:
                 readout = LinearReadout.from_arrays(arrays, card["readout"])
@@ -211,8 +217,10 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
 
     name = str(described.get("name", "a scikit-learn estimator"))[:100]
     if not trust:
-        problem = f"readout {folder} is {name!r}, which is not linear, and loading it can run code"
-        raise InputError(f"{problem}; pass --trust (in Python trust=True) if you trust its author")
+        raise InputError(
+            f"readout {folder} is {name!r}, which is not linear, and loading it can run code",
+            "pass --trust (in Python trust=True) if you trust its author",
+        )
     types = skops.io.get_untrusted_types(data=data)
     named = ", ".join(types) or "only types that skops trusts"
     notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")
@@ -243,12 +251,14 @@ def _part(values: dict[str, Any]) -> Part:
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the JSON values of a bundle, and its verified files by suffix."""
     if not (folder / CARD).exists():
-        raise InputError(f"{folder}: neither a readout nor a run; give a folder that fit or train wrote")
+        raise InputError(f"{folder}: neither a readout nor a run", "give a folder that fit or train wrote")
     while True:
         card = read_checked(folder / CARD)
         if card["format"] not in READABLE:
-            problem = f"readout {folder}: format {card['format']} needs another version of reservoir"
-            raise InputError(f"{problem}; fit it again")
+            raise InputError(
+                f"readout {folder}: format {card['format']} needs another version of reservoir",
+                "fit it again",
+            )
         try:
             files = {name: read_regular(folder / Path(name).name) for name in card["files"]}
         except FileNotFoundError:
@@ -257,5 +267,5 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             continue  # another process has just replaced the bundle
         for name, data in files.items():
             if hashlib.sha256(data).hexdigest() != card["files"][name]:
-                raise InputError(f"readout {folder / name}: damaged (checksum mismatch); fit it again")
+                raise InputError(f"readout {folder / name}: damaged (checksum mismatch)", "fit it again")
         return card, {name.rpartition(".")[2]: data for name, data in files.items()}

@@ -42,7 +42,7 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
         remedy = "extract it to the end, or name the key of another entry"
         if known.columns:
             remedy = f"name some of {', '.join(known.columns)}"
-        raise InputError(f"{known.entry.path}: no columns to fit; {remedy}")
+        raise InputError(f"{known.entry.path}: no columns to fit", remedy)
     folder = known.folder(names, options)
     # If no fold can both fit and hold out most classes, nothing is chosen, and the first column is fitted.
     chooses = not folds or _can_choose(known, names[0])
@@ -70,7 +70,7 @@ def _named_columns(known: Known, columns: str | Sequence[str]) -> tuple[str, ...
     for part in "+".join(names).split("+") if names else ():
         if part not in (*known.columns, RAW):
             cached = ", ".join(known.columns) or "none"
-            raise InputError(f"column {part!r}: not cached; the cached ones are {cached}")
+            raise InputError(f"column {part!r}: not cached", f"the cached ones are {cached}")
         known.column(part)  # refuses the raw input if its prepared data was removed
     return tuple(dict.fromkeys(names))
 

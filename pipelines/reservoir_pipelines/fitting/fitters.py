@@ -545,12 +545,12 @@ def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..
     allowed = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
     # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
     if not allowed or (path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")):
-        raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor; name one")
+        raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor", "name one")
     with as_input_error(f"--readout {path}: cannot be created", "correct its parameters"):
         suits = (is_classifier if classes else is_regressor)(found().set_params(**settings))
     if not suits:
         kind = "classifier" if classes else "regressor"
-        raise InputError(f"--readout {path}: not a {kind}, which the labels need; name another class")
+        raise InputError(f"--readout {path}: not a {kind}, which the labels need", "name another class")
     return found
 
 
@@ -573,10 +573,10 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
     readout, balanced = options.readout, options.class_weight == "balanced"
     if not classes and (balanced or readout == "logistic"):
         flag = "--class-weight balanced" if balanced else "--readout logistic"
-        raise InputError(f"{flag}: the task has no classes; remove the flag")
+        raise InputError(f"{flag}: the task has no classes", "remove the flag")
     if folds and readout != "ridge":
         raise InputError(
-            f"--select {options.select}: cross-validation is only for ridge; pass --select valid"
+            f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
         )
     if readout not in ("ridge", "logistic"):
         if options.alphas:

@@ -98,9 +98,11 @@ def draw_folds(
     """
     units, what = (rows, "rows") if groups is None else (len(np.unique(groups)), "groups")
     if units < 2:
-        raise InputError(f"cross-validation needs two {what} or more, but there is {units}; add some")
+        raise InputError(f"cross-validation needs two {what} or more, but there is {units}", "add some")
     if not 2 <= folds <= units:
-        raise InputError(f"cross-validation cannot use {folds} folds for {units} {what}; use 2 to {units}")
+        raise InputError(
+            f"cross-validation cannot use {folds} folds for {units} {what}", f"use 2 to {units}"
+        )
     draw = np.random.default_rng((0, repeat))
     if groups is not None:
         return _assign_groups(draw, folds, np.zeros(rows, int) if labels is None else labels, groups)

@@ -51,7 +51,7 @@ class Pool:
         specs = [store.entry.spec for store in stores]
         if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
             names = " and ".join(store.entry.path.name for store in stores)
-            raise InputError(f"{names} hold different rows; extract with the same --limit")
+            raise InputError(f"{names} hold different rows", "extract with the same --limit")
         return cls(tuple(stores))
 
     @property
@@ -83,7 +83,7 @@ def _open_store(features: Features) -> FeatureStore:
     path = Path(require_path(features, "fit: features"))
     if path.is_file():
         raise InputError(
-            f"fit: {features} is a file, not an entry of the cache; call fit(extract({str(features)!r}))"
+            f"fit: {features} is a file, not an entry of the cache", f"call fit(extract({str(features)!r}))"
         )
     return _checked(FeatureStore(path))
 
@@ -99,7 +99,7 @@ def _checked(store: FeatureStore) -> FeatureStore:
         if store.entry.spec.init["kind"] != IMPORTED:
             Reservoir(**record["reservoir"])
     if not {*SPLITS} <= {*store.splits}:
-        raise InputError(f"{store.entry.path.name}: not all of its splits have features; {remedy}")
+        raise InputError(f"{store.entry.path.name}: not all of its splits have features", remedy)
     return store
 
 
@@ -166,6 +166,6 @@ class Known:
         if name == RAW:
             if raw := self.raw():
                 return raw
-            raise InputError("raw: the prepared data was removed; run reservoir prepare")
+            raise InputError("raw: the prepared data was removed", "run reservoir prepare")
         number, colon, _ = name.partition(":")
         return ColumnSource(self.views[int(number) - 1] if colon else self.view, name, self.some)

@@ -64,7 +64,7 @@ def fit_seeds(
         settings = {name: value for name, value in settings.items() if name != "data"}
         extracted = ExtractOptions(**without_where(settings, str(entry.path)))
     if not isinstance(task, str) or entry.spec.init["kind"] == IMPORTED:
-        raise InputError(f"{problem}; extract its task again")
+        raise InputError(problem, "extract its task again")
     root = entry.path.resolve().parents[2]
     with untracked():
         made = [

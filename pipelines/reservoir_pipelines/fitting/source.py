@@ -270,8 +270,10 @@ class JoinedSource(Samples[S]):
             if len(blocks) < len(streams) or any(
                 not np.array_equal(other[:rows], y) for _, other in blocks
             ):
-                problem = f"{'+'.join(self.columns)}: the columns have different samples"
-                raise InputError(f"{problem}; join columns of one kind, extracted with the same --limit")
+                raise InputError(
+                    f"{'+'.join(self.columns)}: the columns have different samples",
+                    "join columns of one kind, extracted with the same --limit",
+                )
             yield np.concatenate([x[:rows] for x, _ in blocks], axis=1), y
             # What is left of a longer block comes first in the next round.
             for number, (x, labels) in enumerate(blocks):

@@ -47,7 +47,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     bundle = open_readout(readout, linear=True)
     task, most = bundle.task, bundle.task.max_tokens
     if task.readout_tokens * task.outputs > 1:
-        raise InputError(f"readout {readout}: it gives each row several labels; explain needs one")
+        raise InputError(f"readout {readout}: it gives each row several labels", "explain needs one")
     new, first = read_new(file, task), options.first
     notify_skipped(file, new.skipped, len(new.x))
     x, lengths = encode(
@@ -55,19 +55,23 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     )
     if lengths.max() > most:
         row = np.argmax(lengths)
-        problem = f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit"
-        raise InputError(f"{problem}; shorten the row")
+        raise InputError(
+            f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit",
+            "shorten the row",
+        )
     x = as_patches(x) if task.pictures else x
     x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
     model = build(bundle, readout)
     if model.reader:
-        problem = f"readout {readout}: explain does not support the model's own {model.reader.kind}"
-        raise InputError(f"{problem}; fit features made with --input gaussian or kernels")
+        raise InputError(
+            f"readout {readout}: explain does not support the model's own {model.reader.kind}",
+            "fit features made with --input gaussian or kernels",
+        )
     numbers = [row for row in range(len(new.x) + len(new.skipped)) if row not in new.skipped]
     rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, task, x, lengths)]
     if wrong := [one.row for one in rows if not np.isfinite(one.score)]:
         row = f"row {wrong[0]}, whose values are too large"
-        raise InputError(f"{file}: the model overflows in {row}; correct or remove it")
+        raise InputError(f"{file}: the model overflows in {row}", "correct or remove it")
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     unit = "logits" if task.classes else "the unit of the label"
     _plot(plot, task, x, lengths, rows, unit)

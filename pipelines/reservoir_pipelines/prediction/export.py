@@ -65,11 +65,15 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise InputError("--to onnx needs onnx and onnxscript; run pip install 'reservoir-features[onnx]'")
+        raise InputError(
+            "--to onnx needs onnx and onnxscript", "run pip install 'reservoir-features[onnx]'"
+        )
     bundle = open_readout(readout, linear=True)
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     if torch.__version__.startswith("2.6."):
-        raise InputError(f"export: torch {torch.__version__} cannot write these models; install torch 2.7")
+        raise InputError(
+            f"export: torch {torch.__version__} cannot write these models", "install torch 2.7"
+        )
     traced = trace(module, bundle.task)
     path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
     card, reader, saved = path.with_name(f"{path.name}.json"), module.reader, None
@@ -91,21 +95,23 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
     """Return the module of a bundle with a linear readout on the CPU, in the precision of the fit or in ``compute``."""
     assert isinstance(bundle.readout, LinearReadout)
     if bundle.task.each:
-        raise InputError(f"readout {where}: it labels every token; export needs one label per sequence")
+        raise InputError(f"readout {where}: it labels every token", "export needs one label per sequence")
     branches: list[Branch | RawInput] = []
     for part in bundle.parts:
         if part.statistic:
-            problem = (
-                f"readout {where}: it reads {part.statistic.name}, which cannot be exported or explained"
+            raise InputError(
+                f"readout {where}: it reads {part.statistic.name}, which cannot be exported or explained",
+                "fit --columns of the reservoir",
             )
-            raise InputError(f"{problem}; fit --columns of the reservoir")
         if part.reservoir is None:
             branches.append(RawInput(bundle.task))
             continue
         model = load_part(bundle.task, part, "cpu", where, compute)
         if isinstance(model.reader, SoundReader):
-            problem = f"readout {where}: the model reads sounds by its own convolutions"
-            raise InputError(f"{problem}; export and explain need features made without --input native")
+            raise InputError(
+                f"readout {where}: the model reads sounds by its own convolutions",
+                "export and explain need features made without --input native",
+            )
         branches.append(Branch(model, part.columns))
     readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
     inputs = {
@@ -114,7 +120,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
     }
     if len(inputs) > 1:
         columns = " and ".join(inputs.values())
-        raise InputError(f"readout {where}: {columns} read different inputs; fit --columns of one input")
+        raise InputError(f"readout {where}: {columns} read different inputs", "fit --columns of one input")
     return SequenceModel(bundle.task, None if readers[0] else bundle.scaling, branches, bundle.readout)
 
 

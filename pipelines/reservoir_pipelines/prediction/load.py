@@ -31,11 +31,11 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     if not is_run(folder):
         bundle = Bundle.load(path, trust=trust, linear=linear)
         if not bundle.parts:
-            raise InputError(f"readout {path}: it names no features; fit it again")
+            raise InputError(f"readout {path}: it names no features", "fit it again")
         if imported := [part.columns[0] for part in bundle.parts if part.digest and not part.reservoir]:
             why = "features that another program computed, which cannot be computed for new rows"
             raise InputError(
-                f"readout {path}: it reads {imported[0]}, {why}; fit the columns of an extraction instead"
+                f"readout {path}: it reads {imported[0]}, {why}", "fit the columns of an extraction instead"
             )
         return bundle
     config = RunFolder(folder).config
@@ -84,7 +84,7 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
     check_digest(model, part.digest, f"readout {where}")
     if dict(model.input_digests) != part.input_digests:
         changed = f"the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed"
-        raise InputError(f"readout {where}: {changed}; restore them, or fit again")
+        raise InputError(f"readout {where}: {changed}", "restore them, or fit again")
     return model
 
 

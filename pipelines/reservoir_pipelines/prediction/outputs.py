@@ -96,9 +96,9 @@ class Tally:
 def check_out(out: Path) -> None:
     """Raise `InputError` if predictions cannot be written to a file, before they are computed."""
     if out.suffix not in WRITERS:
-        raise InputError(f"--out {out}: predictions are written as {', '.join(WRITERS)}; choose one")
+        raise InputError(f"--out {out}: predictions are written as {', '.join(WRITERS)}", "choose one")
     if not out.absolute().parent.is_dir() or out.is_dir():
-        raise InputError(f"--out {out}: cannot be written; name a file in an existing folder")
+        raise InputError(f"--out {out}: cannot be written", "name a file in an existing folder")
     if out.suffix == ".parquet":
         import_pyarrow(f"--out {out}")
 

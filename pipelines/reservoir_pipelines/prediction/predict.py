@@ -105,7 +105,7 @@ def predict(
     bundle = open_readout(readout, trust=safety.trust)
     task = bundle.task
     if cover.abstain and not task.classes:
-        raise InputError("--abstain: the readout gives numbers, not classes; remove the flag")
+        raise InputError("--abstain: the readout gives numbers, not classes", "remove the flag")
     radius = None if cover.coverage is None else bundle.radius(cover.coverage, readout)
     if radius is not None:
         notify(
@@ -113,16 +113,20 @@ def predict(
         )
     new = read_new(file, task, known.labels)
     if bundle.lengths and new.lengths is None and new.x.dtype.kind != "U":  # texts have known lengths
-        problem = f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths"
-        raise InputError(f"{problem}; add the number of real tokens of each row")
+        raise InputError(
+            f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths",
+            "add the number of real tokens of each row",
+        )
     x, lengths = encode(task, new.x, new.lengths, str(file))
     if task.each:  # new sequences may be longer than those of the task
         task = replace(task, readout_tokens=int(lengths.max()))
         bundle = replace(bundle, task=task)
     each, y = task.readout_tokens * task.outputs, new.y
     if y is not None and (len(y) != len(x) or (not task.each and y.size != len(x) * each)):
-        problem = f"{file}: the labels have the shape {y.shape}, not {each} for each of {len(x)} rows"
-        raise InputError(f"{problem}; correct or remove them")
+        raise InputError(
+            f"{file}: the labels have the shape {y.shape}, not {each} for each of {len(x)} rows",
+            "correct or remove them",
+        )
     models = [
         load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts
     ]
@@ -153,7 +157,7 @@ def _without_misfits(file: Path, rows: NewRows, limits: list[tuple[int, float]])
         misfits[place] = (rows.ids[row].item(), reason)
     if not fit.any():
         remedy = "give rows of other lengths, or fit a readout of a backbone with more positions"
-        raise InputError(f"{file}: no row has a length that the model reads ({reason}); {remedy}")
+        raise InputError(f"{file}: no row has a length that the model reads ({reason})", f"{remedy}")
     y, groups = (None if array is None else array[fit] for array in (rows.y, rows.groups))
     return NewRows(rows.x[fit], rows.lengths[fit], rows.ids[fit], y, groups, rows.skipped | misfits)
 
@@ -255,7 +259,7 @@ class Predictions(Iterator[Prediction]):
                 values = found[column].reshape(len(x), -1, found[column].shape[-1])
                 if not (finite := np.isfinite(values).all(axis=(1, 2))).all():
                     row = f"row {rows.start + np.argmin(finite)}, whose values are too large"
-                    raise InputError(f"{self.file}: the model overflows in {row}; correct or remove it")
+                    raise InputError(f"{self.file}: the model overflows in {row}", "correct or remove it")
                 read.append(samples(values, labels)[0])
         return np.concatenate(read, axis=1)
 

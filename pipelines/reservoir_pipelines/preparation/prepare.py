@@ -42,7 +42,7 @@ def download(task: str, *, cache: Path | None = None) -> Path:
     """Download the files of a task if the cache lacks them, check their SHA-256, and return their folder."""
     if task not in DOWNLOADS:
         raise InputError(
-            f"task {task!r} cannot be downloaded, only {', '.join(DOWNLOADS)}; give --data DIR"
+            f"task {task!r} cannot be downloaded, only {', '.join(DOWNLOADS)}", "give --data DIR"
         )
     offered = DOWNLOADS[task]
     folder = path_below(cache_root(cache), "downloads", offered["folder"])
@@ -69,8 +69,10 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
             )
         except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: checksum mismatch
             failures.append(f"{address}: {error}")
-    problem = f"{path.name} could not be downloaded ({'; '.join(failures)})"
-    raise InputError(f"{problem}; try again, or download it yourself and give --data DIR")
+    raise InputError(
+        f"{path.name} could not be downloaded ({'; '.join(failures)})",
+        "try again, or download it yourself and give --data DIR",
+    )
 
 
 VERSION = 10  # version of the file format; part of the folder's name, so that other versions are not read
@@ -215,8 +217,10 @@ def _write(
         _write_index(source, origin, folder, written)
         for before, after in zip(origin, contents(), strict=True):
             if before != after:
-                problem = f"task {source.task.name!r}: the file {before['name']} changed while it was read"
-                raise InputError(f"{problem}; run the command again when it is complete")
+                raise InputError(
+                    f"task {source.task.name!r}: the file {before['name']} changed while it was read",
+                    "run the command again when it is complete",
+                )
         try:
             folder.rename(final)
         except OSError:
@@ -274,7 +278,7 @@ def _write_index(
         files.setdefault(file["split"], []).append(file)
     for name in SPLITS:
         if name not in files:
-            raise InputError(f"task {task.name!r}: no rows for the split {name!r}; give more rows")
+            raise InputError(f"task {task.name!r}: no rows for the split {name!r}", "give more rows")
     splits, totals = {}, {}
     for name in split_order(set(files)):
         kept = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]

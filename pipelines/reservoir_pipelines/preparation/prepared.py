@@ -102,8 +102,10 @@ class PreparedSplit:
                     raise KeyError(f"{array} has {len(stored)} rows, not {rows}")
                 parts.append(stored[first : max(first, last)])
                 if path in self.stamps and stamp(path) != self.stamps[path]:
-                    problem = f"{path}: the prepared data has changed since this command began"
-                    raise InputError(f"{problem}; run the command again")
+                    raise InputError(
+                        f"{path}: the prepared data has changed since this command began",
+                        "run the command again",
+                    )
         found = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found.astype(np.int64) if array == "y" and found.dtype.kind != "f" else found
 
@@ -182,7 +184,7 @@ class Prepared:
         """Return a split by its name; raise `InputError` if the task has none of that name."""
         if name not in self.splits:
             raise InputError(
-                f"task {self.task.name!r} has no split {name!r}; it has {', '.join(self.splits)}"
+                f"task {self.task.name!r} has no split {name!r}", f"it has {', '.join(self.splits)}"
             )
         return self.splits[name]
 
@@ -199,8 +201,10 @@ class Prepared:
                     before = stamp(stored) if stored.is_file() else None
                     sound = before is not None and before[0] == file["bytes"]
                     if not sound or (verify and file_crc32(stored) != file["crc32"]):
-                        problem = f"{stored}: missing, or its checksum does not match"
-                        raise InputError(f"{problem}; remove {path} and prepare again")
+                        raise InputError(
+                            f"{stored}: missing, or its checksum does not match",
+                            f"remove {path} and prepare again",
+                        )
                     stamps[stored] = before
                     files.append((stored, file["rows"]))
                 splits[name] = PreparedSplit(name, tuple(files), stamps)
@@ -291,5 +295,5 @@ def _opened(path: Path) -> "Iterator[h5py.File]":
         # no others, because they may come from the caller: memory may run out
         why = " ".join(str(error).split())
         raise InputError(
-            f"{path}: prepared data damaged ({why}); remove {path.parents[1]} and prepare again"
+            f"{path}: prepared data damaged ({why})", f"remove {path.parents[1]} and prepare again"
         ) from None

@@ -89,7 +89,7 @@ def check_folder(out: Path) -> None:
     refuse_links(out / RUN)
     if out.exists() and not (out / RUN).is_dir() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(
-            f"--out {out}: this is a file, or a folder with other files; name an empty or a new folder"
+            f"--out {out}: this is a file, or a folder with other files", "name an empty or a new folder"
         )
 
 
@@ -148,9 +148,9 @@ def pretrain(
         if done:
             return replace(done, folder=str(out))
         if state.step and not options.resume:
-            problem = f"{out}: this run is at step {state.step:,} of {recipe.steps:,}"
             raise InputError(
-                f"{problem}; pass --resume to continue it, or remove the folder to start again"
+                f"{out}: this run is at step {state.step:,} of {recipe.steps:,}",
+                "pass --resume to continue it, or remove the folder to start again",
             )
         steps = LanguageSteps(
             model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled
@@ -186,7 +186,7 @@ def _pretrain_bit_memory(
     for item in fields(PretrainOptions):
         if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
             raise InputError(
-                f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option; remove the flag"
+                f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option", "remove the flag"
             )
     vocabulary, rows = options.vocabulary, options.batch_tokens // ROW_TOKENS
     if rows < 1:

@@ -38,7 +38,7 @@ def report(
     root = cache_root(place.cache)
     parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
     if not parts:
-        raise InputError(f"{root}: nothing to report yet; run reservoir fit or reservoir reproduce first")
+        raise InputError(f"{root}: nothing to report yet", "run reservoir fit or reservoir reproduce first")
     _leave_out_answered_claims(parts)
     out = result.out or root / ("report.md" if markdown else "report.html")
     template, finalize = ("tables.md.j2", _on_one_line) if markdown else ("page.html", _visible)
@@ -80,9 +80,11 @@ def _part(path: Path, number: int) -> dict[str, Any]:
     except InputError:
         raise
     except (AttributeError, KeyError, TypeError, OSError, ValueError) as error:
-        problem = f"{path}: damaged, or written by another version of reservoir ({error})"
-        raise InputError(f"{problem}; repeat the command that wrote it") from error
-    raise InputError(f"{path}: not a folder with results of reproduce, fit or train; name such a folder")
+        raise InputError(
+            f"{path}: damaged, or written by another version of reservoir ({error})",
+            "repeat the command that wrote it",
+        ) from error
+    raise InputError(f"{path}: not a folder with results of reproduce, fit or train", "name such a folder")
 
 
 def _leave_out_answered_claims(parts: Sequence[dict[str, Any]]) -> None:

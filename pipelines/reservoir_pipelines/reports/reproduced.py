@@ -29,8 +29,9 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
     """Return the page's part about a reproduction."""
     tables = folder.tables()
     if not tables:
-        problem = f"{folder.path}: no table of this version of reservoir"
-        raise InputError(f"{problem}; run the same reproduce command again")
+        raise InputError(
+            f"{folder.path}: no table of this version of reservoir", "run the same reproduce command again"
+        )
     keys = dict.fromkeys(key for table in tables for key in table["keys"])
     results = {key: found for key in keys if (found := folder.result(key))}
     failed = sum(bool(folder.failure(key)) for key in keys if key not in results)

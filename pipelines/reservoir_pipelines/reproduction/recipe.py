@@ -187,36 +187,36 @@ class _Builder:
         self._check_keys("recipe", self.table, "it")
         for key in ("title", "rows", "columns"):
             if not self.table.get(key):
-                raise InputError(f"{self.where}: no {key}; add {key} = ... to the file")
+                raise InputError(f"{self.where}: no {key}", f"add {key} = ... to the file")
         columns, drawn = self.table["columns"], self.table.get("drawn", "")
         if isinstance(columns, str) and columns != "tasks":
             raise InputError(
-                f'{self.where}: columns = {columns!r}; give a list of names or tables, or "tasks"'
+                f"{self.where}: columns = {columns!r}", 'give a list of names or tables, or "tasks"'
             )
         if drawn not in PLOTS:
-            raise InputError(f"{self.where}: no plot {drawn!r}; the plots are {', '.join(PLOTS[1:])}")
+            raise InputError(f"{self.where}: no plot {drawn!r}", f"the plots are {', '.join(PLOTS[1:])}")
         for claim in self.table.get("claims", []):
             self._check_claim(claim)
 
     def _check_claim(self, claim: Mapping[str, Any]) -> None:
         """Raise `InputError` unless a claim compares numbers, or says why it cannot be judged."""
         if not isinstance(claim.get("says"), str):
-            raise InputError(f"{self.where}: a claim has no sentence; add says = ... to it")
+            raise InputError(f"{self.where}: a claim has no sentence", "add says = ... to it")
         title = f"claim {claim['says']!r}"
         self._check_keys("claim", claim, title)
         compared = [key for key in ("more", "less", "near") if key in claim]
         if len(compared) > 1 or not (compared or "unseen" in claim):
             raise InputError(
-                f"{self.where}: {title} has {len(compared)} of more, less and near; give one of them"
+                f"{self.where}: {title} has {len(compared)} of more, less and near", "give one of them"
             )
         if compared and not claim.get("than") and "by" not in claim:
             raise InputError(
-                f"{self.where}: {title} compares with nothing; add than = ... or by = ... to it"
+                f"{self.where}: {title} compares with nothing", "add than = ... or by = ... to it"
             )
         for name in (*claim.get("scales", ()), *claim.get("unchecked", ())):
             if name not in SCALES:
                 raise InputError(
-                    f"{self.where}: {title}: no scale {name!r}; the scales are {', '.join(SCALES)}"
+                    f"{self.where}: {title}: no scale {name!r}", f"the scales are {', '.join(SCALES)}"
                 )
 
     def _claims(self, places: Container[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -251,7 +251,7 @@ class _Builder:
         if isinstance(entry, str):
             entry = {"name": entry}
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise InputError(f"{self.where}: a {kind} has no name; add name = ... to it")
+            raise InputError(f"{self.where}: a {kind} has no name", "add name = ... to it")
         title = f"{kind} {entry['name']!r}"
         self._check_keys(kind, entry, title)
         for settings in (*self._settings(entry), *entry.get("tasks", {}).values()):
@@ -267,7 +267,9 @@ class _Builder:
                 raise InputError(f"{self.where}: {problem}")
             hint, remedy = kinds[key]
             if not fits(value, hint):
-                raise InputError(f"{self.where}: {title} has {key} = {reprlib.repr(value)}; give {remedy}")
+                raise InputError(
+                    f"{self.where}: {title} has {key} = {reprlib.repr(value)}", f"give {remedy}"
+                )
 
     def _spots(
         self, row: dict[str, Any], columns: Sequence[dict[str, Any]], seeds: range
@@ -280,8 +282,10 @@ class _Builder:
         """
         published = row.get("published", [""] * len(columns))
         if len(published) != len(columns):
-            problem = f"{self.where}: row {row['name']!r} has {len(published)} published numbers"
-            raise InputError(f"{problem}; give one for each column")
+            raise InputError(
+                f"{self.where}: row {row['name']!r} has {len(published)} published numbers",
+                "give one for each column",
+            )
         for number, column in zip(published, columns, strict=True):
             name = column["name"]
             task_names = [{"task": n} for n in (row["name"], name) if n in self.shared["tasks"]]
@@ -289,7 +293,7 @@ class _Builder:
             measure, task = given.get("measure", "test_score"), given.get("task")
             if measure not in MEASURES:
                 raise InputError(
-                    f"{self.where}: no measure {measure!r}; the measures are {', '.join(MEASURES)}"
+                    f"{self.where}: no measure {measure!r}", f"the measures are {', '.join(MEASURES)}"
                 )
             cells = row.get("at", {}).get(name) or row.get("best") or given.get("cell") or []
             names = cells if isinstance(cells, list) else [cells]
@@ -341,7 +345,7 @@ class _Builder:
                 if key not in OF_CELLS or need in path:
                     problem = "needs itself" if need in path else f"may not name a cell in {key!r}"
                     raise InputError(
-                        f"{self.where}: {name} {problem}; give {key!r} another value than {value!r}"
+                        f"{self.where}: {name} {problem}", f"give {key!r} another value than {value!r}"
                     )
                 settings[key] = self._cell(need, {}, {}, task, seed, path)
         run_on_rows = stage in ("fit", "train", "attention")
@@ -352,7 +356,7 @@ class _Builder:
         """Return the table of a cell in ``cells.toml``."""
         if name not in self.shared["cells"]:
             raise InputError(
-                f"{self.where}: no cell {name!r}; the cells are {', '.join(self.shared['cells'])}"
+                f"{self.where}: no cell {name!r}", f"the cells are {', '.join(self.shared['cells'])}"
             )
         return self.shared["cells"][name]
 
@@ -386,7 +390,7 @@ def _check_settings(settings: Mapping[str, Any], known: Mapping[str, type[Option
             raise InputError(f"{where}: no setting {key!r}{meant}")
         if not _is_json(value):
             remedy = "give a string, a finite number, true, false, or a list or table of these"
-            raise InputError(f"{where}: {key} = {reprlib.repr(value)}; {remedy}")
+            raise InputError(f"{where}: {key} = {reprlib.repr(value)}", f"{remedy}")
         if value != "":  # which stands for the option's default
             try:
                 known[key](**{key: value})

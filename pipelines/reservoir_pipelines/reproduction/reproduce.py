@@ -91,7 +91,7 @@ def planned(
     empty = [recipe.table["name"] for recipe in loaded if recipe not in recipes]
     if empty and (names or not recipes):
         raise InputError(
-            f"--only {','.join(only)}: {empty[0]} lacks some of these; name other tasks, rows or columns"
+            f"--only {','.join(only)}: {empty[0]} lacks some of these", "name other tasks, rows or columns"
         )
     cells = {cell.key: cell for recipe in recipes for cell in recipe.cells}
     for setting, value in given["override"].items():

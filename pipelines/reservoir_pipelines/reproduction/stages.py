@@ -115,7 +115,7 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> Ran:
     corpus = settings.get("corpus")
     if corpus is None:
         raise InputError(
-            "this package contains no text corpus; pass --override corpus=TEXT, a file or a folder"
+            "this package contains no text corpus", "pass --override corpus=TEXT, a file or a folder"
         )
     _, shape, recipe, place = groups("pretrain", settings)
     done = pretrain(corpus, shape, recipe, place, out=out)

@@ -160,8 +160,10 @@ class RunFolder:
     def best(self) -> Path:
         """The checkpoint with the best validation score."""
         if (last := self.last) is None:
-            problem = f"{self.path}: the run has no checkpoint yet"
-            raise InputError(f"{problem}; continue it with reservoir train ... --resume")
+            raise InputError(
+                f"{self.path}: the run has no checkpoint yet",
+                "continue it with reservoir train ... --resume",
+            )
         return last.with_name(f"step-{self.state.best_step:08d}")
 
     @property
@@ -186,14 +188,16 @@ class RunFolder:
             remove_parts(folder)
         names = {path.name for path in self.path.iterdir()}
         if CONFIG not in names and names - {"lock"}:
-            raise InputError(f"{self.path}: the folder contains other files; name an empty or a new folder")
+            raise InputError(
+                f"{self.path}: the folder contains other files", "name an empty or a new folder"
+            )
         old = self.config["settings"] if CONFIG in names else {}
         if self.last is None and RESULT not in names:
             write_checked(self.path / CONFIG, config)
             return
         for name, value, new in _differences(old, json.loads(json.dumps(config["settings"]))):
             raise InputError(
-                f"{self.path}: the folder has a run with {name} = {value}, not {new}; name another folder"
+                f"{self.path}: the folder has a run with {name} = {value}, not {new}", "name another folder"
             )
 
     def train(
@@ -219,8 +223,10 @@ class RunFolder:
             validated = {"step": state.best_step, **state.best}
             for line in self.history:
                 if line["step"] == state.best_step and "norm" not in line and line != validated:
-                    problem = f"{checkpoint}: its best scores are not those in {METRICS}"
-                    raise InputError(f"{problem}; restore it, or train in another folder")
+                    raise InputError(
+                        f"{checkpoint}: its best scores are not those in {METRICS}",
+                        "restore it, or train in another folder",
+                    )
             load_trained(self.best, model)  # it is needed at the end, so damage is reported now
             load_trained(checkpoint, model)
             load_optimizer(checkpoint, model, steps.optimizer)
@@ -276,7 +282,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
             break
         if line is None or not fits(line.get("step"), int) or not fits(line, dict[str, float | None]):
             raise InputError(
-                f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder"
+                f"{path}: line {len(lines) + 1} is damaged", "remove the file, or train in another folder"
             )
         lines.append(line)
     return lines
@@ -292,8 +298,10 @@ def load_trainable(
 ) -> tuple[LoadedModel, tuple[str, ...]]:
     """Build a model and unfreeze groups, by default those of an FPT; trained weights stay in float32."""
     if task.each:
-        problem = f"task {task.name!r}: every token has a label, which train does not support"
-        raise InputError(f"{problem}; use extract and fit")
+        raise InputError(
+            f"task {task.name!r}: every token has a label, which train does not support",
+            "use extract and fit",
+        )
     dtype = choose_compute(compute, choose_device(device))
     model = load_model(task, settings, device, "float32", output_init)
     backbone = model.fpt.backbone
@@ -327,10 +335,10 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
 def check_digest(model: LoadedModel, digest: str, where: str) -> None:
     """Raise `InputError` unless the frozen weights have the digest that a fit or training recorded."""
     if model.digest != digest:
-        problem = (
-            f"{where}: the weights of {model.settings.backbone!r} have changed since the fit or training"
+        raise InputError(
+            f"{where}: the weights of {model.settings.backbone!r} have changed since the fit or training",
+            "restore them, or fit or train again",
         )
-        raise InputError(f"{problem}; restore them, or fit or train again")
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

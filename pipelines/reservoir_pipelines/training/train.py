@@ -73,7 +73,7 @@ def train(
         return _train_once(task, reservoir, source, place, options)
     if valid_is_test(task, source.given):
         problem = f"--sweep: with --protocol paper the test rows of {task} are its validation rows"
-        raise InputError(f"{problem}, which would choose the value; remove --sweep or --protocol paper")
+        raise InputError(f"{problem}, which would choose the value", "remove --sweep or --protocol paper")
     lists = [each if isinstance(each, list | tuple) else [each] for each in options.sweep.values()]
     grid = [dict(zip(options.sweep, numbers, strict=True)) for numbers in itertools.product(*lists)]
     for values in grid:
@@ -104,7 +104,7 @@ def train(
     if best["best_step"] is None:
         names = ", ".join(options.sweep)
         raise InputError(
-            f"--sweep {names}: every run diverged before its first validation; try smaller values"
+            f"--sweep {names}: every run diverged before its first validation", "try smaller values"
         )
     notify(f"{', '.join(f'{name} {best[name]:g}' for name in options.sweep)} has the best validation score")
     done = _train_once(task, reservoir, source, place, chosen)
@@ -209,7 +209,7 @@ def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
     kinds = [kind for kind, can in possible.items() if can and not options.from_cache] + ["stored"]
     if options.rows not in ("auto", *kinds):
         raise InputError(
-            f"--rows {options.rows}: neither task {task!r} nor the cache has such rows; use --rows stored"
+            f"--rows {options.rows}: neither task {task!r} nor the cache has such rows", "use --rows stored"
         )
     return kinds[0] if options.rows == "auto" else options.rows
 
@@ -255,8 +255,10 @@ def _finished_result(job: _Job, run: RunFolder) -> Training | None:
                 notify(f"{run.path}: this run already has {step:,} steps; printing its result")
             return None if unscored else result
     if step and not options.resume:
-        problem = f"{run.path}: this run is at step {step:,} of {last:,}"
-        raise InputError(f"{problem}; pass --resume to continue it, or remove the folder to start over")
+        raise InputError(
+            f"{run.path}: this run is at step {step:,} of {last:,}",
+            "pass --resume to continue it, or remove the folder to start over",
+        )
     return None
 
 
@@ -296,7 +298,7 @@ def _steps(job: _Job) -> FPTSteps:
     )
     if options.compiled:
         if not devices.on_gpu(model.device):
-            raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
+            raise InputError("--compile: a compiled model is faster on GPUs only", "remove the flag")
         devices.compile_blocks(model.fpt.backbone.blocks)
     return FPTSteps(model.fpt, forward, rows, options, seed, job.ranks, keeps_last=job.keeps_last)
 
@@ -305,9 +307,9 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
     """Return a function that reads the cached inputs of the output layer for a split."""
     model, options = job.model, job.options
     if trained_layer(model.fpt) != "final" or (options.dropout and job.source.published):
-        problem = "--from-cache: cached states fit only the output layer, and no dropout in frozen layers"
         raise InputError(
-            f"{problem}; pass --train output, with --protocol paper also --dropout 0, or remove the flag"
+            "--from-cache: cached states fit only the output layer, and no dropout in frozen layers",
+            "pass --train output, with --protocol paper also --dropout 0, or remove the flag",
         )
     with job.ranks.first_alone():
         read = {"layers": "final", "pool": "last", "store": options.store or "float16"}

@@ -47,7 +47,7 @@ class ImageSource(Source):
                 start = (
                     f"task {self.name!r}: windows of {size} pixels with stride {self.stride} do not fill"
                 )
-                raise InputError(f"{start} {side} + {2 * MARGIN} pixels; try window=6 and stride=2")
+                raise InputError(f"{start} {side} + {2 * MARGIN} pixels", "try window=6 and stride=2")
             grid = steps + 1
             parameters |= {"window": size, "stride": self.stride}
         return Task(
@@ -86,7 +86,7 @@ class ImageSource(Source):
         """Return images (rows, side, side, channels) of values 0 to 255."""
         if self.window:
             raise InputError(
-                "whitened windows cannot be converted back to images; choose a task without window"
+                "whitened windows cannot be converted back to images", "choose a task without window"
             )
         inside = slice(self.border, self.border + self.shape[0])
         images = joined(x, self.shape[0] + 2 * self.border, self.patch)[:, inside, inside]
@@ -98,7 +98,7 @@ class ImageSource(Source):
         if not 0 < len(images) == len(labels) or largest > 9:
             found = f"{len(images)} images and {len(labels)} labels up to {largest}"
             raise InputError(
-                f"{path}: {found}, instead of a label from 0 to 9 for each image; fetch the files again"
+                f"{path}: {found}, instead of a label from 0 to 9 for each image", "fetch the files again"
             )
         x = self.tokens(images)
         return Split(x=x, y=classes_of(labels), lengths=full_lengths(x), ids=first + np.arange(len(x)))

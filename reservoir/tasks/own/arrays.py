@@ -66,8 +66,10 @@ class Arrays:
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
     """Refuse an array that would unpack to far more bytes than are stored for it."""
     if size > FREE_BYTES and size > MAX_EXPANSION * stored:
-        problem = f"{path}: array {name!r} claims {size} bytes, but only {stored} are stored"
-        raise InputError(f"{problem}; write the file again, without compression")
+        raise InputError(
+            f"{path}: array {name!r} claims {size} bytes, but only {stored} are stored",
+            "write the file again, without compression",
+        )
 
 
 def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
@@ -79,7 +81,7 @@ def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
             f"{where}, row {row}: {lengths[row]} tokens, to which all {rows} rows would be padded; together"
         )
         raise InputError(
-            f"{problem} they have only {real // token_bytes} tokens; cut the row, or leave it out"
+            f"{problem} they have only {real // token_bytes} tokens", "cut the row, or leave it out"
         )
 
 
@@ -119,8 +121,9 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     """Refuse an array of Python objects, and one whose header, shape and size do not match."""
     member, name = archive.getinfo(name), name.removesuffix(".npy")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        problem = f"{path}: array {name!r} has an unsupported compression"
-        raise InputError(f"{problem}; write it with numpy.savez")
+        raise InputError(
+            f"{path}: array {name!r} has an unsupported compression", "write it with numpy.savez"
+        )
     check_expansion(path, name, member.file_size, min(member.compress_size, path.stat().st_size))
     with archive.open(member) as file:
         npy = np.lib.format
@@ -132,5 +135,7 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
         raise InputError(f"{problem} shorter rows padded by 0, and their lengths in an array 'lengths'")
     size = math.prod(shape) * dtype.itemsize
     if size != stored or not dtype.itemsize or min(shape, default=0) < 0:
-        problem = f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {stored}"
-        raise InputError(f"{problem}; the file is damaged: write it again")
+        raise InputError(
+            f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {stored}",
+            "the file is damaged: write it again",
+        )

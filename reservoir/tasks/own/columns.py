@@ -144,7 +144,7 @@ def _id_column(table: Table, taken: Collection[str | None], known: Mapping[str, 
     if name and not table.frame[name].astype(str).is_unique:
         problem, flag = f"{table.path}: the column {name!r} repeats the same ids", quote(name)
         ways = f"--id {flag} if all rows of an id are one sequence, --group {flag} if each row is one"
-        raise InputError(f"{problem}; pass {ways}, or --drop {flag}")
+        raise InputError(problem, f"pass {ways}, or --drop {flag}")
     return name
 
 
@@ -182,8 +182,10 @@ def _sequence(table: Table, roles: Roles, rest: list[str], known: Mapping[str, A
     text = max(texts, key=lambda name: int(frame[name].astype(str).str.len().sum()))
     cells = filled(frame[text]).astype(str).str.strip()
     if cells.str.fullmatch(MEASURED).mean() > MAX_TEXT:
-        problem = f"{table.path}: most cells of {text!r} are numbers with units, or dates, such as {cells.iloc[-1]!r}"
-        raise InputError(f"{problem}; remove units and dates, or pass --text {quote(text)} to read letters")
+        raise InputError(
+            f"{table.path}: most cells of {text!r} are numbers with units, or dates, such as {cells.iloc[-1]!r}",
+            f"remove units and dates, or pass --text {quote(text)} to read letters",
+        )
     roles.chosen["text"] = text
     return text
 
@@ -195,8 +197,10 @@ def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[
     outputs = [name for name in free if re.fullmatch(r"y\d+", name)]
     usual = [name for name in free if name.lower() in USUAL_LABELS]
     if usual and len(usual + outputs) > 1 and alone:
-        problem = f"{table.path}: labels may be in the columns {', '.join(usual + outputs)}"
-        raise InputError(f"{problem}; pass --label NAME, and --drop the columns that are not values")
+        raise InputError(
+            f"{table.path}: labels may be in the columns {', '.join(usual + outputs)}",
+            "pass --label NAME, and --drop the columns that are not values",
+        )
     return usual[:1] or outputs
 
 
@@ -207,7 +211,7 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
         repeated = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
         if repeated and not has_ids:
             start = f"{table.path}: the column {name!r} repeats the same times, as in long form, but no"
-            raise InputError(f"{start} column is called id; pass --id NAME, or --drop {quote(name)}")
+            raise InputError(f"{start} column is called id", f"pass --id NAME, or --drop {quote(name)}")
         if are_times(table.frame[name]):
             return name
     return ""
@@ -228,8 +232,10 @@ def require_column(table: Table, name: str | None, role: str = "", known: Collec
 
 def refuse_unlabelled(table: Table) -> NoReturn:
     """Refuse a table without a column of labels."""
-    problem = f"{table.path}: no column of labels among {', '.join(table.frame)}"
-    raise InputError(f"{problem}; call the column of the labels 'label', or pass --label NAME")
+    raise InputError(
+        f"{table.path}: no column of labels among {', '.join(table.frame)}",
+        "call the column of the labels 'label', or pass --label NAME",
+    )
 
 
 def listed(names: Sequence[str]) -> str:
@@ -351,7 +357,7 @@ def sortable_times(table: Table, name: str) -> np.ndarray:
         like = str(next(iter(filled(column)), ""))[:40]
         problem = f"{table.path}, column {name!r}: times like {like!r} cannot be sorted"
         remedy = f"write dates as 2024-12-31, or numbers, or pass --drop {quote(name)}"
-        raise InputError(f"{problem}; {remedy} if the rows are in order")
+        raise InputError(problem, f"{remedy} if the rows are in order")
     return found
 
 
@@ -413,7 +419,7 @@ def _numbers_of(table: Table, name: str) -> np.ndarray:
         likely = "--decimal , or " if re.fullmatch(r"[-+]?\d+,\d+", texts[wrong[0]]) else ""
         likely = f"--time {quote(name)} or " if times_of(column) is not None else likely
         flag = f"{likely}--drop {quote(name)}, or the flag of its role: --id, --group, --time or --text"
-        raise InputError(f"{problem} in column {name!r}; write numbers there, or pass {flag}")
+        raise InputError(f"{problem} in column {name!r}", f"write numbers there, or pass {flag}")
     return numbers.to_numpy(np.float64)
 
 
@@ -426,8 +432,10 @@ def joined_labels(
     if kinds == {"U", "i"} and all(are_numbers(y.ravel().tolist()) for y in found if y.dtype.kind == "U"):
         found, kinds = [y.astype(str) for y in found], {"U"}  # 07 in one column makes 7 a text in another
     if "U" in kinds and len(kinds) > 1:
-        problem = f"{table.path}: some of the labels {', '.join(names)} are numbers and some are not"
-        raise InputError(f"{problem}; fit one at a time, with --label, and --drop for the others")
+        raise InputError(
+            f"{table.path}: some of the labels {', '.join(names)} are numbers and some are not",
+            "fit one at a time, with --label, and --drop for the others",
+        )
     return found[0] if len(found) == 1 else np.stack(found, axis=1)
 
 
@@ -459,7 +467,9 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
         odd = all(re.fullmatch(DIGITS, str(label)) for label in labels.flat) and not are_numbers(cells)
         if odd and not asked.classes:
             problem = f"{where}: labels like {labels.item(0)!r} are not numbers with the decimal mark"
-            raise InputError(f"{problem} {table.decimal!r}; write numbers, or pass --decimal or --classes")
+            raise InputError(
+                f"{problem} {table.decimal!r}", "write numbers, or pass --decimal or --classes"
+            )
     shape = (len(given), *labels.shape[1:])
     full = np.zeros_like(labels, shape=shape) if required or given.all() else np.full(shape, None, object)
     full[given] = labels
@@ -505,7 +515,7 @@ def typed(where: str, cells: Sequence[Any], asked: OwnDataOptions) -> np.ndarray
         array = np.empty(0, object)
     if array.dtype.kind not in "biufU":
         raise InputError(
-            f"{where}: labels are not all numbers, all texts, or lists of one length; use one form"
+            f"{where}: labels are not all numbers, all texts, or lists of one length", "use one form"
         )
     return array
 

@@ -187,8 +187,9 @@ class OwnData(Source):
             return columns
         for row, group in enumerate(columns.read("groups", 0, columns.shapes["x"][0]).tolist()):
             if str(group).strip() in {"", "nan", "None"}:
-                problem = f"{self.origin}: no group in row {row}"
-                raise InputError(f"{problem}; give every row one, or leave groups out")
+                raise InputError(
+                    f"{self.origin}: no group in row {row}", "give every row one, or leave groups out"
+                )
         return columns
 
     @cached_property
@@ -199,12 +200,12 @@ class OwnData(Source):
             or 0 in shape
             or dtype.kind not in "uif"
         ):
-            problem = f"{self.origin}: x has the shape {shape} and holds {dtype} values"
             raise InputError(
-                f"{problem}; give floats (rows, tokens) or (rows, tokens, dim), or symbols (rows, tokens)"
+                f"{self.origin}: x has the shape {shape} and holds {dtype} values",
+                "give floats (rows, tokens) or (rows, tokens, dim), or symbols (rows, tokens)",
             )
         if self.asked.values and self._columns.letters:
-            raise InputError(f"{self.origin}: x holds texts; leave out --values")
+            raise InputError(f"{self.origin}: x holds texts", "leave out --values")
         return shape
 
     @cached_property
@@ -221,7 +222,7 @@ class OwnData(Source):
         names = self.asked.symbols or self._columns.letters or bool(self._reading and self._reading.names)
         if names and self.asked.missing != "refuse":
             raise InputError(
-                f"{self.origin}: x holds symbols, which are never missing; leave out --missing"
+                f"{self.origin}: x holds symbols, which are never missing", "leave out --missing"
             )
         return names
 
@@ -285,7 +286,7 @@ class OwnData(Source):
             largest = max(largest, int(x.max(initial=0, where=real)))
         if largest >= MAX_SYMBOLS:
             raise InputError(
-                f"{self.origin}: x holds {largest}, too large for a symbol; leave out --symbols"
+                f"{self.origin}: x holds {largest}, too large for a symbol", "leave out --symbols"
             )
         return largest + 1
 
@@ -301,7 +302,7 @@ class OwnData(Source):
 def _refuse_unused(where: str, columns: Arrays, given: Collection[str]) -> None:
     for name in columns.unused_options:
         if name in given:
-            raise InputError(f"{where}: --{name} does not apply to data of this kind; leave it out")
+            raise InputError(f"{where}: --{name} does not apply to data of this kind", "leave it out")
 
 
 def _check_rows(where: str, columns: Arrays, *needed: str) -> None:
@@ -309,13 +310,13 @@ def _check_rows(where: str, columns: Arrays, *needed: str) -> None:
     for name in needed:
         if name not in columns.shapes:
             raise InputError(
-                f"{where}: no array {name!r}; call the sequences x and the labels y, not X or Y"
+                f"{where}: no array {name!r}", "call the sequences x and the labels y, not X or Y"
             )
     x = columns.shapes["x"]
     for name, shape in columns.shapes.items():
         if not shape or shape[:1] != x[:1] or (name not in {"x", "y"} and len(shape) != 1):
             raise InputError(
-                f"{where}: x has the shape {x} and {name} {shape}; give one entry of {name} per row of x"
+                f"{where}: x has the shape {x} and {name} {shape}", f"give one entry of {name} per row of x"
             )
 
 
@@ -338,7 +339,7 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     images = isinstance(columns, Images)
     if bool(task.pictures) != images:
         found, read = ("images", "other data") if images else ("no images", "images")
-        raise InputError(f"{path}: {found}, but the readout was fitted on {read}; give data of this kind")
+        raise InputError(f"{path}: {found}, but the readout was fitted on {read}", "give data of this kind")
     x = np.array(columns.files, object) if images else columns.read("x", 0, rows)
     given = ("lengths", "y", "groups")
     lengths, y, groups = (

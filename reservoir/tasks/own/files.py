@@ -37,10 +37,10 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
             sequences[-1].append(letters.upper() if upper else letters)
         elif line.strip():
             raise InputError(
-                f"{path}, line {number}: no header; a FASTA file has a line with > before each sequence"
+                f"{path}, line {number}: no header", "a FASTA file has a line with > before each sequence"
             )
     if not headers:
-        raise InputError(f"{path}: no sequences; a FASTA file has a line with > before each")
+        raise InputError(f"{path}: no sequences", "a FASTA file has a line with > before each")
     ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
     notes = []
     if 2 * len(set(ids)) <= len(ids) and not asked.labels:  # they are no names of records
@@ -78,14 +78,14 @@ def _found_in_headers(
         compiled = re.compile(pattern)
     if compiled.groups != 1:
         raise InputError(
-            f"--{flag} {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses"
+            f"--{flag} {pattern}: {compiled.groups} groups", "give a pattern with one, in parentheses"
         )
     found = [match and match.group(1) for match in map(compiled.search, headers)]
     if None in found and not new:
         row = found.index(None)
-        problem = f"{bad.where}, {bad.places[row]}: no {flag} in the header {headers[row][:60]!r} by --{flag} {pattern}"
         raise InputError(
-            f"{problem}; pass another pattern, such as 'class=(\\w+)', or a table with --labels"
+            f"{bad.where}, {bad.places[row]}: no {flag} in the header {headers[row][:60]!r} by --{flag} {pattern}",
+            "pass another pattern, such as 'class=(\\w+)', or a table with --labels",
         )
     return found
 
@@ -136,7 +136,8 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         )
         return found
     raise InputError(
-        f"{path}: files of type {path.suffix!r} are not read; unpack it, or give one of {', '.join(SUFFIXES)}"
+        f"{path}: files of type {path.suffix!r} are not read",
+        f"unpack it, or give one of {', '.join(SUFFIXES)}",
     )
 
 
@@ -154,18 +155,18 @@ def labels_path(data: Path, named: str) -> Path:
     for place in (Path(named), data / named, data.parent / named):
         if place.is_file():
             return place
-    raise InputError(f"--labels {named}: no such file; give a table with a row for each file or record")
+    raise InputError(f"--labels {named}: no such file", "give a table with a row for each file or record")
 
 
 def check_file(path: Path) -> None:
     """Refuse a missing path, and one that is not a regular file: reading a pipe might never end."""
     if path.is_dir():
         raise InputError(
-            f"{path}: a folder without images, sounds, .csv, .tsv or .parquet; give the path of your data"
+            f"{path}: a folder without images, sounds, .csv, .tsv or .parquet", "give the path of your data"
         )
     if not path.is_file():
         raise InputError(
-            f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data"
+            f"{path}: no {'regular' if path.exists() else 'such'} file", "give the path of your data"
         )
 
 

@@ -51,7 +51,7 @@ def files_left_out(root: Path, files: Sequence[Path]) -> list[str]:
 def check_inside(path: Path, root: Path) -> None:
     """Refuse a file outside a folder: a table or link from other people may name any file of this machine."""
     if not path.resolve().is_relative_to(root.resolve()):
-        raise InputError(f"{path}: the file is outside {root}; copy it into this folder")
+        raise InputError(f"{path}: the file is outside {root}", "copy it into this folder")
 
 
 def folder_labels(
@@ -67,13 +67,13 @@ def folder_labels(
     if others and len(set(splits.values())) > 2:
         named = ", ".join(top for top, split in splits.items() if split)
         raise InputError(
-            f"{root}: {others[0]!r} is not one of the splits {named}; remove it, or move it into one"
+            f"{root}: {others[0]!r} is not one of the splits {named}", "remove it, or move it into one"
         )
     divided = bool(splits) and not others
     if short := next((part for part in parts if len(part) < 2 + divided), None):
         where = f"{'train/' * divided}CLASS/{short[-1]}"
         raise InputError(
-            f"{root}: {'/'.join(short)} is in no class folder; move it to {where}, or pass --labels"
+            f"{root}: {'/'.join(short)} is in no class folder", f"move it to {where}, or pass --labels"
         )
     labels = {"y": np.array([part[divided] for part in parts])}
     return labels | ({"split": np.array([splits[part[0]] for part in parts])} if divided else {})
@@ -126,14 +126,14 @@ def _joined(
     if missing and not (some and rows):
         problem = f"{table.path}: no row for {missing[0]!r} {column} ({len(missing):,} of {len(names):,} have none)"
         ways = "or pass --id NAME of another column, or --skip-bad-rows"
-        raise InputError(f"{problem}; add it (predict needs no label in it), {ways}")
+        raise InputError(problem, f"add it (predict needs no label in it), {ways}")
     taken: dict[int, str] = {}
     for name, of_file in rows.items():
         if len(of_file) > 1 or taken.setdefault(of_file[0], name) != name:
             row = of_file[-1]
             problem = f"{table.path}, {table.bad.places[row]}: {table.frame[key][row]!r} {column}"
             remedy = "write one row with the whole name for each file"
-            raise InputError(f"{problem} stands for several files, or another row has it, too; {remedy}")
+            raise InputError(f"{problem} stands for several files, or another row has it, too", remedy)
     return key, {name: of_file[0] for name, of_file in rows.items()}
 
 
@@ -199,10 +199,12 @@ def _recordings(
             left = {n for n in unnamed if columns.counts_rows(frame[n]) or frame[n].isna().all()} | {times}
             channels = [name for name in frame if name.lower() not in columns.TIMES and name not in left]
         if missing := [name for name in channels if name not in frame]:
-            problem = f"{file}: no column {missing[0]!r} among {columns.listed(list(frame))}"
-            raise InputError(f"{problem}; give the same columns as in the other recordings")
+            raise InputError(
+                f"{file}: no column {missing[0]!r} among {columns.listed(list(frame))}",
+                "give the same columns as in the other recordings",
+            )
         if not channels or not len(frame):
-            raise InputError(f"{file}: no values; give a column per channel and a row per step")
+            raise InputError(f"{file}: no values", "give a column per channel and a row per step")
         values = columns.values_of(table, channels, fill=asked.missing != "refuse")
         table.bad.kept()
         names = channels
@@ -230,6 +232,8 @@ def _in_order(table: Table, name: str) -> tuple[Table, float]:
     if (times[1:] >= times[:-1]).all():
         return table, step
     if len(np.unique(times)) < len(times):
-        problem = f"{table.path}: the times in {name!r} repeat and are not in order"
-        raise InputError(f"{problem}; sort the rows, or pass --drop {quote(name)} if they are sorted")
+        raise InputError(
+            f"{table.path}: the times in {name!r} repeat and are not in order",
+            f"sort the rows, or pass --drop {quote(name)} if they are sorted",
+        )
     return table.take(np.argsort(times).tolist()), step

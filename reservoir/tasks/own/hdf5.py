@@ -75,7 +75,7 @@ def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], 
 
     if (dataset := dataset_of(file, name)) is None or dataset.shape is None:
         raise InputError(
-            f"{path}: {name!r} is not stored in this file alone; copy the values into it, without links"
+            f"{path}: {name!r} is not stored in this file alone", "copy the values into it, without links"
         )
     text = h5py.check_string_dtype(dataset.dtype) is not None
     if not text and dataset.dtype.kind not in "biuf":
@@ -106,7 +106,7 @@ def _check_apart(path: Path) -> None:
         raise InputError(done.stdout.strip())
     if done.returncode:
         start = f"{path}: not a readable HDF5 file (reading it took too much memory or time, or crashed"
-        raise InputError(f"{start}, code {done.returncode}); write it again")
+        raise InputError(f"{start}, code {done.returncode})", "write it again")
 
 
 def check(name: str) -> None:

@@ -41,7 +41,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
         elif name and (labelled or role == "text"):
             problem = f"{origin}: not every split has the column {name!r}"
             remedy = f"add it, or pass --{role} NAME{nearest(name, columns)}"
-            raise InputError(f"{problem} (the first has {', '.join(columns)}); {remedy}")
+            raise InputError(f"{problem} (the first has {', '.join(columns)})", f"{remedy}")
     if len(parts) > 1 and labelled:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
     bad = BadRows(origin, [f"row {row}" for row in range(len(cells[text]))], skip=asked.skip_bad_rows)
@@ -81,7 +81,7 @@ def _cells(part: Any, column: str) -> list[Any]:
     kind = part.features[column]
     if _decodes(kind):
         raise InputError(
-            f"dataset, column {column!r}: images, sounds or other files; name a column of text or numbers"
+            f"dataset, column {column!r}: images, sounds or other files", "name a column of text or numbers"
         )
     if not hasattr(kind, "int2str"):
         return list(part[column])
@@ -106,7 +106,7 @@ def _open(origin: str) -> dict[str, Any]:
     # A local folder may hold a script, and its README may name any file or address.
     if hub and Path(name).exists():
         raise InputError(
-            f"{origin}: {name} exists here, so it is not a name on the hub; name its data files"
+            f"{origin}: {name} exists here, so it is not a name on the hub", "name its data files"
         )
     with as_input_error(f"{origin}: not a readable dataset", "check its name, or write it again"):
         found = datasets.load_dataset(name, settings or None) if hub else datasets.load_from_disk(origin)
@@ -116,5 +116,5 @@ def _open(origin: str) -> dict[str, Any]:
     for file in [] if hub else [file for part in parts.values() for file in part.cache_files]:
         check_inside(Path(file["filename"]), Path(origin))
     if not parts or not all(len(part) for part in parts.values()):
-        raise InputError(f"{origin}: a dataset without rows, or with an empty split; choose another")
+        raise InputError(f"{origin}: a dataset without rows, or with an empty split", "choose another")
     return parts

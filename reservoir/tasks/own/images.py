@@ -64,7 +64,7 @@ def _stored_bytes(path: Path) -> np.ndarray:
     """Return the bytes of an image file, after checking that they can be decoded."""
     if path.stat().st_size > MAX_BYTES:
         raise InputError(
-            f"{path}: {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}; check that it is an image"
+            f"{path}: {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}", "check that it is an image"
         )
     found = np.frombuffer(path.read_bytes(), np.uint8)
     decoded(found, str(path), rough=True)

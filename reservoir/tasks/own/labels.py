@@ -152,13 +152,15 @@ def encode_labels(
     ``label``.
     """
     if y.dtype.kind not in "biufU" or not 1 <= y.ndim <= 3 or not y.size:
-        problem = f"{where}: {label} has the shape {y.shape} and holds {y.dtype} values"
         raise InputError(
-            f"{problem}; give (rows,) or (rows, outputs) of integers or strings, or floats for targets"
+            f"{where}: {label} has the shape {y.shape} and holds {y.dtype} values",
+            "give (rows,) or (rows, outputs) of integers or strings, or floats for targets",
         )
     if y.dtype.kind == "u" and not asked.regression and int(y.max()) > INT64.max:
-        problem = f"{where}: {label} holds {int(y.max())}, which does not fit into 64 bits with a sign"
-        raise InputError(f"{problem}; give names of classes as strings, or pass --regression for targets")
+        raise InputError(
+            f"{where}: {label} holds {int(y.max())}, which does not fit into 64 bits with a sign",
+            "give names of classes as strings, or pass --regression for targets",
+        )
     if units is not None:
         present = np.arange(y.shape[1]) < units[:, None]
         labels = encode_labels(where, y[present], asked, None, label)
@@ -179,12 +181,12 @@ def encode_labels(
     names = found.tolist()
     if len(names) == 1:
         raise InputError(
-            f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes"
+            f"{where}: all labels are the same ({names[0]!r})", "give rows of at least two classes"
         )
     if y.dtype.kind == "U" and len(names) == y.size > 2:
         problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of"
         or_numbers = ", or pass --regression for numbers" if are_numbers(names) else ""
-        raise InputError(f"{problem} rows; name the column of the labels with --label{or_numbers}")
+        raise InputError(f"{problem} rows", f"name the column of the labels with --label{or_numbers}")
     if y.dtype.kind == "U" and not asked.classes and are_numbers(names):
         unusual = next((name for name in names if not WHOLE.fullmatch(name)), None)
         why = f"the number {unusual!r} is not written as usual; pass --regression for targets"
@@ -216,7 +218,7 @@ def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tu
         return y, ""  # targets, which are refused with the row
     whole = not floats or bool((y % 1 == 0).all())
     if asked.classes and not whole:
-        raise InputError(f"{where}: {label} holds numbers that are not whole; leave out --classes")
+        raise InputError(f"{where}: {label} holds numbers that are not whole", "leave out --classes")
     if asked.classes:
         return y.astype(np.int64) if floats else y, ""
     if floats or y.dtype.kind not in "iu":
@@ -236,8 +238,10 @@ def _single(where: str, y: np.ndarray, label: str) -> np.ndarray:
         stored = y.astype(np.float32)
     if not np.isfinite(stored).all():
         row, token, output = (int(i) for i in np.argwhere(~np.isfinite(stored))[0])
-        problem = f"{where}: {label} is {y[row, token, output]} in row {row}, which is not a finite float32 number"
-        raise InputError(f"{problem}; remove the row, or rescale the labels")
+        raise InputError(
+            f"{where}: {label} is {y[row, token, output]} in row {row}, which is not a finite float32 number",
+            "remove the row, or rescale the labels",
+        )
     check_rounding(where, [rounding(y.reshape(-1, y.shape[2]), stored.reshape(-1, y.shape[2]))], label)
     return stored
 
@@ -248,7 +252,7 @@ def _refuse_constant(where: str, targets: np.ndarray, label: str) -> None:
     for output in np.flatnonzero((flat == flat[0]).all(axis=0)).tolist():
         which = f"all values of output {output} of {label}" if flat.shape[1] > 1 else "all labels"
         remedy = "leave the output out" if flat.shape[1] > 1 else "give rows with different labels"
-        raise InputError(f"{where}: {which} are the same ({flat[0, output]:g}); {remedy}")
+        raise InputError(f"{where}: {which} are the same ({flat[0, output]:g})", f"{remedy}")
 
 
 def split_rows(
@@ -275,7 +279,7 @@ def split_rows(
         if unknown.any():
             row = int(np.argmax(unknown))
             raise InputError(
-                f"{where}: split is {str(names[row])!r} in row {row}; give train, valid or test"
+                f"{where}: split is {str(names[row])!r} in row {row}", "give train, valid or test"
             )
         if "valid" not in names:
             train = np.flatnonzero(names == "train")
@@ -288,11 +292,11 @@ def split_rows(
         if name not in names:
             each = f" of each of the {labels.classes} classes" if labels.classes else ""
             raise InputError(
-                f"{where}: none of the {len(names)} rows is for the split {name!r}; give more rows{each}"
+                f"{where}: none of the {len(names)} rows is for the split {name!r}", f"give more rows{each}"
             )
     of_group: dict[str, str] = {}
     for group, name in () if groups is None else zip(groups.tolist(), names.tolist(), strict=True):
         if of_group.setdefault(group, name) != name:
             both = f"{of_group[group]} and {name}"
-            raise InputError(f"{where}: group {group!r} has rows in {both}; leave out split, or groups")
+            raise InputError(f"{where}: group {group!r} has rows in {both}", "leave out split, or groups")
     return names

@@ -32,7 +32,7 @@ def split_files(path: Path) -> dict[str, Path]:
         name = path.resolve().name
         if len(pairs) > 1 and name not in pairs:
             names = ", ".join([*pairs][:8])
-            raise InputError(f"{path}: contains the data sets {names}; give the file of one")
+            raise InputError(f"{path}: contains the data sets {names}", "give the file of one")
         found = pairs.get(name) or next(iter(pairs.values()), {})
         for part in found.values():
             check_inside(part, path)
@@ -66,7 +66,7 @@ def read_series(files: dict[str, Path]) -> Arrays:
     read = [(_read_ts if file.suffix.lower() == ".ts" else _read_bare)(file) for file in files.values()]
     where, sequences = str(next(iter(files.values()))), [row for x, _ in read for row in x]
     if len(channels := {row.shape[1] for row in sequences}) > 1:
-        raise InputError(f"{where}: sequences of {sorted(channels)} channels; give all the same number")
+        raise InputError(f"{where}: sequences of {sorted(channels)} channels", "give all the same number")
     x, lengths = padded(where, sequences)
     arrays = {"x": x, "lengths": lengths}
     labels = [label for _, y in read for label in y or ()]
@@ -93,10 +93,10 @@ def _read_ts(path: Path) -> Series:
             break
         given |= {key} if value in {"yes", "true"} else set()
     else:
-        raise InputError(f"{path}: no @data line; check that it is a .ts file")
+        raise InputError(f"{path}: no @data line", "check that it is a .ts file")
     if "@timestamps" in given:
         raise InputError(
-            f"{path}: its values have time stamps, which are not read; write it with @timeStamps false"
+            f"{path}: its values have time stamps, which are not read", "write it with @timeStamps false"
         )
     x: list[np.ndarray] = []
     labels: list[Any] = []
@@ -109,11 +109,11 @@ def _read_ts(path: Path) -> Series:
         rows = [_floats(where, part.split(",")) for part in parts]
         if len({len(row) for row in rows}) != 1:
             raise InputError(
-                f"{where}: channels of {[len(row) for row in rows][:4]} values; give all the same length"
+                f"{where}: channels of {[len(row) for row in rows][:4]} values", "give all the same length"
             )
         x.append(np.stack(rows, axis=1))
     if not x:
-        raise InputError(f"{path}: no series after @data; give one per line")
+        raise InputError(f"{path}: no series after @data", "give one per line")
     return x, labels or None
 
 
@@ -128,7 +128,7 @@ def _read_bare(path: Path) -> Series:
         known = np.flatnonzero(~np.isnan(values))
         if not np.isfinite(label) or not len(known):
             raise InputError(
-                f"{where}: no label in the first column, or no value after it; remove the line"
+                f"{where}: no label in the first column, or no value after it", "remove the line"
             )
         x.append(np.array(values[: known[-1] + 1])[:, None])
         y.append(float(label))
@@ -141,4 +141,4 @@ def _floats(where: str, cells: Sequence[str]) -> np.ndarray:
         return np.array([float("nan" if cell.strip() in {"?", ""} else cell) for cell in cells])
     except ValueError as error:
         wrong = str(error).partition(": ")[2].strip("'")[:40]
-        raise InputError(f"{where}: {wrong!r} is not a number; write ? for a missing value") from None
+        raise InputError(f"{where}: {wrong!r} is not a number", "write ? for a missing value") from None

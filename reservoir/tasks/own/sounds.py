@@ -38,8 +38,10 @@ def open_sound(path: Path, rate: int = RATE) -> Sound:
     """Read a sound's rate and length from its header; refuse sizes, also at ``rate``, that the file cannot hold."""
     with _opened(path) as file:
         if not RATES[0] <= file.samplerate <= RATES[1] or file.frames < 1:
-            problem = f"{path}: {file.frames} samples, {file.samplerate} per second"
-            raise InputError(f"{problem}; give at least one, at {RATES[0]:,} to {RATES[1]:,} per second")
+            raise InputError(
+                f"{path}: {file.frames} samples, {file.samplerate} per second",
+                f"give at least one, at {RATES[0]:,} to {RATES[1]:,} per second",
+            )
         sound = Sound(path, file.samplerate, file.frames)
         size = 8 * max(file.frames * file.channels, sound.count(rate))
         check_expansion(path, "samples", size, path.stat().st_size)
@@ -55,11 +57,11 @@ def read_samples(sound: Sound, rate: int) -> np.ndarray:
         mono = file.read(sound.frames, dtype="float64", always_2d=True).mean(axis=1)
     if len(mono) != sound.frames:
         raise InputError(
-            f"{sound.path}: header claims {sound.frames} samples, but {len(mono)} follow; write it again"
+            f"{sound.path}: header claims {sound.frames} samples, but {len(mono)} follow", "write it again"
         )
     if not np.isfinite(mono).all():
         raise InputError(
-            f"{sound.path}: sample {int(np.argmin(np.isfinite(mono)))} is not finite; write it again"
+            f"{sound.path}: sample {int(np.argmin(np.isfinite(mono)))} is not finite", "write it again"
         )
     ratio = _ratio(rate, sound.rate)
     if ratio != 1:
@@ -77,7 +79,7 @@ def _opened(path: Path) -> Any:
     except Exception as error:  # raised for a damaged file
         problem = first_line(error).removeprefix(f"Error opening {str(path)!r}: ")
         raise InputError(
-            f"{path}: not a readable sound ({problem}); write it as WAV, FLAC, OGG or MP3"
+            f"{path}: not a readable sound ({problem})", "write it as WAV, FLAC, OGG or MP3"
         ) from None
 
 

@@ -74,7 +74,7 @@ class TableReader:
         if repeats and self.asked.id and self.labelled and timed and not group:
             problem = f"{table.path}: rows with the same {self.roles.id!r} are not joined: {whole!r} holds sequences"
             ways = "number names of events and pass --symbols, or pass --group instead of --id"
-            raise InputError(f"{problem}; {ways}")
+            raise InputError(problem, ways)
         if repeats and not (group or self.asked.group):
             self.arrays["groups"] = np.array(ids)
             self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
@@ -210,7 +210,9 @@ class TableReader:
             table.frame = table.frame[[name for name in known if name in table.frame]]
         names = list(table.frame)
         if not names:
-            raise InputError(f"{table.path}: no columns of values; give one column per value of a sequence")
+            raise InputError(
+                f"{table.path}: no columns of values", "give one column per value of a sequence"
+            )
         self.chosen["columns"] = names
         return names
 
@@ -243,7 +245,7 @@ class TableReader:
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
             problem = f"{table.path}: every sequence has a line that cannot be read"
-            raise InputError(f"{problem} ({table.bad.notes()[0]}); fix these lines")
+            raise InputError(f"{problem} ({table.bad.notes()[0]})", "fix these lines")
         for line, (_, reason) in table.bad.skipped(ids).items():
             self.skipped.setdefault(int(member[line]), (ids[line], reason))
         rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
@@ -263,7 +265,7 @@ class TableReader:
                 row, what, flag = int(np.argmax(unlike)), "label" if array == "y" else array, quote(name)
                 problem = f"{self.table.bad.places[row]}: the {what} differs from earlier rows with this"
                 or_flags = f", or pass --group {flag} or --drop {flag} if each row is a whole sequence"
-                raise InputError(f"{self.table.path}, {problem} {name!r}; make them equal{or_flags}")
+                raise InputError(f"{self.table.path}, {problem} {name!r}", f"make them equal{or_flags}")
 
 
 def columns_as_arrays(

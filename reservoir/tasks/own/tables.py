@@ -70,9 +70,9 @@ class BadRows:
             fix = (remedies.pop() if len(remedies) == 1 else "fix the file") + or_fill + or_skip
             if bad == 1:
                 ((row, reason),) = self.reasons.items()
-                raise InputError(f"{self.where}, {self.places[row]}: {reason}; {fix}")
+                raise InputError(f"{self.where}, {self.places[row]}: {reason}", fix)
             count = "no row can" if bad == rows else f"{bad:,} rows cannot"
-            raise InputError(f"{self.where}: {count} be read: {self._named()}; {fix}")
+            raise InputError(f"{self.where}: {count} be read: {self._named()}", f"{fix}")
         return ~np.isin(np.arange(rows), list(self.reasons))
 
     def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
@@ -109,8 +109,10 @@ class Table:
     def check_thousands(self, name: str) -> None:
         """Refuse a column of numbers whose marks may separate thousands."""
         if cell := self.unclear.get(name):
-            problem = f"{self.path}, column {name!r}: the mark in {cell!r} may separate thousands"
-            raise InputError(f"{problem}; remove such marks, or pass --decimal . or --decimal ,")
+            raise InputError(
+                f"{self.path}, column {name!r}: the mark in {cell!r} may separate thousands",
+                "remove such marks, or pass --decimal . or --decimal ,",
+            )
 
     def with_points(self, cells: Any) -> Any:
         """Return cells with points for decimal commas, and commas for points, because 1.234 is then no number."""
@@ -159,12 +161,14 @@ def check_text(path: Path) -> None:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if b"\0" in line:
-                raise InputError(f"{path}, line {number}: a NUL byte; perhaps run iconv -f UTF-16 {flags}")
+                raise InputError(
+                    f"{path}, line {number}: a NUL byte", f"perhaps run iconv -f UTF-16 {flags}"
+                )
             try:
                 line.decode()
             except UnicodeDecodeError:
                 raise InputError(
-                    f"{path}, line {number}: not UTF-8; perhaps run iconv -f LATIN1 {flags}"
+                    f"{path}, line {number}: not UTF-8", f"perhaps run iconv -f LATIN1 {flags}"
                 ) from None
 
 
@@ -204,7 +208,7 @@ def _read_csv(
     check_names(path, [name for name in names if not name.startswith("Unnamed: ")])
     _check_cells(path, len(records), len(names))
     if not any(full for _, _, full in records):
-        raise InputError(f"{path}: no rows; give a header with column names, and one line per row")
+        raise InputError(f"{path}: no rows", "give a header with column names, and one line per row")
     wanted = {name.lower() for name in (names if text is None else text)}
     as_text = {place: str for place, name in enumerate(names) if name.lower() in wanted}
     mark = _decimal_mark(sample) if decimal == "auto" and between != "," else decimal.replace("auto", ".")
@@ -233,7 +237,9 @@ def _read_csv(
             raise ValueError("unmatched quotes")
     except (ValueError, OverflowError, csv.Error) as error:
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
-        raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
+        raise InputError(
+            f"{path}: not a readable table ({problem})", "check quotes and separators"
+        ) from None
     frame.columns = names
     frame.attrs["decimal"] = mark
     if decimal == "auto" and between != ",":
@@ -287,8 +293,10 @@ def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int,
             records.append(record)
             places.append(number)
     if len(faults) == len(records):
-        start = f"{path}, line {places[0]}: {faults[0]}" if faults else f"{path}: no rows"
-        raise InputError(f"{start}; write one JSON object per line")
+        raise InputError(
+            f"{path}, line {places[0]}: {faults[0]}" if faults else f"{path}: no rows",
+            "write one JSON object per line",
+        )
     _check_cells(path, len(records), len(set().union(*records)))
     return pd.DataFrame.from_records(records, index=range(len(records))), places, faults
 
@@ -332,7 +340,7 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
         for name in table.column_names:
             column, kind = table.column(name), table.column(name).type
             if types.is_binary(kind) or types.is_large_binary(kind):
-                raise InputError(f"{path}: some cells hold bytes; write text or numbers")
+                raise InputError(f"{path}: some cells hold bytes", "write text or numbers")
             if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
                 columns[name] = column.to_pandas()
             else:
@@ -347,12 +355,14 @@ def check_names(path: Path, names: Sequence[str]) -> None:
     """Refuse a table in which two columns have the same name."""
     for name, count in Counter(names).most_common(1):
         if count > 1:
-            raise InputError(f"{path}: two columns are called {name!r}; rename one")
+            raise InputError(f"{path}: two columns are called {name!r}", "rename one")
 
 
 def _check_cells(path: Path, rows: int, columns: int) -> None:
     """Refuse a table of far more cells, nearly all empty, than the file has bytes."""
     size = path.stat().st_size
     if 8 * rows * columns > max(FREE_BYTES, MAX_EXPANSION * size):
-        problem = f"{path}: {rows:,} rows and {columns:,} columns in {size:,} bytes, so nearly all cells are empty"
-        raise InputError(f"{problem}; leave out the empty columns")
+        raise InputError(
+            f"{path}: {rows:,} rows and {columns:,} columns in {size:,} bytes, so nearly all cells are empty",
+            "leave out the empty columns",
+        )

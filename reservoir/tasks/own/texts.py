@@ -65,7 +65,7 @@ def _text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
     for row, text in enumerate(texts):
         if not text or "\0" in text:
             raise InputError(
-                f"{where}, row {row}: {'a NUL in the text' if text else 'an empty text'}; remove the row"
+                f"{where}, row {row}: {'a NUL in the text' if text else 'an empty text'}", "remove the row"
             )
     return np.array([len(text) for text in texts], np.int64)
 

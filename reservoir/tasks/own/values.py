@@ -30,7 +30,7 @@ def as_values(
             series, unknown = x[row, : lengths[row], channel], gaps[row, : lengths[row], channel]
             if unknown.all():
                 raise InputError(
-                    f"{where}: no value at all in row {first_row + row}, column {channel}; remove the row"
+                    f"{where}: no value at all in row {first_row + row}, column {channel}", "remove the row"
                 )
             series[unknown] = np.interp(np.flatnonzero(unknown), np.flatnonzero(~unknown), series[~unknown])
     with np.errstate(over="ignore"):
@@ -42,9 +42,9 @@ def as_values(
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
         value = x[row, token, channel]
         fill = or_fill if np.isnan(value) else ""
-        problem = f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}"
         raise InputError(
-            f"{problem}; repair or remove the row, or end it before this token with lengths{fill}"
+            f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}",
+            f"repair or remove the row, or end it before this token with lengths{fill}",
         )
     if missing != "mask":
         return values
@@ -67,8 +67,10 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray], name: str = "x")
     if len(coarse):
         c = int(coarse[0])
         spread = f"(from {least[c]:.15g} to {most[c]:.15g}, rounded by up to {moved[c]:.3g})"
-        problem = f"{where}: {name} varies too little for float32 in column {c} {spread}"
-        raise InputError(f"{problem}; subtract an offset from it, such as {least[c]:.6g}")
+        raise InputError(
+            f"{where}: {name} varies too little for float32 in column {c} {spread}",
+            f"subtract an offset from it, such as {least[c]:.6g}",
+        )
 
 
 def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
@@ -91,8 +93,10 @@ def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
     scale = 1 / np.where(still, 1, deviation)
     if (scale > np.finfo(np.float32).max).any():
         channel = int(np.argmax(scale))
-        problem = f"{where}: the values of column {channel} deviate by {deviation[channel]:.3g}, too little for float32"
-        raise InputError(f"{problem}; multiply them by a constant")
+        raise InputError(
+            f"{where}: the values of column {channel} deviate by {deviation[channel]:.3g}, too little for float32",
+            "multiply them by a constant",
+        )
     return Scaling(offset=(shift + mean).astype(np.float32), scale=scale.astype(np.float32))
 
 
@@ -100,13 +104,13 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
     """Return lengths (rows,) as int32; refuse lengths that are not integers from ``fewest`` to ``tokens``."""
     if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
         raise InputError(
-            f"{where}: lengths hold {lengths.dtype} of shape {lengths.shape}; give integers ({rows},)"
+            f"{where}: lengths hold {lengths.dtype} of shape {lengths.shape}", f"give integers ({rows},)"
         )
     wrong = (lengths < fewest) | (lengths > tokens)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise InputError(
-            f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}; fix it"
+            f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}", "fix it"
         )
     return lengths.astype(np.int32)
 
@@ -127,8 +131,10 @@ def encode_own(
         want, fits = f"numbers (rows, tokens, {dim})", kind in "uif" and x.ndim == 3 and x.shape[2] == dim
     if not fits or not x.size:
         found = "texts" if kind == "U" else f"inputs of shape {x.shape} and type {x.dtype}"
-        problem = f"{where}: {found}, but the model reads {want}, as made from {task.name!r}"
-        raise InputError(f"{problem}; give data of the same kind")
+        raise InputError(
+            f"{where}: {found}, but the model reads {want}, as made from {task.name!r}",
+            "give data of the same kind",
+        )
     if task.alphabet:
         return codes_of(where, x.tolist())
     given = full_lengths(x) if lengths is None else lengths
