@@ -67,4 +67,4 @@ def require_path(value: object, what: str) -> str:
     remedy = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier"
     if what.endswith(": readout"):
         remedy = "pass the attribute saved of the result of fit, or run of that of train"
-    raise InputError(f"{what} is of type {type(value).__name__}, not a name or a path", f"{remedy}")
+    raise InputError(f"{what} is of type {type(value).__name__}, not a name or a path", remedy)

@@ -119,7 +119,7 @@ def import_features(
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
         remedy = "export the features again" if described else "write the file again"
-        raise InputError(f"{file}: features cannot be read ({first_line(error)})", f"{remedy}") from error
+        raise InputError(f"{file}: features cannot be read ({first_line(error)})", remedy) from error
     return Extraction.of(entry, sorted(incoming.features), written, started)
 
 

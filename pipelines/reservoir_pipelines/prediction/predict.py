@@ -157,7 +157,7 @@ def _without_misfits(file: Path, rows: NewRows, limits: list[tuple[int, float]])
         misfits[place] = (rows.ids[row].item(), reason)
     if not fit.any():
         remedy = "give rows of other lengths, or fit a readout of a backbone with more positions"
-        raise InputError(f"{file}: no row has a length that the model reads ({reason})", f"{remedy}")
+        raise InputError(f"{file}: no row has a length that the model reads ({reason})", remedy)
     y, groups = (None if array is None else array[fit] for array in (rows.y, rows.groups))
     return NewRows(rows.x[fit], rows.lengths[fit], rows.ids[fit], y, groups, rows.skipped | misfits)
 

@@ -390,7 +390,7 @@ def _check_settings(settings: Mapping[str, Any], known: Mapping[str, type[Option
             raise InputError(f"{where}: no setting {key!r}{meant}")
         if not _is_json(value):
             remedy = "give a string, a finite number, true, false, or a list or table of these"
-            raise InputError(f"{where}: {key} = {reprlib.repr(value)}", f"{remedy}")
+            raise InputError(f"{where}: {key} = {reprlib.repr(value)}", remedy)
         if value != "":  # which stands for the option's default
             try:
                 known[key](**{key: value})

@@ -41,7 +41,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
         elif name and (labelled or role == "text"):
             problem = f"{origin}: not every split has the column {name!r}"
             remedy = f"add it, or pass --{role} NAME{nearest(name, columns)}"
-            raise InputError(f"{problem} (the first has {', '.join(columns)})", f"{remedy}")
+            raise InputError(f"{problem} (the first has {', '.join(columns)})", remedy)
     if len(parts) > 1 and labelled:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
     bad = BadRows(origin, [f"row {row}" for row in range(len(cells[text]))], skip=asked.skip_bad_rows)

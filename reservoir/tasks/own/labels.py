@@ -252,7 +252,7 @@ def _refuse_constant(where: str, targets: np.ndarray, label: str) -> None:
     for output in np.flatnonzero((flat == flat[0]).all(axis=0)).tolist():
         which = f"all values of output {output} of {label}" if flat.shape[1] > 1 else "all labels"
         remedy = "leave the output out" if flat.shape[1] > 1 else "give rows with different labels"
-        raise InputError(f"{where}: {which} are the same ({flat[0, output]:g})", f"{remedy}")
+        raise InputError(f"{where}: {which} are the same ({flat[0, output]:g})", remedy)
 
 
 def split_rows(

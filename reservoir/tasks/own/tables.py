@@ -72,7 +72,7 @@ class BadRows:
                 ((row, reason),) = self.reasons.items()
                 raise InputError(f"{self.where}, {self.places[row]}: {reason}", fix)
             count = "no row can" if bad == rows else f"{bad:,} rows cannot"
-            raise InputError(f"{self.where}: {count} be read: {self._named()}", f"{fix}")
+            raise InputError(f"{self.where}: {count} be read: {self._named()}", fix)
         return ~np.isin(np.arange(rows), list(self.reasons))
 
     def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
