@@ -148,6 +148,30 @@ def test_what_selects_does_not_import_the_code_that_reads_test_rows():
         assert f"{fitting}.evaluate" not in reached[start], start
 
 
+PAPER = "reservoir_pipelines.paper"
+SHOW_THE_PAPER = {f"reservoir_pipelines.{name}" for name in ("api", "cli", "commands.stage_commands")}
+"""The modules that make functions and commands of the paper's room."""
+
+OPEN_TO_THE_PAPER = {
+    "reservoir_pipelines",  # the public functions and their results
+    *(f"reservoir_pipelines.{name}" for name in ("card", "files", "output", "plots", "workers")),
+    *(f"reservoir_pipelines.reports.{name}" for name in ("report", "views")),
+    "reservoir_pipelines.training.run_folder",  # attention reads the folder of a run, and pretrain writes one
+    "reservoir_pipelines.preparation.prepared",  # the scaling of a run
+}
+"""What the paper's room may use of this package besides itself."""
+
+
+def test_the_rooms_of_the_paper_use_public_parts_and_serve_the_commands_alone():
+    imports = imports_of_modules()
+    inside = {name for name in imports if name == PAPER or name.startswith(f"{PAPER}.")}
+    assert len(inside) > 5
+    users = {name for name, targets in imports.items() if targets & inside}
+    assert users - inside <= SHOW_THE_PAPER
+    used = {target for name in inside for target in imports[name] if target.startswith("reservoir_pipelines")}
+    assert used - inside <= OPEN_TO_THE_PAPER
+
+
 def test_each_option_is_declared_once():
     from reservoir import options
 
