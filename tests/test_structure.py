@@ -156,6 +156,7 @@ OPEN_TO_THE_PAPER = {
     "reservoir_pipelines",  # the public functions and their results
     *(f"reservoir_pipelines.{name}" for name in ("card", "files", "output", "plots", "workers")),
     *(f"reservoir_pipelines.reports.{name}" for name in ("report", "views")),
+    "reservoir_pipelines.data.own_data",  # the name of data of your own as a task
     "reservoir_pipelines.training.run_folder",  # attention reads the folder of a run, and pretrain writes one
     "reservoir_pipelines.preparation.prepared",  # the scaling of a run
 }
