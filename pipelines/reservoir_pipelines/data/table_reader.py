@@ -1,6 +1,7 @@
 """A table as arrays, in three forms: rows of values, whole sequences in cells, or several lines per sequence (long)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir_pipelines.data import columns
-from reservoir_pipelines.data.arrays import Arrays, Skipped, padded
+from reservoir_pipelines.data.rows import Rows, Skipped, padded
 from reservoir_pipelines.data.tables import EMPTY_CELL, BadRows, Table
-from reservoir_pipelines.data.texts import Texts
+from reservoir_pipelines.data.texts import text_rows
 
 
 class TableReader:
@@ -28,8 +29,8 @@ class TableReader:
         self.arrays: dict[str, np.ndarray] = {}
         self.skipped: Skipped = {}
 
-    def arrays_of_table(self) -> Arrays:
-        """Return the arrays of a table in any of the three forms."""
+    def rows_of_table(self) -> Rows:
+        """Return the rows of a table in any of the three forms."""
         table, name, label = self.table, self.roles.id, columns.listed(self.roles.labels)
         ids = [str(cell) for cell in table.frame[name]] if name else []
         repeats = len(set(ids)) < len(ids)
@@ -42,18 +43,19 @@ class TableReader:
             kept = table.bad.kept()
             self.skipped = table.bad.skipped(self.arrays.get("ids", ()))
             self.arrays = {name: array[kept] for name, array in self.arrays.items()}
-        arrays = self._padded()
-        arrays.notes, arrays.chosen, arrays.label = [*self.notes, *table.bad.notes()], self.chosen, label
-        arrays.skipped = self.skipped
-        return arrays
+        notes = (*self.notes, *table.bad.notes())
+        return replace(
+            self._padded(), notes=notes, parameters=self.chosen, label=label, skipped=self.skipped
+        )
 
-    def _padded(self) -> Arrays:
+    def _padded(self) -> Rows:
         where, x = str(self.table.path), self.arrays.pop("x")
+        arrays: dict[str, Any] = self.arrays
         if x.dtype == object and isinstance(x[0], str):
-            return Texts(where, x.tolist(), self.arrays)
+            return text_rows(where, x.tolist(), arrays)
         if x.dtype == object:
-            x, self.arrays["lengths"] = padded(where, x.tolist())
-        return Arrays({"x": x, **self.arrays})
+            x, arrays["lengths"] = padded(where, x.tolist())
+        return Rows(x=x, **arrays)
 
     def _labels_and_groups(self) -> None:
         if names := [name for name in self.roles.labels if name in self.table.frame]:
@@ -268,19 +270,19 @@ class TableReader:
                 raise InputError(f"{self.table.path}, {problem} {name!r}", f"make them equal{or_flags}")
 
 
-def columns_as_arrays(
+def columns_as_rows(
     cells: Mapping[str, Sequence[Any]], bad: BadRows, asked: OwnDataOptions, known: Any, **roles: str | None
-) -> Arrays:
-    """Return columns of texts, labels, ids, groups and splits as arrays, read with the flags ``roles``."""
+) -> Rows:
+    """Return columns of texts, labels, ids, groups and splits as rows, read with the flags ``roles``."""
     import pandas as pd
 
     frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
     named: Any = {"regression": asked.regression, "classes": asked.classes, **roles}
-    found = TableReader(
-        Table(Path(bad.where), frame, bad), OwnDataOptions(**named), known
-    ).arrays_of_table()
-    found.chosen = {name: found.chosen[name] for name in ("each",) if name in found.chosen}
-    return found
+    table = Table(Path(bad.where), frame, bad)
+    rows = TableReader(table, OwnDataOptions(**named), known).rows_of_table()
+    return replace(
+        rows, parameters={name: rows.parameters[name] for name in ("each",) if name in rows.parameters}
+    )
 
 
 def _parts(label: Any) -> list[Any]:
