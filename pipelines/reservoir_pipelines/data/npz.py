@@ -29,16 +29,14 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, n
         as_input_error(f"{path}: not a readable .npz archive", "write it again"),
         zipfile.ZipFile(path) as archive,
     ):
-        for member in archive.namelist():
-            # NumPy calls the members "x" and "x.npy" both x.
-            name = member.removesuffix(".npy")
-            if names is not None and name not in names:
-                continue
-            if [other.removesuffix(".npy") for other in archive.namelist()].count(name) > 1:
-                raise ValueError(f"several arrays are called {name!r}")
-            if names is not None and name == member:
-                continue  # not an array that NumPy wrote
+        # NumPy calls both the members "x" and "x.npy" x.
+        members = [(member, member.removesuffix(".npy")) for member in archive.namelist()]
+        chosen = [(member, name) for member, name in members if names is None or name in names]
+        for member, _ in chosen:
             check_header(path, archive, member)
+        for member, name in chosen:
+            if name in arrays:
+                raise ValueError(f"several arrays are called {name!r}")
             with archive.open(member) as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
                 file.read(1)  # the checksum is compared at the end
