@@ -32,7 +32,7 @@ from reservoir.readouts.evaluation import (
     r2_interval,
     reliability,
 )
-from reservoir.tasks.own.texts import texts_of
+from reservoir.tasks.words import texts_of
 from tests.tasks.samples import write_csv
 
 SMALL = {"layers": "block01", "pool": "mean"}
