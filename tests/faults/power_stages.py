@@ -223,7 +223,7 @@ def predictions(root: Path) -> Any:
 
 
 def run_cells(root: Path) -> None:
-    from reservoir_pipelines.reproduction_folder import ReproductionFolder
+    from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 
     folder = ReproductionFolder(root / "table")
     folder.create()
@@ -234,7 +234,7 @@ def run_cells(root: Path) -> None:
 
 
 def cells(root: Path) -> Any:
-    from reservoir_pipelines.reproduction_folder import ReproductionFolder
+    from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 
     folder = ReproductionFolder(root / "table")
     return folder.result("a") or folder.failure("a"), folder.tables()
@@ -253,7 +253,8 @@ def model(root: Path) -> Any:
     folder = root / "model"
     whole = all((folder / name).exists() for name in ("config.json", "model.safetensors", "tokenizer.json"))
     weights = load_backbone(str(folder), "pretrained").model.state_dict() if whole else {}
-    return run_of(folder / "run"), short(*(tensor.numpy() for tensor in weights.values())) if whole else "no model"
+    digest = short(*(tensor.numpy() for tensor in weights.values())) if whole else "no model"
+    return run_of(folder / "pretraining"), digest
 
 
 def run_import(root: Path) -> None:

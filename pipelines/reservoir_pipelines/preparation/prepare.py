@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import file_crc32, new_file, new_folder, path_below, publish_json, replace_file
+from reservoir_cache import (
+    file_crc32,
+    new_file,
+    new_folder,
+    path_below,
+    publish_json,
+    replace_file,
+)
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
-from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, Tokens, check_split, own_name, task_named
-from reservoir.tasks.own.columns import FILES
+from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, Tokens, check_split
 from reservoir.tasks.task import MISSING
+from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.own_data import open_source, own_name
 from reservoir_pipelines.files import cache_root, data_folder, source_contents
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import (
@@ -99,7 +107,7 @@ def prepare(
     last, with a note; your own data never does, because its files say which data is meant.
     """
     folder = download(task, cache=cache) if files.fetch else data_folder(options.data)
-    source = task_named(task, data=folder, **options.given)
+    source = open_source(task, data=folder, **options.given)
     try:
         source_files = source.files()
     except InputError:
@@ -109,7 +117,7 @@ def prepare(
         note = f"task {task!r}: its files are not here; using the data prepared before, {earlier.path}"
         return replace(earlier, warnings=(*earlier.warnings, note))
     if model and _reads_samples(model, source_files):
-        source = task_named(task, data=folder, **options.given | {"waveform": True})
+        source = open_source(task, data=folder, **options.given | {"waveform": True})
     settings = _settings_folder(task, source, cache)
     origin = source_contents(source_files, Path(task), settings)
     final = path_below(settings, _hash(origin))
@@ -131,7 +139,7 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
     """
     folder, table = data_folder(data), []
     for name in TASKS:
-        source = task_named(name, data=folder)
+        source = open_source(name, data=folder)
         task, earlier = source.task, _latest(_settings_folder(name, source, cache), verify=False)
         rows, remedy = earlier.rows if earlier else None, ""
         try:
@@ -243,7 +251,9 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
             split.ids is not None and split.ids.dtype.kind == "U"
         ):  # HDF5's strings of a fixed size are bytes
             arrays["ids"] = np.char.encode(split.ids, "utf-8", "surrogatepass")
-        replace_file(path, partial(_write_arrays, arrays), durable=False)  # the whole folder is synced at its end
+        replace_file(
+            path, partial(_write_arrays, arrays), durable=False
+        )  # the whole folder is synced at its end
         sums = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
         counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
         hashes = None if source.task.name in TASKS else _hashes(split.x, arrays["lengths"])
