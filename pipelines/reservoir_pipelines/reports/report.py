@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir.options import CacheOptions, OutOptions
+from reservoir.options import ReportOptions
 from reservoir_pipelines.claims import NOT_CHECKED, NOT_MEASURED
 from reservoir_pipelines.files import cache_root, read_checked, replace_file, writing
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
@@ -31,17 +31,15 @@ class Report(Record):
     bytes: int
 
 
-def report(
-    sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False
-) -> Report:
+def report(sources: Sequence[str | Path], options: ReportOptions) -> Report:
     """Write a page about folders of `reproduce`, `fit` and `train`; see `api.report`."""
-    root = cache_root(place.cache)
+    root = cache_root(options.cache)
     parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
     if not parts:
         raise InputError(f"{root}: nothing to report yet", "run reservoir fit or reservoir reproduce first")
     _leave_out_answered_claims(parts)
-    out = result.out or root / ("report.md" if markdown else "report.html")
-    template, finalize = ("tables.md.j2", _on_one_line) if markdown else ("page.html", _visible)
+    out = options.out or root / ("report.md" if options.markdown else "report.html")
+    template, finalize = ("tables.md.j2", _on_one_line) if options.markdown else ("page.html", _visible)
     text = _render(parts, template, finalize)
     with writing(out):
         replace_file(out, lambda part: part.write_text(text, encoding="utf-8"))
