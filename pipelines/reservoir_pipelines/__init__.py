@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.api import report as report
     from reservoir_pipelines.api import reproduce as reproduce
     from reservoir_pipelines.api import train as train
-    from reservoir_pipelines.attention_maps import Attention as Attention
     from reservoir_pipelines.comparison.compare import Comparison as Comparison
     from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
     from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
@@ -40,14 +39,15 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.fitting.results import Result as Result
     from reservoir_pipelines.foreign_backbone import Imported as Imported
     from reservoir_pipelines.foreign_backbone import import_backbone as import_backbone
+    from reservoir_pipelines.paper.attention_maps import Attention as Attention
+    from reservoir_pipelines.paper.pretrain import Pretraining as Pretraining
+    from reservoir_pipelines.paper.reproduce import Reproduction as Reproduction
     from reservoir_pipelines.prediction.explain import Explanation as Explanation
     from reservoir_pipelines.prediction.export import Export as Export
     from reservoir_pipelines.prediction.predict import Prediction as Prediction
     from reservoir_pipelines.prediction.predict import Predictions as Predictions
     from reservoir_pipelines.preparation.prepared import Prepared as Prepared
-    from reservoir_pipelines.pretraining.pretrain import Pretraining as Pretraining
     from reservoir_pipelines.reports.report import Report as Report
-    from reservoir_pipelines.reproduction.reproduce import Reproduction as Reproduction
     from reservoir_pipelines.training.run_folder import Training as Training
 
 FUNCTIONS = (
@@ -67,7 +67,7 @@ FUNCTIONS = (
 """The functions of ``api.py``."""
 
 PLACES = {
-    "Attention": "attention_maps",
+    "Attention": "paper.attention_maps",
     "Comparison": "comparison.compare",
     "Explanation": "prediction.explain",
     "Export": "prediction.export",
@@ -80,9 +80,9 @@ PLACES = {
     "Prediction": "prediction.predict",
     "Predictions": "prediction.predict",
     "Prepared": "preparation.prepared",
-    "Pretraining": "pretraining.pretrain",
+    "Pretraining": "paper.pretrain",
     "Report": "reports.report",
-    "Reproduction": "reproduction.reproduce",
+    "Reproduction": "paper.reproduce",
     "ReservoirClassifier": "estimators.estimators",
     "ReservoirRegressor": "estimators.estimators",
     "ReservoirTransformer": "estimators.estimators",

@@ -19,19 +19,19 @@ from reservoir_pipelines.signatures import takes
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
-    from reservoir_pipelines.attention_maps import Attention
     from reservoir_pipelines.comparison.compare import Comparison
     from reservoir_pipelines.extraction.export_features import ExportedFeatures
     from reservoir_pipelines.extraction.extract import Extraction
     from reservoir_pipelines.extraction.forecast import Forecast
     from reservoir_pipelines.fitting.results import Fit
+    from reservoir_pipelines.paper.attention_maps import Attention
+    from reservoir_pipelines.paper.pretrain import Pretraining
+    from reservoir_pipelines.paper.reproduce import Reproduction
     from reservoir_pipelines.prediction.explain import Explanation
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.prediction.predict import Predictions
     from reservoir_pipelines.preparation.prepared import Prepared
-    from reservoir_pipelines.pretraining.pretrain import Pretraining
     from reservoir_pipelines.reports.report import Report
-    from reservoir_pipelines.reproduction.reproduce import Reproduction
     from reservoir_pipelines.training.run_folder import Training
 
     StrPath = str | PathLike[str]
@@ -443,7 +443,7 @@ def pretrain(arguments: PretrainArguments) -> Pretraining:
     >>> pretrain("zipf", out="zipf", backbone="mini:n_layer=1,n_embd=16,n_positions=64", steps=2).unit
     'token'
     """
-    from reservoir_pipelines.pretraining.pretrain import pretrain as run
+    from reservoir_pipelines.paper.pretrain import pretrain as run
 
     return run(
         require_path(arguments.corpus, "pretrain: corpus"),
@@ -478,7 +478,7 @@ def attention(arguments: AttentionArguments) -> Attention:
     >>> attention("digits", average=20, out="maps.png").mean.shape
     (4, 16, 16)
     """
-    from reservoir_pipelines.attention_maps import attention as run
+    from reservoir_pipelines.paper.attention_maps import attention as run
 
     return run(
         require_path(arguments.task, "attention: task"),
@@ -512,7 +512,7 @@ def reproduce(arguments: ReproduceArguments) -> Reproduction:
     >>> reproduce(["figure6"]).failed
     {}
     """
-    from reservoir_pipelines.reproduction.reproduce import reproduce as run
+    from reservoir_pipelines.paper.reproduce import reproduce as run
 
     names = _several(arguments.names, "reproduce: names")
     return run(
@@ -544,10 +544,11 @@ def report(arguments: ReportArguments) -> Report:
     >>> report([result.saved.parent], out="page.html").parts
     1
     """
+    from reservoir_pipelines.paper.page import REPRODUCTIONS
     from reservoir_pipelines.reports.report import report as run
 
-    sources = _several(arguments.sources, "report: sources")
-    return run(sources, arguments)
+    folders = _several(arguments.sources, "report: sources")
+    return run(folders, arguments, kinds=(REPRODUCTIONS,))
 
 
 def _several(values: StrPath | Sequence[StrPath], what: str) -> list[str]:

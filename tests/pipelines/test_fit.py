@@ -28,10 +28,10 @@ from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from reservoir import InputError
 from reservoir.options import FitOptions
-from reservoir.readouts.evaluation import compare, evaluate
+from reservoir.readouts.evaluation import evaluate_blocks, p_value_of_difference
 from reservoir.readouts.linear import RereadableBlocks, Targets, balanced_weights
-from reservoir.readouts.logistic import LOGISTIC_ALPHAS
-from reservoir.readouts.ridge import accumulate, fold_moments
+from reservoir.readouts.moments import accumulate, fold_moments
+from reservoir.readouts.penalties import LOGISTIC_ALPHAS
 from reservoir.readouts.sweep import sweep
 from tests.refusals import outcome
 
@@ -405,7 +405,7 @@ class Held(Samples):
     splits: Any
     columns: tuple[str, ...] = ("held",)
     view: Any = field(default_factory=View)
-    emphasis: Any = None
+    feature_weights: Any = None
 
     def blocks(self, split):
         yield self.splits[split]
@@ -472,9 +472,10 @@ def test_random_labels_give_chance_accuracy_and_uniform_p_values():
         raw, *sources = (held(rng.standard_normal((300, width)), y) for width in (20, 20, 60, 200))
         trials = [fitter.fit(source) for source in sources]
         best = max(range(3), key=lambda i: trials[i].result.merit)
-        found = evaluate(trials[best].readout, sources[best].blocks("test"), ["a", "b"])
+        found = evaluate_blocks(trials[best].readout, sources[best].blocks("test"), ["a", "b"])
         accuracies.append(found.scores["accuracy"])
-        p_values.append(compare(found, evaluate(fitter.fit(raw).readout, raw.blocks("test"), ["a", "b"])))
+        of_raw = evaluate_blocks(fitter.fit(raw).readout, raw.blocks("test"), ["a", "b"])
+        p_values.append(p_value_of_difference(found, of_raw))
         assert trials[best].result.valid_score > 0.5  # the best of many is above chance by selection
     assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(draws * 60)
     for level in (0.05, 0.1, 0.25, 0.5):
@@ -538,13 +539,19 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     source, targets = ColumnSource(EntryView(extracted.store, KNOWN), "final/mean"), Targets(1, 10)
     part = source.view["train"]
     expected = [accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])]
-    folds = [*fold_blocks(source, assign_folds(source, 3, 10))]
+    numbers = assign_folds(source, 3, 10)
+    folds = [*fold_blocks(source, numbers)]
     expected += fold_moments(folds, targets, 3)
     for _ in range(2):  # computed, then read from the entry
-        found = stored_moments(source, targets, source.blocks("train")) + stored_moments(source, targets, folds, 3)
+        found = stored_moments(source, targets, source.blocks("train"))
+        found += stored_moments(source, targets, folds, numbers)
         for a, b in zip(found, expected, strict=True):
             for name, value in b.to_arrays().items():
                 np.testing.assert_allclose(a.to_arrays()[name], value, rtol=1e-10, atol=1e-10 * np.abs(value).max())
+    # The moments of other folds of the same rows are not those that are stored.
+    others = assign_folds(source, 3, 10, repeats=2)[:, 1:]
+    of_others = stored_moments(source, targets, fold_blocks(source, others), others)
+    assert of_others[0].count == np.sum(others == 0) and (of_others[0].mean != found[1].mean).any()
     for device, words in [("nowhere", "nowhere"), ("meta", "cpu or cuda")]:
         with pytest.raises(InputError, match=words):
             fit(extracted, out=tmp_path, device=device)
