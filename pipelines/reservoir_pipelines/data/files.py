@@ -11,14 +11,16 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data import folders, tables
+from reservoir_pipelines.data import folders, table
 from reservoir_pipelines.data.arrays import COLUMN_FLAGS, Arrays, read_npz
-from reservoir_pipelines.data.columns import FILES, named_kind, names_files, text_columns, with_slashes
+from reservoir_pipelines.data.bad_rows import BadRows
+from reservoir_pipelines.data.file_kinds import FILES, named_kind, names_files, with_slashes
 from reservoir_pipelines.data.hdf5 import Hdf5
 from reservoir_pipelines.data.hub import hub_arrays, is_hub
+from reservoir_pipelines.data.label_table import labels_from_table
 from reservoir_pipelines.data.series import is_bare, read_series, split_files
-from reservoir_pipelines.data.table_reader import TableReader, columns_as_arrays
-from reservoir_pipelines.data.tables import lines_of
+from reservoir_pipelines.data.table_checks import lines_of
+from reservoir_pipelines.data.table_rows import columns_as_arrays, read_rows
 from reservoir_pipelines.data.texts import Texts, with_letters
 
 
@@ -48,10 +50,10 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
             start = "most names of records repeat, so records of one name may be in several splits"
             notes.append(f"{start}; pass --group '^(\\S+)' to keep them in one")
         ids = [f"{name}#{row}" for row, name in enumerate(ids)]
-    bad = tables.BadRows(str(path), places, skip=asked.skip_bad_rows)
+    bad = BadRows(str(path), places, skip=asked.skip_bad_rows)
     columns: dict[str, Any] = {"id": ids, "sequence": ["".join(parts) for parts in sequences]}
     if asked.labels:
-        arrays, notes = folders.labels_from_table(asked, ids, bad, new=task is not None)
+        arrays, notes = labels_from_table(asked, ids, bad, new=task is not None)
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
     elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
@@ -69,7 +71,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
 
 
 def _found_in_headers(
-    bad: tables.BadRows, headers: Sequence[str], pattern: str, flag: str, *, new: bool
+    bad: BadRows, headers: Sequence[str], pattern: str, flag: str, *, new: bool
 ) -> list[str | None]:
     """Return the match of a pattern's group in each header; None if there is no pattern, or a ``new`` one has none."""
     if not pattern:
@@ -93,7 +95,7 @@ def _found_in_headers(
 ARRAYS = {".npz": read_npz, ".h5": Hdf5, ".hdf5": Hdf5}
 LAST_WORD = r"[\s|]([^\s|]+)$"  # the label in a FASTA header without --label
 FASTA = (".fasta", ".fa", ".faa", ".fna")
-SUFFIXES = (*ARRAYS, *tables.SUFFIXES, *FASTA, ".ts", *FILES["sounds"])
+SUFFIXES = (*ARRAYS, *table.SUFFIXES, *FASTA, ".ts", *FILES["sounds"])
 
 
 def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
@@ -107,15 +109,15 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     asked = replace(asked, labels=str(labels_path(path, asked.labels))) if asked.labels else asked
     tables_of_labels = [path / known["labels"]] if known and "labels" in known else []
     files = folders.media_files(path, *tables_of_labels, *([Path(asked.labels)] if asked.labels else []))
-    one_recording = known and known.get("recordings") and suffix in tables.SUFFIXES
+    one_recording = known and known.get("recordings") and suffix in table.SUFFIXES
     if one_recording and not files and not named_kind(path):
         files = [path]
     if files:
         classes = [task.label(number) for number in range(task.classes)] if task else None
         names = [file.name if file == path else file.relative_to(path).as_posix() for file in files]
-        bad = tables.BadRows(origin, [f"file {name}" for name in names], skip=asked.skip_bad_rows)
+        bad = BadRows(origin, [f"file {name}" for name in names], skip=asked.skip_bad_rows)
         if asked.labels:
-            arrays, notes = folders.labels_from_table(asked, names, bad, new=task is not None)
+            arrays, notes = labels_from_table(asked, names, bad, new=task is not None)
         else:
             arrays, notes = folders.folder_labels(path, names, classes), folders.files_left_out(path, files)
         found = folders.media_arrays(
@@ -128,7 +130,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         return with_letters(str(path), ARRAYS[suffix](path))
     if suffix in FASTA:
         return fasta_arrays(path, asked, task)
-    if suffix in tables.SUFFIXES:
+    if suffix in table.SUFFIXES:
         found = _table_arrays(path, asked, known)
         found.unused_options = (
             *(name for name in found.unused_options if name not in COLUMN_FLAGS),
@@ -172,20 +174,18 @@ def check_file(path: Path) -> None:
 
 def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | None) -> Arrays:
     """Return the arrays of a table, or of the files that it names together with its other columns."""
-    table = tables.read_table(path, text_columns(asked), asked.decimal)
-    table.bad.skip = asked.skip_bad_rows
-    arrays = TableReader(table, asked, known).arrays_of_table()
+    rows, arrays = read_rows(path, asked, known)
     if not isinstance(arrays, Texts) or not names_files(path.parent, arrays.texts):
         return arrays
-    kept = np.flatnonzero(table.bad.kept()).tolist()
-    bad = table.take(kept).bad
+    kept = np.flatnonzero(rows.bad.readable()).tolist()
+    bad = rows.bad.take(kept)
     files = [path.parent / with_slashes(name) for name in arrays.texts]
     for row, file in enumerate(files):  # nothing outside the folder is read
         if file.is_file():
             folders.check_inside(file, path.parent)
         else:
             bad.add(row, f"no file {arrays.texts[row]!r} in the table's folder")
-    bad.kept()
+    bad.readable()
     others = {"ids": np.array([str(file.relative_to(path.parent)) for file in files])}
     others |= {
         name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}

@@ -9,10 +9,10 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.options import OwnDataOptions
 from reservoir_pipelines.data.arrays import COLUMN_FLAGS, Arrays
+from reservoir_pipelines.data.bad_rows import BadRows
 from reservoir_pipelines.data.folders import check_inside
-from reservoir_pipelines.data.labels import SPLIT_NAMES
-from reservoir_pipelines.data.table_reader import columns_as_arrays
-from reservoir_pipelines.data.tables import BadRows
+from reservoir_pipelines.data.splits import SPLIT_NAMES
+from reservoir_pipelines.data.table_rows import columns_as_arrays
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")

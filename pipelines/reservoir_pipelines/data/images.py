@@ -8,7 +8,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.tasks.images.pictures import PATCH, SIDE, TOKENS, check_pillow, decoded
 from reservoir_pipelines.data.arrays import Arrays
-from reservoir_pipelines.data.tables import BadRows
+from reservoir_pipelines.data.bad_rows import BadRows
 
 MAX_BYTES = 2**27
 
@@ -24,7 +24,7 @@ class Images(Arrays):
         self._all_files, self._bad = list(files), bad
         if bad.skip:
             bad.read_files(files, lambda file: _stored_bytes(file).size)
-        kept = bad.kept()
+        kept = bad.readable()
         arrays = {name: array[kept] for name, array in arrays.items()}
         super().__init__(arrays, x=((int(kept.sum()), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)))
         self.files = [file for file, good in zip(files, kept, strict=True) if good]
@@ -37,7 +37,7 @@ class Images(Arrays):
         except InputError:
             # The error counts all unreadable files.
             self._bad.read_files(self._all_files, lambda file: _stored_bytes(file).size)
-            self._bad.kept()
+            self._bad.readable()
             raise
 
 

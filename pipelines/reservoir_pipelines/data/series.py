@@ -9,7 +9,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir_pipelines.data.arrays import Arrays, padded
 from reservoir_pipelines.data.folders import check_inside
-from reservoir_pipelines.data.tables import lines_of
+from reservoir_pipelines.data.table_checks import lines_of
 
 PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
 SUFFIXES = (".ts", ".tsv")

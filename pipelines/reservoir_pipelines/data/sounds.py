@@ -11,7 +11,7 @@ from reservoir.errors import InputError, as_input_error, first_line
 from reservoir.size_limits import check_expansion, check_padding
 from reservoir.tasks.sound import RATE
 from reservoir_pipelines.data.arrays import Arrays
-from reservoir_pipelines.data.tables import BadRows
+from reservoir_pipelines.data.bad_rows import BadRows
 
 RATES = (1_000, 768_000)
 BANDS = 40
@@ -108,7 +108,7 @@ class Sounds(Arrays):
             return sound
 
         self._sounds = bad.read_files(files, opened)
-        kept = bad.kept()
+        kept = bad.readable()
         samples = np.array([sound.count(self._rate) for sound in self._sounds], np.int64)
         lengths = (
             samples if waveform else np.array([frame_count(int(n), self._rate) for n in samples], np.int64)

@@ -1,0 +1,95 @@
+"""A table of labels (``--labels``), whose rows are joined with files or records by their names."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
+from reservoir_pipelines.data.bad_rows import BadRows
+from reservoir_pipelines.data.columns import listed, require_column
+from reservoir_pipelines.data.file_kinds import with_slashes
+from reservoir_pipelines.data.label_cells import joined_labels, labels_of
+from reservoir_pipelines.data.roles import roles_of_labels
+from reservoir_pipelines.data.table import Table, read_table
+
+
+def labels_from_table(
+    asked: OwnDataOptions, names: list[str], bad: BadRows, *, new: bool
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return labels, groups and splits of files or records from the table of ``--labels``, and notes.
+
+    ``names`` are those of the files or records, which ``bad`` counts. New files need no labels.
+    """
+    assert asked.labels
+    table = read_table(Path(asked.labels), list, asked.decimal)  # all as text, because run 007 is not run 7
+    table.bad.skip = bad.skip
+    table.bad.readable()
+    for role, name in {"id": asked.id, "label": asked.label, "group": None if new else asked.group}.items():
+        require_column(table.path, table.names, name, "" if new else role)
+
+    # One row for each file or record; those without a row are bad.
+    key, row_of_name = _joined(table, asked.id, names, some=bool(bad.skip) and not new)
+    for place, name in enumerate(names):
+        if name not in row_of_name:
+            bad.add(place, f"no row in {table.path.name}")
+    unused = [str(cell) for cell in table.frame[key].drop(index=[*row_of_name.values()])]
+    roles = roles_of_labels(table, key, bad.where, asked, {} if new else None)
+    joined = table.take([row_of_name.get(name, 0) for name in names])
+
+    arrays = {"y": joined_labels(joined, roles.labels, asked, required=not new)}
+    for array, column in {"groups": roles.group, "split": "" if new else roles.split}.items():
+        if column:
+            arrays[array] = labels_of(joined, column, OwnDataOptions(classes=True), required=True)
+    for row, reason in joined.bad.reasons.items():
+        bad.add(row, f"{table.path.name}, {joined.bad.places[row]}: {reason}")
+    note = f"labels from {table.path.name}, column {roles.labels[0]!r}, joined by {key!r}"
+    if unused:
+        note += f"; rows without a file or record are left out ({len(unused):,}): {listed(unused)}"
+    return arrays, [note]
+
+
+def _joined(
+    table: Table, id_column: str | None, names: Sequence[str], *, some: bool
+) -> tuple[str, dict[str, int]]:
+    """Return the column that names most files (whole, or without folder or suffix), and the row of each file.
+
+    With ``some``, only one of the files needs a row.
+    """
+    candidates = [id_column] if id_column else table.names
+    rows_by_column = {column: _rows_of(table.frame[column], names) for column in candidates}
+    key = max(rows_by_column, key=lambda column: len(rows_by_column[column]))
+    rows = rows_by_column[key]
+    missing = [name for name in names if name not in rows]
+    if missing and not (some and rows):
+        raise InputError(
+            f"{table.path}: no row for {missing[0]!r} in column {key!r} "
+            f"({len(missing):,} of {len(names):,} have none)",
+            "add it (predict needs no label in it), or pass --id NAME of another column, or --skip-bad-rows",
+        )
+    name_of_row: dict[int, str] = {}
+    for name, rows_of_name in rows.items():
+        if len(rows_of_name) > 1 or name_of_row.setdefault(rows_of_name[0], name) != name:
+            row = rows_of_name[-1]
+            raise InputError(
+                f"{table.path}, {table.bad.places[row]}: {table.frame[key][row]!r} in column {key!r} "
+                "stands for several files, or another row has it, too",
+                "write one row with the whole name for each file",
+            )
+    return key, {name: rows_of_name[0] for name, rows_of_name in rows.items()}
+
+
+def _rows_of(column: Sequence[object], names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the rows that name each file, if any; the longest form of a name that has a row counts."""
+    rows_by_cell: dict[str, list[int]] = {}
+    for row, cell in enumerate(column):
+        rows_by_cell.setdefault(str(with_slashes(str(cell))), []).append(row)
+    rows_by_name = {}
+    for name in names:
+        path = with_slashes(name)
+        parts = name.split("|")  # of the id of a protein: sp|P12345|NAME_HUMAN
+        for form in (str(path), str(path.with_suffix("")), path.name, path.stem, *parts):
+            if form in rows_by_cell:
+                rows_by_name.setdefault(name, rows_by_cell[form])
+    return rows_by_name
