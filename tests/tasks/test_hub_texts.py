@@ -135,7 +135,7 @@ def with_files():
     [
         (with_files(), {}, "column 'label': images, sounds or other files"),
         (labelled(), {"label": "stars"}, "not every split has the column 'stars'"),
-        (labelled(), {"text": "label"}, "no column of labels among"),
+        (labelled(), {"text": "label"}, "two flags name one column"),
         (Part({"text": ["a", " ", "b"], "label": [0, 1, 0]}), {}, "row 1: an empty text"),
         (Part({"text": []}), {}, "a dataset without rows"),
         (RuntimeError("Dataset scripts are no longer supported, but found x.py\nmore"), {}, "scripts are no longer"),

@@ -4,7 +4,8 @@ import numpy as np
 
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import UNKNOWN, are_words, shown
-from reservoir_pipelines.data.labels import Labels, Reading
+from reservoir_pipelines.data.integers import Reading
+from reservoir_pipelines.data.labels import Labels
 from reservoir_pipelines.data.rows import Rows
 from reservoir_pipelines.data.texts import UNSEEN
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data.bad_rows import BadRows
 from reservoir_pipelines.data.label_table import labels_from_table
 from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.table_reader import columns_as_rows
-from reservoir_pipelines.data.tables import BadRows, lines_of
+from reservoir_pipelines.data.table_checks import lines_of
+from reservoir_pipelines.data.table_rows import columns_as_rows
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fna")
 LAST_WORD = r"[\s|]([^\s|]+)$"  # the label in a header without --label
@@ -37,7 +38,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     ids, notes = _names(headers, options, is_new=is_new)
     columns: dict[str, Any] = {"id": ids, "sequence": [record.sequence for record in records]}
     if options.labels:
-        labels = labels_from_table(options, ids, bad, is_new=is_new)
+        labels = labels_from_table(options, ids, bad, new=is_new)
         notes += labels.notes
         columns |= {"label" if name == "y" else name: list(array) for name, array in labels.arrays.items()}
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.

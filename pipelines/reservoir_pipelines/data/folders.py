@@ -6,21 +6,19 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir_pipelines.data import columns
-from reservoir_pipelines.data.labels import SPLIT_NAMES
+from reservoir_pipelines.data.file_kinds import FILES, files_kind
+from reservoir_pipelines.data.splits import SPLIT_NAMES
 
 
 def media_files(path: Path, *labels: Path) -> list[Path]:
     """Return the sorted files below a folder that are one sequence each, except ``labels``; or ``path`` itself."""
     if not path.is_dir():  # a single recording is read as a table
-        is_media = path.is_file() and columns.files_kind([path.name]) in {"images", "sounds"}
+        is_media = path.is_file() and files_kind([path.name]) in {"images", "sounds"}
         return [path] if is_media else []
     tables_of_labels = [label for label in labels if label.exists()]
     files = [file for file in _visible(path) if not any(map(file.samefile, tables_of_labels))]
     # A folder is read as the first kind of which it has files.
-    by_kind = (
-        [file for file in files if columns.files_kind([file.name]) == kind] for kind in columns.FILES
-    )
+    by_kind = ([file for file in files if files_kind([file.name]) == kind] for kind in FILES)
     of_kind = next(filter(None, by_kind), [])
     for link in (file for file in of_kind if file.is_symlink()):  # links to folders are not followed
         check_inside(link, path)
@@ -38,7 +36,7 @@ def _visible(root: Path) -> list[Path]:
 def files_left_out(root: Path, files: Sequence[Path]) -> list[str]:
     """Return a note on files in a folder that are of another kind, if there are any."""
     others = len(_visible(root)) - len(files) if root.is_dir() else 0
-    note = f"files left out because they are not {columns.files_kind([files[0].name])}: {others:,}"
+    note = f"files left out because they are not {files_kind([files[0].name])}: {others:,}"
     return [note] if others else []
 
 

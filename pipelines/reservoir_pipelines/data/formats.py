@@ -8,7 +8,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data import fasta, hdf5, hub, idx, media, npz, series, table_files
-from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.file_kinds import FILES
 from reservoir_pipelines.data.folders import media_files
 from reservoir_pipelines.data.label_table import labels_path
 from reservoir_pipelines.data.rows import Rows

@@ -10,11 +10,11 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data.bad_rows import BadRows
 from reservoir_pipelines.data.folders import check_inside
-from reservoir_pipelines.data.labels import SPLIT_NAMES
 from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.table_reader import columns_as_rows
-from reservoir_pipelines.data.tables import BadRows
+from reservoir_pipelines.data.splits import SPLIT_NAMES
+from reservoir_pipelines.data.table_rows import columns_as_rows
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")
@@ -53,8 +53,14 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     if labelled and not options.id:  # each split counts its own rows
         ids = np.concatenate([np.arange(len(part)) for part in parts.values()])[rows.names]
     files = (Path(file["filename"]) for part in parts.values() for file in part.cache_files)
-    unused = ("time", "drop", "labels")
-    return replace(rows, ids=ids, files=tuple(files), notes=(*notes, *rows.notes), unused=unused)
+    return replace(
+        rows,
+        ids=ids,
+        files=tuple(files),
+        notes=(*notes, *rows.notes),
+        roles={role: name for role, name in roles.items() if name in cells},
+        unused=("time", "drop", "labels"),
+    )
 
 
 def _columns_of_roles(

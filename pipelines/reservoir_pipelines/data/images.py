@@ -8,8 +8,8 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.images.pictures import SIDE, TOKENS, check_pillow, decoded
+from reservoir_pipelines.data.bad_rows import BadRows
 from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.tables import BadRows
 
 MAX_BYTES = 2**27  # a larger file is probably no image; 2**26 pixels, the maximum, rarely need as much
 PIECE_ROWS = 64  # files that are in memory at a time
@@ -35,7 +35,7 @@ class ImageFiles:
         except InputError:
             # The error counts all unreadable files, not only this one.
             self._bad.read_files(self._all_files, stored_bytes)
-            self._bad.kept()
+            self._bad.readable()
             raise
 
 
@@ -44,7 +44,7 @@ def image_rows(files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows) 
     check_pillow()
     if bad.skip:  # all files are read, because damage must be detected before the rows are counted
         bad.read_files(files, stored_bytes)
-    readable = bad.kept()
+    readable = bad.readable()
     return Rows(
         x=ImageFiles(files, bad, readable, checked=bool(bad.skip)),
         **{name: array[readable] for name, array in columns.items()},

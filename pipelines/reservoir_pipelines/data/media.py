@@ -9,14 +9,15 @@ import numpy as np
 
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data import columns, folders
+from reservoir_pipelines.data import folders
+from reservoir_pipelines.data.bad_rows import BadRows
+from reservoir_pipelines.data.file_kinds import files_kind, named_kind
 from reservoir_pipelines.data.images import image_rows
 from reservoir_pipelines.data.label_table import labels_from_table
 from reservoir_pipelines.data.recordings import recording_rows
 from reservoir_pipelines.data.rows import Rows
 from reservoir_pipelines.data.sounds import sound_rows
-from reservoir_pipelines.data.tables import SUFFIXES as TABLES
-from reservoir_pipelines.data.tables import BadRows
+from reservoir_pipelines.data.table import SUFFIXES as TABLES
 
 
 def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
@@ -31,7 +32,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     names = [file.name if file == path else file.relative_to(path).as_posix() for file in files]
     bad = BadRows(origin, [f"file {name}" for name in names], skip=options.skip_bad_rows)
     if options.labels:
-        labels = labels_from_table(options, names, bad, is_new=task is not None)
+        labels = labels_from_table(options, names, bad, new=task is not None)
         arrays, notes = labels.arrays, labels.notes
     else:
         notes = folders.files_left_out(path, files)
@@ -53,7 +54,7 @@ def media_rows(
     task: Task | None,
 ) -> Rows:
     """Return files of one kind as rows, with other ``arrays`` (files,); those of a ``task`` have its channels."""
-    kind = columns.files_kind([files[0].name])
+    kind = files_kind([files[0].name])
     if kind == "images":
         rows = image_rows(files, arrays, bad)
     elif kind == "sounds":
@@ -77,6 +78,6 @@ def _files(path: Path, options: OwnDataOptions, task: Task | None) -> list[Path]
         tables_of_labels.append(Path(options.labels))
     files = folders.media_files(path, *tables_of_labels)
     is_recording = parameters.get("recordings") and path.suffix.lower() in TABLES
-    if is_recording and not files and not columns.named_kind(path):
+    if is_recording and not files and not named_kind(path):
         return [path]
     return files

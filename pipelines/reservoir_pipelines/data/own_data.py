@@ -15,21 +15,15 @@ from reservoir.tasks import TASKS, check_parameter, task_named
 from reservoir.tasks.images.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
-from reservoir_pipelines.data.columns import named_kind
+from reservoir_pipelines.data.bad_rows import OR_FILL
 from reservoir_pipelines.data.describe import describe, summary
+from reservoir_pipelines.data.file_kinds import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import PREFIX, is_hub
-from reservoir_pipelines.data.labels import (
-    MAX_SYMBOLS,
-    SAMPLE,
-    Labels,
-    Reading,
-    encode_labels,
-    read_integers,
-    split_rows,
-)
+from reservoir_pipelines.data.integers import MAX_SYMBOLS, SAMPLE, Reading, read_integers
+from reservoir_pipelines.data.labels import Labels, encode_labels
 from reservoir_pipelines.data.rows import UNUSED, Rows
-from reservoir_pipelines.data.tables import OR_FILL
+from reservoir_pipelines.data.splits import split_rows
 from reservoir_pipelines.data.texts import alphabet_of
 from reservoir_pipelines.data.values import (
     as_values,

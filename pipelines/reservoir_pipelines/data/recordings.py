@@ -1,4 +1,4 @@
-"""Folders of recordings: tables of steps, one sequence each."""
+"""Recordings: tables with a row per step and a column per channel, each of which is one sequence."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,93 +9,102 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir_pipelines.data import columns
+from reservoir_pipelines.data.bad_rows import BadRows
+from reservoir_pipelines.data.columns import example, listed, require_column, separated
+from reservoir_pipelines.data.roles import INDEX, conventional
 from reservoir_pipelines.data.rows import Rows, padded
-from reservoir_pipelines.data.tables import BadRows, Table, read_table
+from reservoir_pipelines.data.table import Table, read_table
+from reservoir_pipelines.data.times import sortable_times
+from reservoir_pipelines.data.value_cells import values_of
 
-OTHER_RATE = 1.5  # ratio of the times between rows of recordings from which a note says that they differ
-
-
-def recording_rows(
-    files: Sequence[Path],
-    others: Mapping[str, Any],
-    bad: BadRows,
-    options: OwnDataOptions,
-    channels: Sequence[str],
-) -> Rows:
-    """Return the columns ``channels`` of recordings as rows, by default all values of the first; with other columns."""
-    reader = RecordingReader(options, channels)
-    sequences = bad.read_files(files, reader.read)
-    readable = bad.kept()
-    x, lengths = padded(str(files[0].parent), sequences)
-    values = columns.listed(reader.channels)
-    note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"
-    return Rows(
-        x=x,
-        lengths=lengths,
-        **{name: array[readable] for name, array in others.items()},
-        files=tuple(files),
-        notes=(note, *reader.notes()),
-        parameters={"columns": reader.channels, "recordings": True},
-    )
+OTHER_RATE = 1.5
+"""Ratio of the times between rows of recordings from which a note says that they differ."""
 
 
 class RecordingReader:
-    """Reads recordings one after the other: the first decides the channels, unless a task has decided them."""
+    """Reads recordings of the same channels; those of the first one count if ``channels`` is empty."""
 
-    def __init__(self, options: OwnDataOptions, channels: Sequence[str]):
-        self.channels = list(channels)
-        self._options, self._fitted = options, bool(channels)
-        self._notes, self._steps = dict[str, None](), set[float]()
+    def __init__(self, asked: OwnDataOptions, where: str, channels: list[str]):
+        self.asked, self.where, self.channels = asked, where, channels
+        self.fitted = bool(channels)
+        self.steps: set[float] = set()  # median time from row to row of each recording
 
     def read(self, file: Path) -> np.ndarray:
-        """Return the values of a recording, (steps, channels)."""
-        options, table = self._options, read_table(file, decimal=self._options.decimal)
-        columns.require_column(table, options.time, "" if self._fitted else "time")
-        drop = columns.separated(options.drop)
-        for name in () if self.channels else drop:
-            columns.require_column(table, name, "drop")
-        table.frame = table.frame.drop(columns=drop, errors="ignore")
-        times = options.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
-        if times:
-            table, step = _in_order(table, times)
-            self._steps |= {step} - {0.0}
-        self._notes.update(dict.fromkeys(table.notes()))
-        channels = self.channels or _channels(table.frame, times)
-        if missing := [name for name in channels if name not in table.frame]:
+        """Return the values of a recording, (steps, channels), in the order of its times."""
+        table = read_table(file, decimal=self.asked.decimal)
+        require_column(file, table.names, self.asked.time, "" if self.fitted else "time")
+        dropped = separated(self.asked.drop)
+        for name in () if self.channels else dropped:
+            require_column(file, table.names, name, "drop")
+        table.frame = table.frame.drop(columns=dropped, errors="ignore")
+        time = self._time_column(table)
+        if time:
+            table, step = _in_order(table, time)
+            self.steps |= {step} - {0.0}
+        channels = self.channels or [
+            name for name in table.names if name != time and not INDEX.fullmatch(name)
+        ]
+        missing = [name for name in channels if name not in table.frame]
+        if missing:
             raise InputError(
-                f"{file}: no column {missing[0]!r} among {columns.listed(list(table.frame))}",
+                f"{file}: no column {missing[0]!r} among {listed(table.names)}",
                 "give the same columns as in the other recordings",
             )
         if not channels or not len(table.frame):
             raise InputError(f"{file}: no values", "give a column per channel and a row per step")
-        values = columns.values_of(table, channels, fill=options.missing != "refuse")
-        table.bad.kept()
+        fill = self.asked.missing != "refuse"
+        values = values_of(table, channels, self.asked, fill=fill, data=self.where)
+        table.bad.readable()
         self.channels = channels
         return values
 
-    def notes(self) -> list[str]:
-        """Return the notes on all recordings that were read."""
-        notes = [*self._notes]
-        if self._steps and max(self._steps) > OTHER_RATE * min(self._steps):
-            ratio = max(self._steps) / min(self._steps)
-            apart = (
-                f"the rows of some recordings are {ratio:.3g} times as far apart in time as those of others"
+    def _time_column(self, table: Table) -> str:
+        if self.asked.time:
+            return self.asked.time
+        names = conventional("time", [name for name in table.names if name not in self.channels])
+        if len(names) > 1 and not self.fitted:
+            command = example(self.where, self.asked, time=names[0])
+            raise InputError(
+                f"{table.path}: the columns {listed(names)} all have conventional names of the time",
+                f"pass --time NAME, for example: {command}",
             )
-            notes.append(f"{apart}; resample them to one sampling rate")
-        return notes
+        return names[0] if names else ""
 
 
-def _channels(frame: Any, times: str) -> list[str]:
-    """Return the columns of values: all but times, and columns without a name that number the rows or are empty."""
-    unnamed = [name for name in frame if columns.NO_NAME.fullmatch(name)]
-    left_out = {name for name in unnamed if columns.counts_rows(frame[name]) or frame[name].isna().all()}
-    return [name for name in frame if name.lower() not in columns.TIMES and name not in left_out | {times}]
+def recording_rows(
+    files: Sequence[Path],
+    arrays: Mapping[str, Any],
+    bad: BadRows,
+    asked: OwnDataOptions,
+    channels: list[str],
+) -> Rows:
+    """Return recordings as sequences, with their other ``arrays`` (rows, ...); ``channels`` are those of a readout."""
+    reader = RecordingReader(asked, bad.where, channels)
+    sequences = bad.read_files(files, reader.read)
+    readable = bad.readable()
+    x, lengths = padded(str(files[0].parent), sequences)
+    others = {name: array[readable] for name, array in arrays.items()}
+    values = listed(reader.channels)
+    notes = [f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"]
+    if reader.steps and max(reader.steps) > OTHER_RATE * min(reader.steps):
+        ratio = max(reader.steps) / min(reader.steps)
+        notes.append(
+            f"the rows of some recordings are {ratio:.3g} times as far apart in time as those of others; "
+            "resample them to one sampling rate"
+        )
+    return Rows(
+        x=x,
+        lengths=lengths,
+        **others,
+        files=tuple(files),
+        notes=tuple(notes),
+        parameters={"columns": reader.channels, "recordings": True},
+    )
 
 
 def _in_order(table: Table, name: str) -> tuple[Table, float]:
     """Return the rows of a recording sorted by a column of times, which may repeat in order, and their median gap."""
-    times = columns.sortable_times(table, name)
+    times = sortable_times(table, name)
     gaps = np.diff(np.sort(times)) / (np.timedelta64(1, "s") if times.dtype.kind == "M" else 1)
     step = float(np.median(gaps)) if len(gaps) else 0.0
     if (times[1:] >= times[:-1]).all():

@@ -11,7 +11,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.folders import check_inside
 from reservoir_pipelines.data.rows import COLUMN_FLAGS, Rows, padded
-from reservoir_pipelines.data.tables import lines_of
+from reservoir_pipelines.data.table_checks import lines_of
 
 PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
 SUFFIXES = (".ts", ".tsv")

@@ -10,8 +10,8 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error, first_line
 from reservoir.size_limits import check_expansion, check_padding
 from reservoir.tasks.sound import RATE
+from reservoir_pipelines.data.bad_rows import BadRows
 from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.tables import BadRows
 
 RATES = (1_000, 768_000)
 BANDS = 40
@@ -118,7 +118,7 @@ def sound_rows(
         return sound
 
     sounds = bad.read_files(files, opened)
-    readable = bad.kept()
+    readable = bad.readable()
     # Lengths follow from the headers; the sounds themselves are decoded later, piece by piece.
     samples = np.array([sound.count(rate) for sound in sounds], np.int64)
     frames = np.array([frame_count(int(count), rate) for count in samples], np.int64)

@@ -27,7 +27,7 @@ from reservoir.options import CacheOptions, TaskOptions
 from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import MISSING, Task
 from reservoir_pipelines.data.npz import read_arrays
-from reservoir_pipelines.data.tables import read_arrow
+from reservoir_pipelines.data.parquet import read_arrow
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.feature_folder import ORIGIN, FeatureFolder, read_folder
 from reservoir_pipelines.extraction.run import (

@@ -27,7 +27,7 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, Tokens, check_split
 from reservoir.tasks.task import MISSING
-from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.file_kinds import FILES
 from reservoir_pipelines.data.own_data import open_source, own_name
 from reservoir_pipelines.files import cache_root, data_folder, source_contents
 from reservoir_pipelines.output import meter
@@ -87,7 +87,7 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
     )
 
 
-VERSION = 10  # version of the file format; part of the folder's name, so that other versions are not read
+VERSION = 11  # version of the file format; part of the folder's name, so that other versions are not read
 
 
 def prepare(
