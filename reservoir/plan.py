@@ -462,7 +462,7 @@ def _resolve_reservoir(
 
 
 def resolve_model(
-    options: ModelOptions, windows: Mapping[str, Any] | None = None, *, published: bool = False
+    options: ModelOptions, windows: Mapping[str, Any] | None = None, *, random_inits: Mapping[str, str] = {}
 ) -> Reservoir:
     """Return the options of a model, all resolved; ``windows`` are the default windows for the data."""
     backbone, init = options.backbone, options.init
@@ -472,7 +472,7 @@ def resolve_model(
         backbone, init = str(Path(init).resolve()), "pretrained"
     name = full_name(backbone or DEFAULT_BACKBONE)
     if init is None or init.startswith("random"):
-        init = choose_init(name, init, published=published)
+        init = choose_init(name, init, random_inits=random_inits)
     given = vars(as_group(options, ReservoirOptions))
     values = {**(windows or {}), **{key: value for key, value in given.items() if value is not None}}
     values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}

@@ -166,6 +166,9 @@ class Family:
 
     name: str  # the `model_type` of its configurations
     loader: HubLoader | FolderLoader
+    # Builds a configuration from its settings, for families whose models are not those of transformers.
+    config: Callable[..., Any] | None = None
+    pretrained: bool = True  # whether pretrained weights are published
     shape: Callable[[Any], Shape]  # returns the shape of a configuration
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1
     # at real tokens and None if no token is padding

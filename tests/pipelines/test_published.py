@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from reservoir.backbones import choose_init, find, load_backbone, weights_digest
 from reservoir.backbones.names import SHIPPED
-from reservoir.backbones.recurrent import LSTMCell, redraw_first_states
+from reservoir.paper.lstm import LSTMCell, redraw_first_states
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
 from reservoir.plan import resolve_model

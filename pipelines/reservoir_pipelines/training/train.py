@@ -13,7 +13,7 @@ import torch
 from reservoir_cache import path_below
 
 from reservoir import devices
-from reservoir.backbones.recurrent import redraw_first_states
+from reservoir.paper.lstm import redraw_first_states
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import (
