@@ -11,9 +11,9 @@ from torch.nn.functional import one_hot, pad
 
 from reservoir import devices
 from reservoir.errors import InputError
-from reservoir.tasks.own.images import as_patches
-from reservoir.tasks.own.texts import are_words, to_symbols
+from reservoir.tasks.images.pictures import as_patches
 from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir.tasks.words import are_words, to_symbols
 
 POOLINGS = (
     *("last", "mean", "words", "std", "min", "max", "first", "cls"),

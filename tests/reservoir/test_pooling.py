@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from reservoir_pipelines.data.labels import encode_labels, split_rows
 
 from reservoir.errors import InputError
 from reservoir.features import forward
@@ -25,7 +26,6 @@ from reservoir.pooling import (
 )
 from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
-from reservoir.tasks.own.labels import encode_labels, split_rows
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, row_forms
 

@@ -15,9 +15,10 @@ from reservoir.option_fields import as_group
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
 from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
-from reservoir.tasks import TASKS, own_name, task_named
+from reservoir.tasks import TASKS, task_named
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir_pipelines import Prepared, prepare
+from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.files import cache_root, data_folder, replace_file, writing
 from reservoir_pipelines.output import Record, as_json
 from reservoir_pipelines.plots import attention_top, draw_map, saved_figure

@@ -30,7 +30,7 @@ from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
 from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import TASKS, valid_is_test
-from reservoir.tasks.own.sounds import holds_samples
+from reservoir.tasks.sound import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
 from reservoir.training.groups import frozen_unchanged, set_dropout, trained_layer
