@@ -48,7 +48,9 @@ def add_name(family: str) -> None:
 def check_backbone_name(name: str) -> None:
     """Raise `InputError` unless a name is known, is a folder or a file, or may be a name on the hub."""
     short_name = name.partition(":")[0]
-    is_known = short_name in KNOWN or name in SHORT or any(short_name == plugin.name for plugin in plugins())
+    is_known = (
+        short_name in KNOWN or name in SHORT or any(short_name == plugin.name for plugin in plugins())
+    )
     if not (is_known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
         near = nearest(name, [*KNOWN, *SHORT])
         raise InputError(

@@ -105,10 +105,10 @@ def attention(
     skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
+    protocol: str | None = None,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
     views: int | None = None,
-    protocol: str | None = None,
     out: StrPath | None = None,
     run: StrPath | None = None,
     layer: int = 1,
@@ -192,14 +192,14 @@ def attention(
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectra; default for models of samples.
+    protocol : str, optional
+        paper: data, random weights and training as in the authors' code.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
         Augmented copies of each training row (cifar10).
-    protocol : str, optional
-        paper: data, random weights and training as in the authors' code.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     run : path-like, optional
@@ -438,10 +438,10 @@ def extract(
     skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
+    protocol: str | None = None,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
     views: int | None = None,
-    protocol: str | None = None,
     limit: int | None = None,
     compute: str = 'auto',
     store: str | None = None,
@@ -531,14 +531,14 @@ def extract(
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectra; default for models of samples.
+    protocol : str, optional
+        paper: data, random weights and training as in the authors' code.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
         Augmented copies of each training row (cifar10).
-    protocol : str, optional
-        paper: data, random weights and training as in the authors' code.
     limit : int, optional
         Maximum rows per split, a fixed random sample.
     compute : str, default='auto'
@@ -665,10 +665,10 @@ def import_features(
     skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
+    protocol: str | None = None,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
     views: int | None = None,
-    protocol: str | None = None,
     cache: StrPath | None = None,
 ) -> Extraction:
     """Cache features that another program computed.
@@ -725,14 +725,14 @@ def import_features(
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectra; default for models of samples.
+    protocol : str, optional
+        paper: data, random weights and training as in the authors' code.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
         Augmented copies of each training row (cifar10).
-    protocol : str, optional
-        paper: data, random weights and training as in the authors' code.
     cache : path-like, optional
         Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
@@ -791,10 +791,10 @@ def plan(
     skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
+    protocol: str | None = None,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
     views: int | None = None,
-    protocol: str | None = None,
     limit: int | None = None,
     compute: str = 'auto',
     store: str | None = None,
@@ -882,14 +882,14 @@ def plan(
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectra; default for models of samples.
+    protocol : str, optional
+        paper: data, random weights and training as in the authors' code.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
         Augmented copies of each training row (cifar10).
-    protocol : str, optional
-        paper: data, random weights and training as in the authors' code.
     limit : int, optional
         Maximum rows per split, a fixed random sample.
     compute : str, default='auto'
@@ -997,10 +997,10 @@ def prepare(
     skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
+    protocol: str | None = None,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
     views: int | None = None,
-    protocol: str | None = None,
     workers: int = 0,
     scheduler: str | None = None,
     fetch: bool = False,
@@ -1051,14 +1051,14 @@ def prepare(
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectra; default for models of samples.
+    protocol : str, optional
+        paper: data, random weights and training as in the authors' code.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
         Augmented copies of each training row (cifar10).
-    protocol : str, optional
-        paper: data, random weights and training as in the authors' code.
     workers : int, default=0
         Local worker processes; 0 for none.
     scheduler : str, optional
@@ -1237,10 +1237,10 @@ def reproduce(
     skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
+    protocol: str | None = None,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
     views: int | None = None,
-    protocol: str | None = None,
     device: str = 'auto',
     cache: StrPath | None = None,
 ) -> Reproduction:
@@ -1302,14 +1302,14 @@ def reproduce(
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectra; default for models of samples.
+    protocol : str, optional
+        paper: data, random weights and training as in the authors' code.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
         Augmented copies of each training row (cifar10).
-    protocol : str, optional
-        paper: data, random weights and training as in the authors' code.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
@@ -1363,10 +1363,10 @@ def train(
     skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
+    protocol: str | None = None,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
     views: int | None = None,
-    protocol: str | None = None,
     limit: int | None = None,
     run: StrPath | None = None,
     compute: str = 'auto',
@@ -1468,14 +1468,14 @@ def train(
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectra; default for models of samples.
+    protocol : str, optional
+        paper: data, random weights and training as in the authors' code.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
         Augmented copies of each training row (cifar10).
-    protocol : str, optional
-        paper: data, random weights and training as in the authors' code.
     limit : int, optional
         Maximum rows per split, a fixed random sample.
     run : path-like, optional

@@ -10,6 +10,7 @@ from reservoir_cache import path_below
 
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.plan import resolve_model
+from reservoir.tasks.variants import variant_of
 from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import as_json
 from reservoir_pipelines.plots import plot_deviations
@@ -44,7 +45,8 @@ def card(
     )
     from reservoir_pipelines.data.own_data import open_source
 
-    settings = resolve_model(replace(model, backbone=name), published=source.published)
+    random_inits = variant_of(source.given, name).random_inits
+    settings = resolve_model(replace(model, backbone=name), random_inits=random_inits)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
     described = open_source(task, data=data_folder(source.data), **source.given).task if task else None
     if described:

@@ -44,7 +44,9 @@ def _load() -> None:
         import_module(module)
     # All of them are loaded, whatever name is asked for, so that no name in a file decides what is imported.
     for plugin in plugins():
-        problem = f"backbone {plugin.name!r}: {plugin.value}, of another installed package, cannot be loaded"
+        problem = (
+            f"backbone {plugin.name!r}: {plugin.value}, of another installed package, cannot be loaded"
+        )
         with as_input_error(problem, "update or uninstall that package"):
             family = plugin.load()
             if not isinstance(family, Family) or family.name != plugin.name:
