@@ -89,7 +89,7 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
 
 
 class VariantOptions(Options, panel="Data"):
-    """The variant of a named task, with its initial weights and its training; see `reservoir.tasks.variants`."""
+    """The variant of a named task, with its initial weights and its training."""
 
     protocol: str | None = option(
         None, "paper: data, random weights and training as in the authors' code.", one_of("ours", "paper")
