@@ -20,7 +20,7 @@ def stored_moments(
     # With at most four samples per feature, the float64 moments would be larger than the float16 features.
     if sum(len(source.labels(split)) for split in (KNOWN if folds else ("train",))) <= 4 * source.width():
         return None
-    weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.view.entry
+    weights, column, entry = targets.class_weights, source.column.name.replace("/", "-"), source.view.entry
     # The weights depend on the splits that were counted, so moments of other weights have other names.
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     end = f"-weighted{digest}-{column}" if weights else f"-{column}"
@@ -30,5 +30,5 @@ def stored_moments(
         return [Moments.from_arrays(part[0]) for part in stored if part]
     moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
     for name, part in zip(names, moments, strict=True):
-        save_arrays(entry, name, part.to_arrays(), {"columns": [source.column]})
+        save_arrays(entry, name, part.to_arrays(), {"columns": [source.column.name]})
     return moments
