@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_pipelines.files import checked_line, read_lines
-from reservoir_pipelines.reports.views import ARRAYS
-from reservoir_pipelines.reproduction_folder import FORMAT, Cell, ReproductionFolder
+from reservoir_pipelines.paper.page import ARRAYS
+from reservoir_pipelines.paper.reproduction_folder import FORMAT, Cell, ReproductionFolder
 
 RESULTS = Path("benchmarks/results")
 # A flag with its folder, whose name may be quoted.

@@ -16,7 +16,7 @@ from reservoir_pipelines.plots import COLOURS, GRID, INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from reservoir_pipelines.reproduction_folder import ReproductionFolder
+    from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 
 # Names of rows of the recipe `headline`.
 BLOCKS, INPUT, RAW = (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reservoir_pipelines.claims import NOT_CHECKED, NOT_MEASURED, Estimate
+from reservoir_pipelines.paper.claims import NOT_CHECKED, NOT_MEASURED, Estimate
 from reservoir_pipelines.plots import COLOURS, GRID, INK
 
 if TYPE_CHECKING:

@@ -33,12 +33,12 @@ from headline import draw_headline, headline_results, leaderboard_table, readme_
 from PIL import Image
 from pretraining import claims_table, draw_pretraining
 from reservoir_pipelines import report
-from reservoir_pipelines.claims import FAILS, HOLDS, UNSEEN
 from reservoir_pipelines.files import json_digest
+from reservoir_pipelines.paper.claims import FAILS, HOLDS, UNSEEN
+from reservoir_pipelines.paper.page import number_text, reproduction_part
+from reservoir_pipelines.paper.recipe import load_recipe, recipe_names
+from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.plots import PagePlot, new_figure
-from reservoir_pipelines.reports.reproduced import number_text, reproduction_part
-from reservoir_pipelines.reproduction.recipe import load_recipe, recipe_names
-from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path("benchmarks")

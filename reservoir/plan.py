@@ -25,9 +25,9 @@ from reservoir.options import ExtractOptions, FitOptions, ModelOptions, Reservoi
 from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir, choose_compute, choose_device
 from reservoir.tasks import TASKS
-from reservoir.tasks.own.sounds import holds_samples
-from reservoir.tasks.own.texts import UNKNOWN, are_words
+from reservoir.tasks.sound import holds_samples
 from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.tasks.words import UNKNOWN, are_words
 
 Names = tuple[str, ...]
 Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]

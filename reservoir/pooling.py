@@ -43,9 +43,7 @@ class Pooling(ABC):
     note: ClassVar[str] = ""  # what ``--help`` says beside the name
     needs_class_token: ClassVar[bool] = False  # whether only models with a class token have it
     per_token: ClassVar[bool] = False  # whether a row keeps all its tokens, each of which is a sample
-    by_position: ClassVar[bool] = (
-        False  # whether each feature is attributed to one token, whose position counts
-    )
+    by_position: ClassVar[bool] = False  # whether each feature is attributed to one token, by its position
     by_segment: ClassVar[bool] = False  # whether each feature is attributed to one stretch of the sequence
     sorts: ClassVar[bool] = False  # whether it sorts all values, which takes time for long sequences
     # Whether its values are exactly 0 in nearly all rows. In float16 the offset of a block adds rounding errors to

@@ -7,9 +7,9 @@ from torch.nn.functional import one_hot, pad
 
 from reservoir.hidden_states import HiddenStates
 from reservoir.pooling import find_pooling
-from reservoir.tasks.own.images import as_patches
-from reservoir.tasks.own.texts import are_words, to_symbols
+from reservoir.tasks.images.pictures import as_patches
 from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir.tasks.words import are_words, to_symbols
 
 MAX_VALUES = 2**22  # values, such as one-hot letters, that are computed at a time
 MAX_WIDTH = 6144  # wider inputs are pooled, because a sweep's time grows with the cube

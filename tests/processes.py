@@ -17,7 +17,7 @@ COMMAND = "import sys; from reservoir_pipelines.cli import run; sys.exit(run(sys
 IMPORTED = ["torch", "safetensors.torch", "sklearn.datasets", "sklearn.linear_model", "matplotlib.backends.backend_agg"]
 IMPORTED += ["reservoir.backbones.gpt2", "reservoir_cache.writer"]
 IMPORTED += [f"reservoir_pipelines.{name}" for name in ("cli", "preparation.prepare", "extraction.extract")]
-IMPORTED += [f"reservoir_pipelines.{name}" for name in ("fitting.fit", "training.train", "pretraining.pretrain")]
+IMPORTED += [f"reservoir_pipelines.{name}" for name in ("fitting.fit", "training.train", "paper.pretrain")]
 
 _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload(IMPORTED)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from reservoir_pipelines import report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
-from reservoir_pipelines.reproduction_folder import Cell, ReproductionFolder
+from reservoir_pipelines.paper.reproduction_folder import Cell, ReproductionFolder
 
 from reservoir.tasks import valid_is_test
 

@@ -101,6 +101,38 @@ def test_no_files_and_no_folders_import_each_other_in_a_cycle():
     assert cycles(folders) == []
 
 
+def imported_when_loaded(path):
+    """Return the top-level names that a file imports when it is imported, outside of functions."""
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)]
+    inside = {id(inner) for function in functions for inner in ast.walk(function)}
+    types_only = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    inside |= {id(inner) for node in types_only for inner in ast.walk(node)}
+    names = set()
+    for node in ast.walk(tree):
+        if id(node) not in inside and isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif id(node) not in inside and isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_the_numeric_core_loads_no_reader_of_files():
+    readers = {"pandas", "pyarrow", "h5py", "PIL", "soundfile", "datasets"}
+    loaded = {path: imported_when_loaded(path) & readers for path in PACKAGES["reservoir"].rglob("*.py")}
+    assert {path: names for path, names in loaded.items() if names} == {}
+
+
+def test_data_is_the_lowest_floor_of_the_pipelines():
+    floor = "reservoir_pipelines.data"
+    for name, targets in imports_of_modules().items():
+        if name.startswith(f"{floor}.") or name == floor:
+            above = {target for target in targets if target.startswith("reservoir_pipelines.")}
+            assert {target for target in above if not target.startswith(f"{floor}.")} == set(), name
+
+
 def test_what_selects_does_not_import_the_code_that_reads_test_rows():
     imports, reached = imports_of_modules(), {}
     fitting = "reservoir_pipelines.fitting"
@@ -114,6 +146,31 @@ def test_what_selects_does_not_import_the_code_that_reads_test_rows():
             waiting += new
         assert f"{fitting}.fitters" in reached[start]
         assert f"{fitting}.evaluate" not in reached[start], start
+
+
+PAPER = "reservoir_pipelines.paper"
+SHOW_THE_PAPER = {f"reservoir_pipelines.{name}" for name in ("api", "cli", "commands.stage_commands")}
+"""The modules that make functions and commands of the paper's room."""
+
+OPEN_TO_THE_PAPER = {
+    "reservoir_pipelines",  # the public functions and their results
+    *(f"reservoir_pipelines.{name}" for name in ("card", "files", "output", "plots", "workers")),
+    *(f"reservoir_pipelines.reports.{name}" for name in ("report", "views")),
+    "reservoir_pipelines.data.own_data",  # the name of data of your own as a task
+    "reservoir_pipelines.training.run_folder",  # attention reads the folder of a run, and pretrain writes one
+    "reservoir_pipelines.preparation.prepared",  # the scaling of a run
+}
+"""What the paper's room may use of this package besides itself."""
+
+
+def test_the_rooms_of_the_paper_use_public_parts_and_serve_the_commands_alone():
+    imports = imports_of_modules()
+    inside = {name for name in imports if name == PAPER or name.startswith(f"{PAPER}.")}
+    assert len(inside) > 5
+    users = {name for name, targets in imports.items() if targets & inside}
+    assert users - inside <= SHOW_THE_PAPER
+    used = {target for name in inside for target in imports[name] if target.startswith("reservoir_pipelines")}
+    assert used - inside <= OPEN_TO_THE_PAPER
 
 
 def test_each_option_is_declared_once():
@@ -141,14 +198,14 @@ def test_the_cache_needs_h5py_and_numpy_only_and_dask_for_dask_arrays():
         assert imported(path) <= allowed | ({"dask"} if path.name == "reader.py" else set()), path.name
 
 
-def test_hdf5_files_are_opened_for_reading_in_one_place_of_each_package():
+def test_hdf5_files_are_opened_for_reading_in_one_place():
     places = [
         path.relative_to(ROOT).as_posix()
         for folder in PACKAGES.values()
         for path in folder.rglob("*.py")
         if "h5py.File(" in path.read_text().replace('h5py.File(image, "w")', "")
     ]
-    assert sorted(places) == ["cache/reservoir_cache/hdf5.py", "reservoir/tasks/own/hdf5.py"]
+    assert sorted(places) == ["cache/reservoir_cache/hdf5.py"]
 
 
 def test_nothing_unpickles():

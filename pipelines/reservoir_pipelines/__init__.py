@@ -28,7 +28,7 @@ FUNCTIONS = (
 """The functions of ``api.py``. ``__init__.pyi`` has their signatures; ``python docs/stub.py`` writes it."""
 
 PLACES = {
-    "Attention": "attention_maps",
+    "Attention": "paper.attention_maps",
     "Comparison": "comparison.compare",
     "Explanation": "prediction.explain",
     "Export": "prediction.export",
@@ -41,9 +41,9 @@ PLACES = {
     "Prediction": "prediction.predict",
     "Predictions": "prediction.predict",
     "Prepared": "preparation.prepared",
-    "Pretraining": "pretraining.pretrain",
+    "Pretraining": "paper.pretrain",
     "Report": "reports.report",
-    "Reproduction": "reproduction.reproduce",
+    "Reproduction": "paper.reproduce",
     "ReservoirClassifier": "estimators.estimators",
     "ReservoirRegressor": "estimators.estimators",
     "ReservoirTransformer": "estimators.estimators",

@@ -7,7 +7,6 @@ from typing import Any
 
 from reservoir_cache import FeatureStore
 
-from reservoir_pipelines.attention_maps import Attention as Attention
 from reservoir_pipelines.comparison.compare import Comparison as Comparison
 from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
 from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
@@ -20,14 +19,15 @@ from reservoir_pipelines.fitting.results import LayerScore as LayerScore
 from reservoir_pipelines.fitting.results import Result as Result
 from reservoir_pipelines.foreign_backbone import Imported as Imported
 from reservoir_pipelines.foreign_backbone import import_backbone as import_backbone
+from reservoir_pipelines.paper.attention_maps import Attention as Attention
+from reservoir_pipelines.paper.pretrain import Pretraining as Pretraining
+from reservoir_pipelines.paper.reproduce import Reproduction as Reproduction
 from reservoir_pipelines.prediction.explain import Explanation as Explanation
 from reservoir_pipelines.prediction.export import Export as Export
 from reservoir_pipelines.prediction.predict import Prediction as Prediction
 from reservoir_pipelines.prediction.predict import Predictions as Predictions
 from reservoir_pipelines.preparation.prepared import Prepared as Prepared
-from reservoir_pipelines.pretraining.pretrain import Pretraining as Pretraining
 from reservoir_pipelines.reports.report import Report as Report
-from reservoir_pipelines.reproduction.reproduce import Reproduction as Reproduction
 from reservoir_pipelines.training.run_folder import Training as Training
 
 __all__ = [

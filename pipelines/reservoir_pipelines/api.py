@@ -424,7 +424,7 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
     >>> pretrain("zipf", out="zipf", backbone="mini:n_layer=1,n_embd=16,n_positions=64", steps=2).unit
     'token'
     """
-    from reservoir_pipelines.pretraining.pretrain import pretrain as run
+    from reservoir_pipelines.paper.pretrain import pretrain as run
 
     folder = Path(require_path(out, "pretrain: out"))
     return run(require_path(corpus, "pretrain: corpus"), *groups_of(pretrain, options), out=folder)
@@ -448,7 +448,7 @@ def attention(task: StrPath, **options: Any) -> results.Attention:
     >>> attention("digits", average=20, out="maps.png").mean.shape
     (4, 16, 16)
     """
-    from reservoir_pipelines.attention_maps import attention as run
+    from reservoir_pipelines.paper.attention_maps import attention as run
 
     return run(require_path(task, "attention: task"), *groups_of(attention, options))
 
@@ -473,7 +473,7 @@ def reproduce(
     >>> reproduce(["figure6"]).failed
     {}
     """
-    from reservoir_pipelines.reproduction.reproduce import reproduce as run
+    from reservoir_pipelines.paper.reproduce import reproduce as run
 
     return run(_several(names, "reproduce: names"), *groups_of(reproduce, options), confirm=confirm)
 
@@ -496,9 +496,11 @@ def report(
     >>> report([found.saved.parent], out="page.html").parts
     1
     """
+    from reservoir_pipelines.paper.page import REPRODUCTIONS
     from reservoir_pipelines.reports.report import report as run
 
-    return run(_several(sources, "report: sources"), *groups_of(report, options), markdown=markdown)
+    folders = _several(sources, "report: sources")
+    return run(folders, *groups_of(report, options), markdown=markdown, kinds=(REPRODUCTIONS,))
 
 
 def _several(values: StrPath | Sequence[StrPath], what: str) -> list[str]:

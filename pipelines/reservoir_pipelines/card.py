@@ -31,11 +31,11 @@ def card(
         trained_counts,
         whole_count,
     )
-    from reservoir.tasks import task_named
+    from reservoir_pipelines.data.own_data import open_source
 
     settings = resolve_model(replace(model, backbone=name), published=source.published)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
-    described = task_named(task, data=data_folder(source.data), **source.given).task if task else None
+    described = open_source(task, data=data_folder(source.data), **source.given).task if task else None
     if described:
         backbone.check_length(described.max_tokens, f"task {described.name!r}: ")
     plot = result.out or path_below(cache_root(root.cache), "backbones") / f"{settings.title}.png"

@@ -119,11 +119,12 @@ def check_names(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
         check_backbone_name(backbone)
     if task := given.get("task"):
-        from reservoir.tasks import TASKS, task_named
-        from reservoir.tasks.own.files import source_files
-        from reservoir.tasks.own.hub import is_hub
+        from reservoir.tasks import TASKS
+        from reservoir_pipelines.data.files import source_files
+        from reservoir_pipelines.data.hub import is_hub
+        from reservoir_pipelines.data.own_data import open_source
 
-        task_named(task)
+        open_source(task)
         if task not in TASKS and not is_hub(task):
             source_files(Path(task))
     for name, what in (("readout", "a folder that fit or train wrote"), ("file", "your data")):

@@ -19,10 +19,10 @@ from reservoir.backbones.names import SHIPPED, pretrained_files
 from reservoir.errors import InputError, as_input_error
 from reservoir.tasks import images_of, shows_images
 from reservoir.tasks.images.patches import patches
-from reservoir.tasks.own.images import check_pillow
-from reservoir.tasks.own.sounds import RATE, holds_samples
-from reservoir.tasks.own.texts import shown, texts_of
+from reservoir.tasks.images.pictures import check_pillow
+from reservoir.tasks.sound import RATE, holds_samples
 from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.tasks.words import shown, texts_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image

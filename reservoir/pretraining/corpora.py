@@ -15,7 +15,7 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
-from reservoir.tasks.own.arrays import FREE_BYTES, MAX_EXPANSION, check_expansion
+from reservoir.size_limits import FREE_BYTES, MAX_EXPANSION, check_expansion
 from reservoir.tasks.task import SPLITS
 
 HELD_OUT = ("valid", "test")

@@ -1,6 +1,6 @@
-"""Tasks: sequences with labels. `TASKS` has the named tasks; `reservoir.tasks.own` reads your own files and folders."""
+"""Tasks: sequences with labels. `TASKS` has the named tasks; `reservoir_pipelines.data` reads files of your own."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir.errors import InputError, nearest
-from reservoir.options import OwnDataOptions
 from reservoir.tasks.bits import BitMemory, BitXor, ModularAddition
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.mnist import Digits, Mnist
+from reservoir.tasks.images.pictures import decoded
 from reservoir.tasks.images.source import ImageSource
 from reservoir.tasks.listops import ListOps
-from reservoir.tasks.own.data import OwnData, own_name, read_new
-from reservoir.tasks.own.hub import PREFIX
-from reservoir.tasks.own.images import decoded
-from reservoir.tasks.own.labels import read_integers, read_labels
-from reservoir.tasks.own.values import clean_lengths, encode_own
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
@@ -38,7 +33,7 @@ __all__ = [
     "Vectors",
     "check_split",
 ]
-__all__ += ["encode", "images_of", "own_name", "read_integers", "read_labels", "read_new", "shows_images"]
+__all__ += ["check_parameter", "images_of", "shows_images"]
 __all__ += ["task_named", "valid_is_test"]
 
 # Dataclasses of ``data`` (the folder of the files) and the task's parameters.
@@ -58,51 +53,37 @@ PROTOCOLS = ("ours", "paper")  # "paper" repeats the authors' code, with its mis
 
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
-    """Return the source of a named task, or of your own data if ``name`` is a path.
-
-    ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`.
-    """
-    own = name not in TASKS
-    if own and not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
-        tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
-        raise InputError(f"no task {name!r}", f"{tasks}{nearest(name, TASKS)}")
-    known = {
-        item.name: item.default for item in fields(TASKS.get(name, OwnDataOptions)) if item.name != "data"
-    }
+    """Return the source of a named task; ``data`` is the folder of its files, ``parameters`` are its own."""
+    if name not in TASKS:
+        raise InputError(f"no task {name!r}", f"give one of {', '.join(TASKS)}{nearest(name, TASKS)}")
     if parameters.get("protocol", "ours") not in PROTOCOLS:
         raise InputError(f"{name}: protocol is {parameters['protocol']!r}", "give ours or paper")
+    defaults = {item.name: item.default for item in fields(TASKS[name]) if item.name != "data"}
     # every named task accepts a protocol, but these data do not depend on it
-    if not own and "protocol" not in known:
+    if "protocol" not in defaults:
         parameters.pop("protocol", None)
     for parameter, value in parameters.items():
-        if parameter not in known:
-            has = f"it has {', '.join(known)}{nearest(parameter, known)}"
-            raise InputError(f"task {name!r} has no parameter {parameter!r}", has)
-        default = known[parameter]
+        check_parameter(name, parameter, defaults)
+        default = defaults[parameter]
         kind = {str: str, float: (int, float)}.get(type(default), int)
         # Whole numbers may be 0 only if this is the default.
-        wrong = not isinstance(value, kind) or (kind is int and value < bool(default))
-        if wrong and not own and value != default:
+        fits = isinstance(value, kind) and (kind is not int or value >= bool(default))
+        if not fits and value != default:
             raise InputError(f"{name}: {parameter} is {value!r}", f"give a value like {default}")
-    return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
+    return TASKS[name](data=data, **parameters)
+
+
+def check_parameter(task: str, parameter: str, names: Iterable[str]) -> None:
+    """Refuse a parameter that is not one of the names of a task's parameters."""
+    if parameter not in (names := [*names]):
+        remedy = f"it has {', '.join(names)}{nearest(parameter, names)}"
+        raise InputError(f"task {task!r} has no parameter {parameter!r}", remedy)
 
 
 def valid_is_test(name: str, parameters: Mapping[str, Any]) -> bool:
     """Return whether the test rows of a task are its validation rows, so that nothing may be chosen by these."""
     follows_paper = parameters.get("protocol") == "paper"
     return follows_paper and name in TASKS and TASKS[name].paper_valid_is_test
-
-
-def encode(
-    task: Task, x: np.ndarray, lengths: np.ndarray | None = None, where: str = ""
-) -> tuple[np.ndarray, np.ndarray]:
-    """Convert raw inputs, or sequences with ``lengths`` (rows,), to stored sequences; errors name ``where``."""
-    if task.name not in TASKS:
-        return encode_own(task, x, lengths, where or f"task {task.name!r}")
-    stored, found = TASKS[task.name](**task.parameters).encode(x, lengths)
-    if lengths is not None:
-        clean_lengths(task.name, lengths, *stored.shape[:2])
-    return stored, found
 
 
 def shows_images(task: Task) -> bool:

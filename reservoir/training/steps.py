@@ -15,6 +15,8 @@ from reservoir.readouts.linear import Tally, Targets
 from reservoir.training.rows import TrainingBatch, TrainingRows
 from reservoir.training.trainer import Processes
 
+DEFAULT_STEPS = 5000
+
 LEARNING_RATE = 1e-3
 LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
 """Learning rates of Lu et al. (2021) for LSTMs and for homology; `LEARNING_RATE` applies to everything else."""

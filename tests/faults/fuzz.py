@@ -16,10 +16,10 @@ from typing import Any
 import h5py
 import numpy as np
 from reservoir_cache import CacheError, reader
+from reservoir_pipelines.data import hdf5
+from reservoir_pipelines.data.own_data import open_source
 
 from reservoir.errors import InputError
-from reservoir.tasks import task_named
-from reservoir.tasks.own import hdf5
 from tests.faults.rounds import Count
 
 BATCH = 250
@@ -131,7 +131,7 @@ def readers(folder: Path) -> list[Reader]:
 
 def read_all(name: object, **parameters: Any) -> list[str]:
     """Read every row of a data set, and return the notes about it."""
-    source = task_named(str(name), **parameters)
+    source = open_source(str(name), **parameters)
     for piece in source.pieces():
         source.read(piece)
     source.scaling()

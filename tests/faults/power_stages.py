@@ -218,7 +218,7 @@ def predictions(root: Path) -> Any:
 
 
 def run_cells(root: Path) -> None:
-    from reservoir_pipelines.reproduction_folder import ReproductionFolder
+    from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 
     folder = ReproductionFolder(root / "table")
     folder.create()
@@ -229,7 +229,7 @@ def run_cells(root: Path) -> None:
 
 
 def cells(root: Path) -> Any:
-    from reservoir_pipelines.reproduction_folder import ReproductionFolder
+    from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 
     folder = ReproductionFolder(root / "table")
     return folder.result("a") or folder.failure("a"), folder.tables()

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 SLEEP_IN_CELLS = """
 import os, sys, time
 from pathlib import Path
-from reservoir_pipelines.reproduction import stages
+from reservoir_pipelines.paper import stages
 
 def sleep(*_):
     Path(sys.argv[-1], str(os.getpid())).touch()

@@ -20,7 +20,7 @@ from reservoir_pipelines import import_backbone
 from reservoir.backbones import content_digest, find, load_backbone, load_native
 from reservoir.inputs.native import open_reader, read_tokenizer
 from reservoir.tasks import task_named
-from reservoir.tasks.own.texts import codes_of
+from reservoir.tasks.words import codes_of
 from tests.faults.fuzz import mutated
 from tests.refusals import outcome
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer

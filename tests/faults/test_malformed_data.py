@@ -19,10 +19,10 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.data.own_data import open_source
 
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text
-from reservoir.tasks import task_named
 from reservoir.tasks.images.cifar import read_pickle
 from tests.faults.fuzz import read_all
 from tests.refusals import outcome
@@ -426,9 +426,9 @@ def test_pipes_empty_folders_and_links_out_of_a_folder_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(read_all, tmp_path / "mine.npz")
     with pytest.raises(InputError, match=r"a folder without images, .*\.csv, .* give the path of"):
-        task_named(str(tmp_path)).files()
+        open_source(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):
-        task_named(str(tmp_path / "mine.npz")).files()
+        open_source(str(tmp_path / "mine.npz")).files()
     for name in ("A_TRAIN.ts", "A_TEST.ts"):
         (tmp_path / name).symlink_to(__file__)
     assert "A_TRAIN.ts: the file is outside" in outcome(read_all, tmp_path)
@@ -464,8 +464,8 @@ def test_a_quarter_gigabyte_of_nuls_and_two_encodings_in_one_file(tmp_path, refu
     [
         ("import h5py; h5py.File(path)['x'][:]", True),
         ("from reservoir_cache import open_hdf5; open_hdf5(path)['x'][:]", False),
-        ("from reservoir.tasks.own.hdf5 import Hdf5; Hdf5(path, checked=True).read('x', 0, 8)", False),
-        ("from reservoir.tasks.own.hdf5 import Hdf5; Hdf5(path)", False),  # reads the file in a child process
+        ("from reservoir_pipelines.data.hdf5 import Hdf5; Hdf5(path, checked=True).read('x', 0, 8)", False),
+        ("from reservoir_pipelines.data.hdf5 import Hdf5; Hdf5(path)", False),  # reads the file in a child process
         ("from reservoir_pipelines.extraction.import_features import _open_hdf5; _open_hdf5(path, s)['x'][:]", False),
     ],
 )

@@ -36,8 +36,8 @@ from sklearn.feature_extraction.text import CountVectorizer
 from reservoir.column import RAW, Column, parse_columns
 from reservoir.errors import InputError
 from reservoir.options import FitOptions
-from reservoir.tasks.own.texts import texts_of
 from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.words import texts_of
 
 MODEL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
 

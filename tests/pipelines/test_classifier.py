@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from reservoir_cache import CacheError, list_entries, repair
 from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer
+from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.estimators import rowcache
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -19,7 +20,6 @@ from reservoir.features import forward, load
 from reservoir.readouts.estimators import code_labels, fold_numbers
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import cross_sweep
-from reservoir.tasks import task_named
 from tests.files import flip
 
 
@@ -175,7 +175,7 @@ def test_the_classifier_is_the_best_ridge_sweep_over_the_columns(classifier, com
 def test_integers_are_read_as_in_files_with_a_warning(classifier, tmp_path, x, vocabulary):
     y = np.arange(60) % 2
     np.savez(tmp_path / "d.npz", x=x, y=y)
-    source = task_named(str(tmp_path / "d.npz"))
+    source = open_source(str(tmp_path / "d.npz"))
     why = source.notes()[0].partition(": x read as ")[2].partition(";")[0].rstrip(")")
     with pytest.warns(UserWarning, match=re.escape(f"X read as {why}")):
         model = classifier(layers="embed").fit(x, y)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict, train
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
 from reservoir import InputError
-from reservoir.tasks import task_named
 from tests.reservoir.models import save_with_tokenizer
 from tests.tasks.samples import write_csv
 
@@ -86,7 +86,7 @@ def test_lists_and_arrays_of_labels_are_read_alike(form, tmp_path):
         x = np.array([["AGV".index(one) for one in sequence.ljust(longest, "A")] for sequence, _ in rows])
         y = np.array([label + [9] * (longest - len(label)) for label in numbers])  # labels after the end are ignored
         np.savez(path, x=x, y=y, lengths=np.array([len(label) for label in numbers]))
-    source = task_named(str(path))
+    source = open_source(str(path))
     assert source.task.each == "token" and source.task.classes == 3 and source.task.readout_tokens == longest
     found = {}
     for split in source.read(source.pieces()[0]).values():
@@ -127,9 +127,9 @@ def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
 
 
 def task_texts(path, split, **asked):
-    from reservoir.tasks.own.texts import texts_of
+    from reservoir.tasks.words import texts_of
 
-    source = task_named(str(path), **asked)
+    source = open_source(str(path), **asked)
     part = source.read(source.pieces()[0])[split]
     return texts_of(part.x, part.lengths)
 

@@ -26,7 +26,7 @@ from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds
 from reservoir.readouts.evaluation import compare, evaluate_classes, evaluate_values, r2_interval, reliability
-from reservoir.tasks.own.texts import texts_of
+from reservoir.tasks.words import texts_of
 from tests.tasks.samples import write_csv
 
 SMALL = {"layers": "block01", "pool": "mean"}

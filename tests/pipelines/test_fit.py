@@ -541,13 +541,19 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     source, targets = ColumnSource(EntryView(extracted.store, KNOWN), Column("final", "mean")), Targets(1, 10)
     part = source.view["train"]
     expected = [accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])]
-    folds = [*fold_blocks(source, assign_folds(source, 3, 10))]
+    numbers = assign_folds(source, 3, 10)
+    folds = [*fold_blocks(source, numbers)]
     expected += fold_moments(folds, targets, 3)
     for _ in range(2):  # computed, then read from the entry
-        found = stored_moments(source, targets, source.blocks("train")) + stored_moments(source, targets, folds, 3)
+        found = stored_moments(source, targets, source.blocks("train"))
+        found += stored_moments(source, targets, folds, numbers)
         for a, b in zip(found, expected, strict=True):
             for name, value in b.to_arrays().items():
                 np.testing.assert_allclose(a.to_arrays()[name], value, rtol=1e-10, atol=1e-10 * np.abs(value).max())
+    # The moments of other folds of the same rows are not those that are stored.
+    others = assign_folds(source, 3, 10, repeats=2)[:, 1:]
+    of_others = stored_moments(source, targets, fold_blocks(source, others), others)
+    assert of_others[0].count == np.sum(others == 0) and (of_others[0].mean != found[1].mean).any()
     for device, words in [("nowhere", "nowhere"), ("meta", "cpu or cuda")]:
         with pytest.raises(InputError, match=words):
             fit(extracted, out=tmp_path, device=device)

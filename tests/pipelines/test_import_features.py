@@ -12,8 +12,8 @@ from reservoir_pipelines import extract, fit, import_features, prepare, report
 from reservoir_pipelines.extraction import import_features as stage
 from safetensors.numpy import save_file
 
+from reservoir import size_limits
 from reservoir.errors import InputError
-from reservoir.tasks.own import arrays as own_arrays
 
 pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
@@ -159,7 +159,7 @@ def test_files_that_are_no_features_are_refused_in_one_line(own, tmp_path, name)
 
 
 def test_a_member_without_suffix_that_unpacks_to_far_more_is_refused(own, tmp_path, monkeypatch):
-    monkeypatch.setattr(own_arrays, "FREE_BYTES", 10_000)
+    monkeypatch.setattr(size_limits, "FREE_BYTES", 10_000)
     np.save(large := io.BytesIO(), np.zeros((40, 10_000)))
     np.savez(tmp_path / "f.npz", **{split: own[1][f"{split}/deep"] for split in ROWS})
     with zipfile.ZipFile(tmp_path / "f.npz", "a", zipfile.ZIP_DEFLATED) as archive:

@@ -8,6 +8,8 @@ import pytest
 from reservoir_cache import Entry, FeatureStore, verify
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.data.own_data import read_new
+from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.folds import assign_folds, draw_folds, groups_of
@@ -17,7 +19,6 @@ from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir import InputError
 from reservoir.column import Column
 from reservoir.readouts.evaluation import accuracy_interval
-from reservoir.tasks import encode, read_new
 from tests.files import contents, flip
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.data.tables import read_table
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction import outputs
 from reservoir_pipelines.prediction.outputs import evaluate_predictions, write_predictions
@@ -21,7 +22,6 @@ from sklearn import metrics
 
 from reservoir.errors import InputError
 from reservoir.plan import BATCH_TOKENS
-from reservoir.tasks.own.tables import read_table
 
 predict_module = importlib.import_module("reservoir_pipelines.prediction.predict")
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}

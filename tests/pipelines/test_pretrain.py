@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import pretrain, train
-from reservoir_pipelines.pretraining.pretrain import save_model, take_weights
+from reservoir_pipelines.paper.pretrain import save_model, take_weights
 from reservoir_pipelines.training.run_folder import load_run
 from safetensors.torch import load_file
 

@@ -18,16 +18,15 @@ import numpy as np
 import pytest
 from reservoir_cache import last_entry
 from reservoir_pipelines import extract, report, reproduce
-from reservoir_pipelines.claims import Estimate, interval_of, verdict_on
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result
+from reservoir_pipelines.paper import reproduce as module
+from reservoir_pipelines.paper.claims import Estimate, interval_of, verdict_on
+from reservoir_pipelines.paper.page import _draw_costs, leave_out_answered_claims
+from reservoir_pipelines.paper.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
+from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.plots import PagePlot, draw_confusion, shorten_all
-from reservoir_pipelines.reports.report import _leave_out_answered_claims
-from reservoir_pipelines.reports.reproduced import _draw_costs
 from reservoir_pipelines.reports.views import _read_sweep
-from reservoir_pipelines.reproduction import reproduce as module
-from reservoir_pipelines.reproduction.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
-from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
@@ -67,7 +66,7 @@ def all_spots(*arguments, **options):
 @pytest.fixture
 def runs(monkeypatch):
     """Return the keys of the cells in the order in which they run."""
-    from reservoir_pipelines.reproduction import stages
+    from reservoir_pipelines.paper import stages
 
     ran, run_cell = [], stages.run_cell
 
@@ -146,7 +145,7 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
 KILLED = """
 import sys
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.reproduction_folder import ReproductionFolder
+from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 from tests.faults.rounds import inject
 keep = ReproductionFolder.save_result
 
@@ -275,7 +274,7 @@ def test_a_cell_names_paths_below_the_working_folder_relative_to_it_and_no_other
     commands = [f"reservoir fit {here}/a --data={here}/b /mnt{here}/c"]
     result = {"stage": "fit", "folder": str(here), "values": {}, "commands": commands}
     monkeypatch.chdir(here)
-    monkeypatch.setattr("reservoir_pipelines.reproduction.stages.run_cell", lambda *args: copy.deepcopy(result))
+    monkeypatch.setattr("reservoir_pipelines.paper.stages.run_cell", lambda *args: copy.deepcopy(result))
     done = reproduce([recipe(here, ROWS)], cache=tmp_path / "cache")
     cells = [read_checked(path) for path in done.folder.glob("cells/*.json")]
     assert [cell["commands"] for cell in cells] == [[f"reservoir fit a --data=b /mnt{here}/c"]] * 2
@@ -704,7 +703,7 @@ def test_a_page_leaves_out_a_claim_that_another_reproduction_answers():
 
     others = [{"name": "a fit"}, part("t1", a="Does not hold here", c="Holds"), part("t2", b="Holds")]
     parts = [part("t1", a="Not checked", b="Not measured", c="Holds"), *others]
-    _leave_out_answered_claims(parts)
+    leave_out_answered_claims(parts)
     assert parts == [part("t1", b="Not measured", c="Holds"), *others]
 
 

@@ -21,8 +21,8 @@ from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.mnist import Digits, Mnist
 from reservoir.tasks.images.patches import patches
-from reservoir.tasks.own.texts import codes_of
 from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.tasks.words import codes_of
 from tests.refusals import outcome
 from tests.reservoir.models import (
     MODELS,

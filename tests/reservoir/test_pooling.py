@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from reservoir_pipelines.data.labels import encode_labels, split_rows
 
 from reservoir.column import Column
 from reservoir.errors import InputError
@@ -20,7 +21,6 @@ from reservoir.pooling import POOLINGS, check_poolings, find_pooling
 from reservoir.raw_input import raw_features
 from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
-from reservoir.tasks.own.labels import encode_labels, split_rows
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, row_forms
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reservoir_pipelines.data.own_data import open_source
 
 from reservoir.errors import InputError
-from reservoir.tasks import check_split, task_named
+from reservoir.tasks import check_split
 from reservoir.tasks.listops import CLOSE, OPERATOR, SYMBOLS
 from reservoir.tasks.task import Split
 
@@ -17,7 +18,7 @@ from reservoir.tasks.task import Split
 def assert_refused(message: str, path: object, **asked: object) -> None:
     """Assert that no task can be made of a path, and that one line, which matches ``message``, says why."""
     with pytest.raises(InputError, match=message) as refused:
-        _ = task_named(str(path), **asked).task
+        _ = open_source(str(path), **asked).task
     assert "\n" not in str(refused.value)
 
 

@@ -6,9 +6,12 @@ import pickle
 import h5py
 import numpy as np
 import pytest
+from reservoir_pipelines.data.labels import read_integers, read_labels
+from reservoir_pipelines.data.own_data import open_source
+from reservoir_pipelines.data.values import encode
 
 from reservoir.errors import InputError
-from reservoir.tasks import Task, Tokens, Vectors, encode, read_integers, read_labels, task_named
+from reservoir.tasks import Task, Tokens, Vectors
 from tests.tasks.samples import assert_refused, read_splits
 
 RNG = np.random.default_rng(0)
@@ -29,7 +32,7 @@ def test_floats_with_named_classes_and_splits(tmp_path, suffix):
     x = RNG.normal(3000, 0.5, (40, 6, 3))
     y = np.array(["cat", "dog"])[RNG.integers(0, 2, 40)]
     split = np.array(["train", "valid", "test", "train"] * 10)
-    source = task_named(str(save(tmp_path / f"mine{suffix}", x=x, y=y, split=split)))
+    source = open_source(str(save(tmp_path / f"mine{suffix}", x=x, y=y, split=split)))
     assert source.task.form == Vectors(3) and source.task.labels == ("cat", "dog")
     splits = read_splits(source)
     for name, rows in splits.items():
@@ -45,7 +48,7 @@ def test_values_behind_the_length_are_ignored(tmp_path):
     padded = x.copy()
     padded[np.arange(5) >= lengths[:, None]] = np.nan
     files = [save(tmp_path / f"{i}.npz", x=v, y=np.arange(30) % 2, lengths=lengths) for i, v in enumerate((x, padded))]
-    one, two = (task_named(str(file)) for file in files)
+    one, two = (open_source(str(file)) for file in files)
     assert np.array_equal(one.scaling().offset, two.scaling().offset)
     for name, rows in read_splits(one).items():
         assert np.array_equal(rows.x, read_splits(two)[name].x)
@@ -65,14 +68,14 @@ def test_values_behind_the_length_are_ignored(tmp_path):
     ],
 )
 def test_labels_of_every_kind(tmp_path, y, classes, names, shape):
-    task = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=y))).task
+    task = open_source(str(save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=y))).task
     assert (task.classes, task.labels, (task.readout_tokens, task.outputs)) == (classes, names, shape)
     assert Task.from_dict(json.loads(json.dumps(task.to_dict()))) == task
 
 
 def test_encode_needs_only_the_description(tmp_path):
     path = save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=np.arange(30) % 2)
-    task = task_named(str(path)).task
+    task = open_source(str(path)).task
     path.unlink()
     x, lengths = encode(task, RNG.normal(size=(3, 4, 2)))
     assert x.dtype == np.float32 and lengths.tolist() == [4, 4, 4]
@@ -83,7 +86,7 @@ def test_encode_needs_only_the_description(tmp_path):
 
 def test_encode_refuses_rows_that_end_before_the_tokens_that_are_read(tmp_path):
     arrays = {"x": RNG.normal(size=(30, 5, 2)), "y": np.arange(120).reshape(30, 4, 1) % 2}
-    task = task_named(str(save(tmp_path / "a.npz", **arrays))).task
+    task = open_source(str(save(tmp_path / "a.npz", **arrays))).task
     with pytest.raises(InputError, match="length 3 in row 1 is not between 4 and 5"):
         encode(task, arrays["x"], np.array([4, 3] * 15))
     with pytest.raises(InputError, match="length 3 in row 0"):
@@ -91,7 +94,7 @@ def test_encode_refuses_rows_that_end_before_the_tokens_that_are_read(tmp_path):
 
 
 def test_a_pickled_source_holds_no_arrays(tmp_path):
-    source = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 50, 2)), y=np.arange(300) % 2)))
+    source = open_source(str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 50, 2)), y=np.arange(300) % 2)))
     read_splits(source)
     assert len(pickle.dumps(source)) < 1000
     assert pickle.loads(pickle.dumps(source)).task == source.task
@@ -172,27 +175,27 @@ def test_labels_are_read_as_classes_or_numbers_by_one_rule(y, classes):
 def test_a_missing_group_is_refused(tmp_path, suffix, groups):
     x, y = RNG.normal(size=(40, 3)), np.arange(40) % 2
     with pytest.raises(InputError, match=r"no group in row 2; give every row one"):
-        read_splits(task_named(str(save(tmp_path / f"a{suffix}", x=x, y=y, groups=groups))))
+        read_splits(open_source(str(save(tmp_path / f"a{suffix}", x=x, y=y, groups=groups))))
 
 
 def test_sensor_counts_are_read_as_values_with_a_note(tmp_path):
     path = str(save(tmp_path / "a.npz", x=VALUES["counts"], y=np.arange(300) % 2))
-    source = task_named(path)
+    source = open_source(path)
     assert source.task.form == Vectors(1)
     assert any("a.npz: x read as values (neighbours differ" in note for note in source.notes())
-    assert np.array_equal(source.scaling().offset, task_named(path, values=True).scaling().offset)
-    assert task_named(path, symbols=True).task.form == Tokens(int(VALUES["counts"].max()) + 1)
-    assert task_named(path, values=True).notes() == []
+    assert np.array_equal(source.scaling().offset, open_source(path, values=True).scaling().offset)
+    assert open_source(path, symbols=True).task.form == Tokens(int(VALUES["counts"].max()) + 1)
+    assert open_source(path, values=True).notes() == []
 
 
 def test_integer_targets_are_read_as_a_regression_with_a_note(tmp_path):
     y = RNG.integers(18, 91, 300)
     path = str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 4)), y=y))
-    source = task_named(path)
+    source = open_source(path)
     assert source.task.classes == 0 and any("y read as targets of a regression" in note for note in source.notes())
-    assert task_named(path, classes=True).task.classes == len(np.unique(y))
+    assert open_source(path, classes=True).task.classes == len(np.unique(y))
     few = save(tmp_path / "b.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3)
-    assert task_named(str(few), regression=True).task.classes == 0
-    whole = task_named(str(save(tmp_path / "c.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3 / 1.0)))
+    assert open_source(str(few), regression=True).task.classes == 0
+    whole = open_source(str(save(tmp_path / "c.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3 / 1.0)))
     assert whole.task.classes == 0 and any("y holds whole numbers as floats" in note for note in whole.notes())
-    assert task_named(str(tmp_path / "c.npz"), classes=True).task.classes == 3
+    assert open_source(str(tmp_path / "c.npz"), classes=True).task.classes == 3

@@ -5,11 +5,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from reservoir_pipelines.data.columns import times_of
+from reservoir_pipelines.data.own_data import open_source, read_new
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
-from reservoir.tasks import Vectors, read_new, task_named
-from reservoir.tasks.own.columns import times_of
+from reservoir.tasks import Vectors
 from tests.refusals import outcome
 from tests.tasks.samples import assert_refused
 from tests.tasks.samples import write_csv as table
@@ -39,7 +40,7 @@ def bad_table(path):
 
 
 def test_all_bad_rows_are_counted_and_five_named_with_their_lines(tmp_path):
-    message = outcome(lambda: task_named(bad_table(tmp_path / "t.csv")).task)
+    message = outcome(lambda: open_source(bad_table(tmp_path / "t.csv")).task)
     assert "8 rows cannot be read: line 5: 'ERR' is not a number in column 'v0'; line 7: 4 cells under 3" in message
     assert (
         "line 9: an empty cell in column 'v0'; line 11: no label in column 'label'; line 13: inf in column 'v0'"
@@ -50,22 +51,22 @@ def test_all_bad_rows_are_counted_and_five_named_with_their_lines(tmp_path):
 
 
 def test_skip_bad_rows_goes_on_without_them_and_says_how_many(tmp_path):
-    source = task_named(bad_table(tmp_path / "t.csv"), skip_bad_rows=True)
+    source = open_source(bad_table(tmp_path / "t.csv"), skip_bad_rows=True)
     rows, labels = stored(source)
     assert len(rows) == len(labels) == ROWS - 8
     assert any("skipped 8 of 40 rows: line 5: 'ERR' is not a number" in note for note in source.notes())
     path = table(tmp_path / "r.csv", [[n % 7, n % 3, {7: "n.d.", 9: "NaN"}.get(n, n / 8)] for n in range(ROWS)])
     for asked in ({}, {"regression": True}):
-        source = task_named(path, skip_bad_rows=True, **asked)
+        source = open_source(path, skip_bad_rows=True, **asked)
         assert source.task.classes == 0 and len(stored(source)[0]) == ROWS - 2
     for cell, way in ("fine", "--drop v1"), ('"0,5"', "--decimal , or --drop v1"), ("2.1.2026 08:00", "--time v1 or"):
         path = table(tmp_path / "w.csv", [[n % 7, cell, n % 2] for n in range(ROWS)])
         with pytest.raises(InputError, match=f"is not a number in column 'v1'; write numbers there, or pass {way}"):
-            stored(task_named(path, skip_bad_rows=True))
+            stored(open_source(path, skip_bad_rows=True))
 
 
 def test_new_rows_that_cannot_be_read_are_skipped_with_their_ids_and_reasons(tmp_path):
-    task = task_named(bad_table(tmp_path / "t.csv"), skip_bad_rows=True).task
+    task = open_source(bad_table(tmp_path / "t.csv"), skip_bad_rows=True).task
     table(tmp_path / "new.csv", [["r1", 1, 2], ["r2", "ERR", 3]], "id,v0,v1")
     new = read_new(tmp_path / "new.csv", task)
     assert new.ids.tolist() == ["r1"] and new.skipped == {1: ("r2", "line 3: 'ERR' is not a number in column 'v0'")}
@@ -74,7 +75,7 @@ def test_new_rows_that_cannot_be_read_are_skipped_with_their_ids_and_reasons(tmp
         read_new(tmp_path / "new.csv", task)
     (tmp_path / "t.fasta").write_text("".join(f">r{n} {KIND[n % 2]}\nACGT\n" for n in range(ROWS)))
     (tmp_path / "new.fasta").write_text(">r1\nACGT\n>r2\n>r3\nTT\n")
-    new = read_new(tmp_path / "new.fasta", task_named(str(tmp_path / "t.fasta")).task)
+    new = read_new(tmp_path / "new.fasta", open_source(str(tmp_path / "t.fasta")).task)
     assert new.ids.tolist() == ["r1", "r3"] and new.skipped == {1: ("r2", "line 3: an empty text")}
 
 
@@ -127,7 +128,7 @@ def test_every_row_has_the_id_file_name_or_row_number_of_its_source(tmp_path, fo
     write, asked, name = WITH_IDS[form]
     write(tmp_path)
     path = next(iter([*tmp_path.glob("t.*")]), tmp_path)
-    source = task_named(str(path), **asked)
+    source = open_source(str(path), **asked)
     found = {}
     for piece in source.pieces():
         for split in source.read(piece).values():
@@ -143,7 +144,7 @@ def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):
     lines[9] = '{"text": "A\\u0000C", "label": "b"}'
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     assert_refused("3 rows cannot be read: line 3: not.*line 7: an empty.*line 10: a NUL", tmp_path / "t.jsonl")
-    assert len(stored(task_named(str(tmp_path / "t.jsonl"), skip_bad_rows=True))[0]) == ROWS - 3
+    assert len(stored(open_source(str(tmp_path / "t.jsonl"), skip_bad_rows=True))[0]) == ROWS - 3
     (tmp_path / "t.jsonl").write_text('[\n {\n  "text": "ACGT"\n }\n]')
     assert_refused("t.jsonl, line 1: not a complete JSON .*; write one JSON object per", tmp_path / "t.jsonl")
 
@@ -162,8 +163,8 @@ def test_damaged_images_and_sounds_are_counted_and_skipped(tmp_path, kind):
         if n in {4, 9}:
             path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(InputError, match=r"2 rows cannot be read: file a/04.*; file b/09"):
-        stored(task_named(str(tmp_path / "media")))
-    source = task_named(str(tmp_path / "media"), skip_bad_rows=True)
+        stored(open_source(str(tmp_path / "media")))
+    source = open_source(str(tmp_path / "media"), skip_bad_rows=True)
     rows, labels = stored(source)
     assert len(rows) == len(labels) == ROWS - 2
     if kind == "png":
@@ -181,7 +182,7 @@ def test_a_sequence_with_a_bad_line_is_left_out_as_a_whole(tmp_path):
     rows = [[f"s{n // 4}", n % 4, "ERR" if n == 5 else n, KIND[n // 4 % 2]] for n in range(4 * ROWS)]
     path = table(tmp_path / "t.csv", rows, "id,t,v,label")
     assert_refused("line 7: 'ERR' is not a number", path)
-    found, _ = stored(task_named(path, skip_bad_rows=True))
+    found, _ = stored(open_source(path, skip_bad_rows=True))
     assert len(found) == ROWS - 1 and all(len(row) == 4 for row in found)
 
 
@@ -205,7 +206,7 @@ def test_a_folder_of_recordings_with_a_table_of_labels(tmp_path, suffix):
     values = recordings(tmp_path / "runs", suffix)
     path = tmp_path / "runs" / "labels.csv"
     path.write_text(path.read_text().replace(",00", ",.\\00") + "\nm9,099,")  # as on Windows; 099 has no file
-    source = task_named(str(tmp_path / "runs"), labels="labels.csv", group="machine")
+    source = open_source(str(tmp_path / "runs"), labels="labels.csv", group="machine")
     assert "without a file or record are left out (1): 099" in source.notes()[0]
     assert source.task.form == Vectors(2) and source.task.labels == ("a", "b") and len(source.files()) == 21
     assert source.task.parameters["columns"] == ["u", "v"] and source.task.parameters["labels"] == "labels.csv"
@@ -220,14 +221,14 @@ def test_recordings_are_read_in_the_order_of_time(tmp_path):
     values, path = recordings(tmp_path / "runs"), tmp_path / "runs" / "004.csv"
     given, (header, *lines) = (str(tmp_path / "runs"), "labels.csv"), path.read_text().split("\n")
     path.write_text("\n".join([header, *reversed(lines)]))
-    source = task_named(given[0], labels=given[1])
+    source = open_source(given[0], labels=given[1])
     assert any(np.array_equal(row, values["004"].astype(np.float32)) for row in stored(source)[0])
     path.write_text("\n".join([header, *lines[1:], *lines]))
     with pytest.raises(InputError, match=r"the times in 'time' repeat and are not in order; sort the rows$"):
         read_new(path, source.task)
     for asked, message in ({}, "or pass --drop time if they"), ({"time": "tmie"}, "did you mean 'time'"):
         assert_refused(message, given[0], labels=given[1], **asked)
-    assert len(stored(task_named(given[0], labels=given[1], drop="time"))[0]) == 20
+    assert len(stored(open_source(given[0], labels=given[1], drop="time"))[0]) == 20
 
 
 def test_times_that_cannot_be_sorted_are_refused(tmp_path):
@@ -239,7 +240,7 @@ def test_times_that_cannot_be_sorted_are_refused(tmp_path):
     table(tmp_path / "runs" / "004.csv", [["13/10/2025 08:00", 1, 0], ["14/10/2025 08:00", 2, 0]], "time,u,v")
     message = "like '13/10/2025 08:00' cannot be sorted; write dates as .* --drop time if"
     assert_refused(message, tmp_path / "runs", labels="labels.csv")
-    assert len(stored(task_named(str(tmp_path / "runs"), labels="labels.csv", drop="time"))[0]) == 20
+    assert len(stored(open_source(str(tmp_path / "runs"), labels="labels.csv", drop="time"))[0]) == 20
 
 
 def test_recordings_of_excel_are_read_and_a_note_names_other_sampling_rates(tmp_path):
@@ -247,23 +248,23 @@ def test_recordings_of_excel_are_read_and_a_note_names_other_sampling_rates(tmp_
     for path in (tmp_path / "runs").glob("0*.csv"):
         lines = [f"{line};" for line in path.read_text().replace(",", ";").split("\n")]
         path.write_text("\n".join(["\ufeffsep=;", *lines]))
-    source = task_named(str(tmp_path / "runs"), labels="labels.csv")
+    source = open_source(str(tmp_path / "runs"), labels="labels.csv")
     wanted = {str(x.astype(np.float32).tolist()) for x in values.values()}
     assert {str(row.tolist()) for row in stored(source)[0]} == wanted and "sampling rate" not in str(source.notes())
     table(tmp_path / "runs" / "004.csv", [[0, 1, 2], [0.2, 1, 2], [0.4, 1, 2]], "time,u,v")
-    notes = task_named(str(tmp_path / "runs"), labels="labels.csv").notes()
+    notes = open_source(str(tmp_path / "runs"), labels="labels.csv").notes()
     assert "some recordings are 5 times as far apart in time as those of others" in str(notes)
 
 
 def test_a_label_in_one_row_of_a_sequence_holds_for_all(tmp_path):
     rows = [[f"s{n // 4}", n % 4, n, KIND[n // 4 % 2] if n % 4 == n // 4 % 3 else ""] for n in range(4 * ROWS)]
-    found, labels = stored(task_named(table(tmp_path / "t.csv", rows, "id,t,v,label")))
+    found, labels = stored(open_source(table(tmp_path / "t.csv", rows, "id,t,v,label")))
     assert [KIND[int(row[0, 0]) // 4 % 2] for row in found] == labels and len(labels) == ROWS
 
 
 def test_new_recordings_are_named_by_their_files(tmp_path):
     values = recordings(tmp_path / "runs")
-    task = task_named(str(tmp_path / "runs"), labels=str(tmp_path / "runs" / "labels.csv")).task
+    task = open_source(str(tmp_path / "runs"), labels=str(tmp_path / "runs" / "labels.csv")).task
     (tmp_path / "new").mkdir()
     (tmp_path / "runs" / "003.csv").rename(tmp_path / "new" / "late.csv")
     for path, name in ((tmp_path / "new", "late.csv"), (tmp_path / "new" / "late.csv", "late.csv")):
@@ -305,11 +306,11 @@ def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     message = "or pass --missing interpolate or mask for missing values, or pass --skip"
     assert_refused(message, tmp_path / "runs", labels="labels.csv")
     path.write_text(path.read_text().replace("005,b", "005,"))
-    source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
+    source = open_source(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
     assert len(stored(source)[0]) == 17
     assert any("file 005.csv: labels.csv, line 7: no label in column 'class'" in note for note in source.notes())
     path.write_text(path.read_text().replace("000,a", "100,a"))
-    source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
+    source = open_source(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
     assert len(stored(source)[0]) == 16 and "file 000.csv: no row in labels.csv" in str(source.notes())
     assert_refused("no row for '000.csv' in", tmp_path / "runs", labels="labels.csv", id="class", skip_bad_rows=True)
 
@@ -325,17 +326,17 @@ def test_groups_of_fasta_come_from_the_header_or_a_table(tmp_path):
     rows = [[f"r{n}", KIND[n % 2], n // 4] for n in range(ROWS)]
     labels = table(tmp_path / "labels.csv", rows, "name,class,family")
     for asked in {"group": r"org=(\w+)"}, {"labels": labels, "group": "family"}:
-        source = task_named(path, **asked)
+        source = open_source(path, **asked)
         groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
         assert sum(map(len, groups)) == len(set.union(*groups)) == 10 and source.task.labels == ("a", "b")
     path = fasta(tmp_path / "u.fasta", lambda n: f"sp|r{n}|N{n}_HUMAN")  # ids as in UniProt
-    task = task_named(path, labels=labels, group="family").task
+    task = open_source(path, labels=labels, group="family").task
     assert read_new(tmp_path / "u.fasta", task, labels)[3].tolist() == [KIND[n % 2] for n in range(ROWS)]
     assert read_new(tmp_path / "u.fasta", task)[3] is None
     assert_refused("line 1: no group in the header .* by --group", path, group=r"chr=(\w+)")
     repeated = fasta(tmp_path / "v.fasta", lambda n: f"o{n // 4} {KIND[n % 2]}")
-    assert "most names of records repeat" in str(task_named(repeated).notes())
-    assert "repeat" not in str(task_named(repeated, group=r"^(\S+)").notes())
+    assert "most names of records repeat" in str(open_source(repeated).notes())
+    assert "repeat" not in str(open_source(repeated, group=r"^(\S+)").notes())
 
 
 def test_a_column_of_existing_paths_is_read_as_files(tmp_path):
@@ -345,9 +346,9 @@ def test_a_column_of_existing_paths_is_read_as_files(tmp_path):
     rows = [[f"runs/{n}.csv", f"note {n}", KIND[n % 2]] for n in range(20)]
     rows[3][0] = "runs\\3.csv"  # as on Windows
     path = table(tmp_path / "t.csv", rows, "recording,comment,label")
-    source = task_named(path)
+    source = open_source(path)
     assert source.task.form == Vectors(2) and source.task.max_tokens == 6 and len(source.files()) == 21
-    assert task_named(path, text="recording").task.form == Vectors(2)
+    assert open_source(path, text="recording").task.form == Vectors(2)
 
 
 @pytest.mark.parametrize("name", ["../secret.csv", "/etc/passwd.csv"])
@@ -362,12 +363,12 @@ def test_a_column_of_paths_reads_nothing_outside_the_folder(tmp_path, name):
 def test_addresses_are_text_and_never_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a connection"))
     rows = [[f"http://127.0.0.1:9/{n}.csv", KIND[n % 2]] for n in range(20)]
-    assert task_named(table(tmp_path / "t.csv", rows, "sequence,label")).task.alphabet
+    assert open_source(table(tmp_path / "t.csv", rows, "sequence,label")).task.alphabet
 
 
 @pytest.mark.parametrize("name", ["class", "Target", "fault", "STARS"])
 def test_a_common_name_of_labels_is_found_if_it_is_the_only_one(tmp_path, name):
-    source = task_named(table(tmp_path / "t.csv", good_rows(), f"v0,v1,{name}"))
+    source = open_source(table(tmp_path / "t.csv", good_rows(), f"v0,v1,{name}"))
     assert source.task.labels == ("a", "b") and source.task.parameters["label"] == name
     rows = [[*row, row[-1]] for row in good_rows()]
     path = table(tmp_path / "t.csv", rows, f"v0,v1,{name},category")

@@ -5,11 +5,12 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from reservoir_pipelines.data.hub import hub_arrays
+from reservoir_pipelines.data.own_data import open_source, read_new
 
 from reservoir.options import OwnDataOptions
-from reservoir.tasks import Vectors, read_new, task_named
-from reservoir.tasks.own.hub import hub_arrays
-from reservoir.tasks.own.texts import texts_of
+from reservoir.tasks import Vectors
+from reservoir.tasks.words import texts_of
 from tests.tasks.samples import assert_refused
 
 NAMES = ["neg", "pos"]
@@ -68,9 +69,9 @@ def rows_of(source):
 
 
 def test_splits_and_classes_are_the_datasets_own(library, monkeypatch):
-    monkeypatch.setattr("reservoir.tasks.own.texts.PIECE_LETTERS", 300)
+    monkeypatch.setattr("reservoir_pipelines.data.texts.PIECE_LETTERS", 300)
     library.found = {"train": labelled(slice(20)), "test": labelled(slice(20, 30)), "unsupervised": labelled()}
-    source = task_named("hf:someone/reviews:plain")
+    source = open_source("hf:someone/reviews:plain")
     assert library.calls == [] and source.task.labels == ("neg", "pos") and len(source.pieces()) > 1
     assert library.calls == [("someone/reviews", "plain")]
     found = rows_of(source)
@@ -83,7 +84,7 @@ def test_splits_and_classes_are_the_datasets_own(library, monkeypatch):
 def test_hidden_labels_make_validation_the_test(library):
     hidden = Part({"text": TEXTS[:3], "label": [-1] * 3}, {"label"})
     library.found = {"train": labelled(slice(20)), "validation": labelled(slice(20, 30)), "test": hidden}
-    source = task_named("hf:glue:sst2")
+    source = open_source("hf:glue:sst2")
     assert rows_of(source)["test"] == TEXTS[20:] and "'validation' is used as test" in " ".join(source.notes())
 
 
@@ -91,7 +92,7 @@ def test_splits_without_the_column_of_labels_or_with_gaps_in_it(library):
     gaps = Part({"text": TEXTS[:3], "label": [None, 1, 0]}, {"label"})
     plain = Part({"text": TEXTS[:3]})
     library.found = {"train": labelled(slice(20)), "validation": labelled(slice(20, 30)), "dev": gaps, "test": plain}
-    source = task_named("hf:reviews")
+    source = open_source("hf:reviews")
     assert rows_of(source)["test"] == TEXTS[20:] and "left out: dev, test" in " ".join(source.notes())
     library.found = {"train": labelled(slice(20)), "test": gaps}
     assert_refused("row 20: no label in column 'label'", "hf:reviews")
@@ -103,7 +104,7 @@ def test_splits_without_the_column_of_labels_or_with_gaps_in_it(library):
 def test_new_texts_need_no_labels(library, tmp_path, monkeypatch):
     monkeypatch.setattr(Part, "cache_files", ())
     library.found = labelled()
-    task = task_named("hf:reviews").task
+    task = open_source("hf:reviews").task
     (tmp_path / "new").mkdir()
     for name in ("state.json", "dataset_info.json"):
         (tmp_path / "new" / name).write_text("{}")
@@ -117,7 +118,7 @@ def test_new_texts_need_no_labels(library, tmp_path, monkeypatch):
 def test_lists_of_numbers_are_series(library, tmp_path, monkeypatch):
     monkeypatch.setattr(Part, "cache_files", ())
     library.found = Part({"text": [[n / 2, n % 2] for n in range(30)], "kind": ["a", "b"] * 15})
-    task = task_named("hf:series", text="text", label="kind").task
+    task = open_source("hf:series", text="text", label="kind").task
     assert task.form == Vectors(1) and task.labels == ("a", "b")
     (tmp_path / "state.json").write_text("{}")
     assert read_new(tmp_path, task)[0][3].ravel().tolist() == [1.5, 1]
@@ -176,7 +177,7 @@ def test_datasets_of_the_real_library_are_read(tmp_path):
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)})
     made = datasets.Dataset.from_dict({"text": TEXTS, "label": [n % 2 for n in range(30)]}, features=features)
     datasets.DatasetDict({"train": made, "test": made.with_format(columns=["text"])}).save_to_disk(tmp_path / "kept")
-    source = task_named(str(tmp_path / "kept"))
+    source = open_source(str(tmp_path / "kept"))
     assert rows_of(source)["test"] == TEXTS and source.task.labels == ("neg", "pos") and source.files()[0].is_file()
     made.to_json(tmp_path / "rows.jsonl")
     assert isinstance(hub_arrays(str(tmp_path / "kept"), OwnDataOptions(), labelled=False).read("x", 0, 2), np.ndarray)

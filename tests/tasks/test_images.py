@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from reservoir_pipelines.data.values import encode
 
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.edges import edges
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir, load_model
-from reservoir.tasks import encode, task_named
+from reservoir.tasks import task_named
 from reservoir.tasks.images.cifar import grey, read_pickle
 from reservoir.tasks.images.patches import LEVELS, augmented, patches, whitened_windows, whitening
 from reservoir.tasks.rows import held_out

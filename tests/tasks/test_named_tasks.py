@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reservoir_pipelines.data.values import encode
 
 from reservoir.errors import InputError
-from reservoir.tasks import Tokens, check_split, encode, task_named
+from reservoir.tasks import Tokens, check_split, task_named
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.patches import augmented

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from reservoir_pipelines import ReservoirClassifier
+from reservoir_pipelines.data.own_data import open_source, read_new
+from reservoir_pipelines.data.values import encode
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
-from reservoir.tasks import Task, Tokens, Vectors, encode, read_new, task_named
-from reservoir.tasks.own.texts import texts_of, to_symbols
+from reservoir.tasks import Task, Tokens, Vectors
+from reservoir.tasks.words import texts_of, to_symbols
 from tests.refusals import outcome
 from tests.tasks.samples import assert_refused, read_splits
 
@@ -24,7 +26,7 @@ SPLITS = ["train", "valid", "test"] * 4
 
 def source_of(path, content, **parameters):
     path.write_text(content)
-    return task_named(str(path), **parameters)
+    return open_source(str(path), **parameters)
 
 
 def wide(columns, between=","):
@@ -76,7 +78,7 @@ def test_a_split_that_divides_a_group_is_refused(tmp_path):
     arrays = {"y": np.arange(12) % 2, "groups": np.arange(12) // 6, "split": SPLITS}
     np.savez(tmp_path / "g.npz", x=RNG.normal(size=(12, 3)), **arrays)
     with pytest.raises(InputError, match="group 0 has rows in train and valid"):
-        task_named(str(tmp_path / "g.npz")).read(task_named(str(tmp_path / "g.npz")).pieces()[0])
+        open_source(str(tmp_path / "g.npz")).read(open_source(str(tmp_path / "g.npz")).pieces()[0])
 
 
 WORDS = ["".join(RNG.choice(list("ACGT"), RNG.integers(3, 9))) for _ in range(30)]
@@ -104,20 +106,20 @@ def write_texts(path, words=WORDS, kinds=KINDS):
 def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
     labels = [KINDS.index(kind) for kind in KINDS] if names[1] == "rating" else KINDS
     path = write(tmp_path / "t.csv", dict(zip(names, (WORDS, labels), strict=True)))
-    source = task_named(str(path))
+    source = open_source(str(path))
     assert source.task.classes == 2 and f"the column {names[1]!r} is the label" in " ".join(source.notes())
     path.write_text("\n".join(lines := path.read_text().splitlines()[1:]))
-    assert f"column {lines[0].split(',')[1]!r} has its own name as a label" in " ".join(task_named(str(path)).notes())
+    assert f"column {lines[0].split(',')[1]!r} has its own name as a label" in " ".join(open_source(str(path)).notes())
     path.write_text("\n".join(f"{line},{n}" for n, line in enumerate(["a,b", *lines])))
     assert_refused("no column of labels", path)
 
 
 def test_texts_are_encoded_stretch_by_stretch(tmp_path, monkeypatch):
     words = ["ACGT"[n % 4] * (n % 7 + 9) + "é" * (n == 29) for n in range(30)]
-    whole = task_named(str(write_texts(tmp_path / "t.csv", words)))
+    whole = open_source(str(write_texts(tmp_path / "t.csv", words)))
     expected = whole.read(*whole.pieces())
-    monkeypatch.setattr("reservoir.tasks.own.texts.PIECE_LETTERS", 100)
-    parts = task_named(str(tmp_path / "t.csv"))
+    monkeypatch.setattr("reservoir_pipelines.data.texts.PIECE_LETTERS", 100)
+    parts = open_source(str(tmp_path / "t.csv"))
     read = [parts.read(piece) for piece in parts.pieces()]
     assert len(read) > 3 and parts.task == whole.task
     for name, rows in expected.items():
@@ -127,7 +129,7 @@ def test_texts_are_encoded_stretch_by_stretch(tmp_path, monkeypatch):
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".npz", ".h5", ".fasta"])
 def test_texts_are_sequences_of_letters(tmp_path, suffix):
     longer = [word * 2 for word in WORDS]
-    source = task_named(str(write_texts(tmp_path / f"t{suffix}", longer)))
+    source = open_source(str(write_texts(tmp_path / f"t{suffix}", longer)))
     task = source.task
     assert task.form == Tokens(5) and task.alphabet == "\ufffdACGT" and task.labels == ("left", "right")
     found = {}
@@ -147,7 +149,7 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
 def test_letters_that_no_training_row_has_are_unknown(tmp_path):
     words = [word + ("☃" if n % 3 else "") for n, word in enumerate(WORDS[:12])]
     np.savez(tmp_path / "t.npz", x=np.array(words), y=np.array(KINDS[:12]), split=SPLITS)
-    source = task_named(str(tmp_path / "t.npz"))
+    source = open_source(str(tmp_path / "t.npz"))
     unknown = "letters that no training row has, read as unknown: ☃"
     assert source.task.form == Tokens(5) and any(unknown in note for note in source.notes())
     assert ord("☃") in read_splits(source)["valid"].x[0]
@@ -239,7 +241,7 @@ def in_any_order(values):
 
 def stored(path, **asked):
     """Return the task of a file, its rows in any order with their ends cut, and its notes."""
-    source = task_named(str(path), **asked)
+    source = open_source(str(path), **asked)
     parts = [split for piece in source.pieces() for split in source.read(piece).values()]
     rows = [row[:n].astype(np.float64) for part in parts for row, n in zip(part.x, part.lengths, strict=True)]
     return source.task, sorted(row.round(3).tolist() for row in rows), " ".join(source.notes())
@@ -270,7 +272,7 @@ def test_names_and_times_of_rows_are_no_values(tmp_path, column, message, first)
 def test_events_in_long_form_are_symbols_on_request(tmp_path):
     columns = {"user": SERIES, "t": list(range(4)) * ROWS, "event": SERIES * 3 % 5, "label": LONG["label"]}
     asked = {"id": "user", "time": "t", "label": "label"}
-    task = task_named(str(write(tmp_path / "t.csv", columns)), symbols=True, **asked).task
+    task = open_source(str(write(tmp_path / "t.csv", columns)), symbols=True, **asked).task
     assert task.form == Tokens(5) and task.max_tokens == 4
     assert read_new(tmp_path / "t.csv", task)[0].tolist() == np.reshape(columns["event"], (ROWS, 4)).tolist()
     columns["event"] = [f"event {n}" for n in range(4 * ROWS)]
@@ -326,18 +328,18 @@ def test_zones_of_times_are_counted_in(tmp_path, recwarn):
 
 
 def test_a_missing_last_column_is_a_missing_value(tmp_path):
-    task = task_named(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
+    task = open_source(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
     new = write(tmp_path / "new.csv", {name: cells for name, cells in WIDE.items() if name != "v2"})
     with pytest.raises(InputError, match=r"no column 'v2', which the readout was fitted on, among .* to 'v2'$"):
         read_new(new, task)
     early = {**WIDE, "v2": np.where(np.arange(ROWS) == 3, "", VALUES[:, 2]), "label": LABEL}
-    assert read_new(new, task_named(str(write(tmp_path / "t.csv", early))).task)[1].tolist() == [2] * ROWS
+    assert read_new(new, open_source(str(write(tmp_path / "t.csv", early))).task)[1].tolist() == [2] * ROWS
 
 
 def test_hundreds_of_columns_are_found_by_name(tmp_path):
     values = RNG.normal(size=(ROWS, 300))
     cells = {f"{900 + place}.5": column for place, column in enumerate(values.T)}
-    task = task_named(str(write(tmp_path / "t.csv", {**cells, "label": LABEL}))).task
+    task = open_source(str(write(tmp_path / "t.csv", {**cells, "label": LABEL}))).task
     new = write(tmp_path / "n.csv", {"batch": VALUES[:, 0], **dict(reversed(cells.items())), "humidity": VALUES[:, 1]})
     assert np.array_equal(read_new(new, task)[0].reshape(ROWS, 300), values)
     with pytest.raises(InputError, match=r"no column '907.5', which .* 920.5 and 279 more; rename the column"):
@@ -360,11 +362,11 @@ def test_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kind):
     if kind == "WAV":
         pytest.importorskip("soundfile")
     fill_class_folder(tmp_path / "plain", kind, 8)
-    plain = task_named(str(tmp_path / "plain"))
+    plain = open_source(str(tmp_path / "plain"))
     assert plain.task.labels == ("Vögel", "große Hunde") and plain.pieces()[-1].hi == 16
     for split in ("Training", "VAL", "Test"):
         fill_class_folder(tmp_path / "split" / split, kind)
-    source = task_named(str(tmp_path / "split"))
+    source = open_source(str(tmp_path / "split"))
     assert source.task.labels == plain.task.labels
     found = [source.read(piece) for piece in source.pieces()]
     assert [sum(len(one[name].y) for one in found if name in one) for name in ("train", "valid", "test")] == [8] * 3
@@ -376,7 +378,7 @@ def test_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kind):
 def test_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fits):
     x = np.stack([VALUES, offset + 0.01 * VALUES, np.full((ROWS, 3), 0.1)], axis=2)  # the last channel is constant
     np.savez(tmp_path / "t.npz", x=x, y=LABEL)
-    source = task_named(str(tmp_path / "t.npz"))
+    source = open_source(str(tmp_path / "t.npz"))
     with nullcontext() if fits else pytest.raises(InputError, match=r"x varies too little for float32 in column 1"):
         source.scaling()
     model = ReservoirClassifier(layers="embed", pool="mean", cache=tmp_path)
@@ -545,7 +547,7 @@ def test_parquet(tmp_path):
     sequences = [[[float(n), 1.0]] * (n % 4 + 1) for n in range(12)]
     table = pyarrow.table({"x": sequences, "y": [f"c{n % 2}" for n in range(12)], "split": SPLITS})
     pyarrow.parquet.write_table(table, path)
-    source = task_named(str(path))
+    source = open_source(str(path))
     splits = read_splits(source)
     assert source.task.form == Vectors(2) and source.task.labels == ("c0", "c1")
     assert in_order(splits, "lengths").tolist() == [1, 2, 3, 4] * 3
@@ -554,8 +556,8 @@ def test_parquet(tmp_path):
     assert_refused("not a readable Parquet", path)
     channels = {"u": [[1.5] * (n % 4 + 1) for n in range(12)], "v": [[float(n)] * (n % 4 + 1) for n in range(12)]}
     pyarrow.parquet.write_table(pyarrow.table({**channels, "y": [n % 2 for n in range(12)], "split": SPLITS}), path)
-    task = task_named(str(path)).task
-    assert in_order(read_splits(task_named(str(path))), "x")[5].tolist() == [[1.5, 5], [1.5, 5], [0, 0], [0, 0]]
+    task = open_source(str(path)).task
+    assert in_order(read_splits(open_source(str(path))), "x")[5].tolist() == [[1.5, 5], [1.5, 5], [0, 0], [0, 0]]
     pyarrow.parquet.write_table(pyarrow.table({"v": [[2.0, 3.0], [4.0]], "u": [[0.0, 1.0], [4.0, 5.0]]}), path)
     new = read_new(path, task)
     assert new.x.tolist() == [[[0, 2], [1, 3]]] and "row 1: the cells of u, v are not lists" in new.skipped[1][1]
@@ -588,7 +590,7 @@ APART = {
 
 
 def classes_of(path, **asked):
-    source = task_named(str(path), **asked)
+    source = open_source(str(path), **asked)
     labels = {name: split.y for name, split in read_splits(source).items()}
     counts = np.bincount(np.concatenate([y.ravel() for y in labels.values()]))
     assert len(set(counts.tolist())) == 1, "classes of different sizes are merged"
@@ -614,7 +616,7 @@ def test_labels_that_are_written_differently_are_different_classes(tmp_path, nam
         path = tmp_path / "mine.jsonl"
         rows = [{"text": "ACDE"[: len(cells)], "label": np.roll(cells, n).tolist()} for n in range(60)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert task_named(str(path), **asked).task.each == "token"
+        assert open_source(str(path), **asked).task.each == "token"
     elif form == "npz":
         path = tmp_path / "mine.npz"
         np.savez(path, x=x.astype(float), y=np.array(label))
@@ -671,7 +673,7 @@ def test_decimal_numbers_and_exponents_are_targets_and_whole_ones_may_be_classes
 def test_a_switch_of_json_is_not_a_number(tmp_path, values, expected):
     path, label = tmp_path / "t.jsonl", (values * 60)[:60]
     path.write_text("".join(json.dumps({"a": n, "b": -n, "label": one}) + "\n" for n, one in enumerate(label)))
-    assert list(task_named(str(path)).task.labels) == expected
+    assert list(open_source(str(path)).task.labels) == expected
 
 
 def test_groups_that_are_written_differently_are_different_groups(tmp_path):
@@ -685,7 +687,7 @@ def test_groups_that_are_written_differently_are_different_groups(tmp_path):
         name = columns.get("group", "groups")
         cells = [one.replace("a", "8") for one in group]
         written = write(tmp_path / "labels.tsv", {"file": range(ROWS), "label": label, name: cells}, "\t")
-        notes = " ".join(task_named(str(tmp_path / "runs"), labels=str(written), **columns).notes())
+        notes = " ".join(open_source(str(tmp_path / "runs"), labels=str(written), **columns).notes())
         assert "4 groups, each in one split" in notes
 
 
@@ -735,5 +737,5 @@ def test_usual_names_of_the_validation_split_are_accepted(tmp_path, name):
     np.savez(tmp_path / "t.npz", x=VALUES, y=LABEL, split=split)
     write(tmp_path / "t.csv", {**WIDE, "label": LABEL, "split": split})
     for path in (tmp_path / "t.npz", tmp_path / "t.csv"):
-        parts = read_splits(task_named(str(path)))
+        parts = read_splits(open_source(str(path)))
         assert {part: len(rows) for part, rows in parts.items()} == {"train": 14, "valid": 13, "test": 13}

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from reservoir_pipelines.data.own_data import open_source, read_new
 
 from reservoir.errors import InputError
-from reservoir.tasks import Vectors, read_new, task_named
+from reservoir.tasks import Vectors
 from reservoir.tasks.windows import Windows
 from tests.tasks.samples import assert_refused, read_splits
 
@@ -29,7 +30,7 @@ def written(folder, train, test="", name="Hand", suffix=".ts"):
 @pytest.mark.parametrize("named", ["", "Hand_TRAIN.ts", "Hand_TEST.ts"])
 def test_a_folder_or_either_file_is_split_as_published(tmp_path, named):
     folder = written(tmp_path / "Hand", CLASSES + (UP + DOWN) * 12, CLASSES + "% a note\n\n" + DOWN + UP + UP)
-    source = task_named(str(folder / named))
+    source = open_source(str(folder / named))
     rows = rows_of(source)
     assert {name: len(x) for name, (x, _, _) in rows.items()} == {"train": 22, "valid": 2, "test": 3}
     x, lengths, y = rows["test"]
@@ -41,7 +42,7 @@ def test_a_folder_or_either_file_is_split_as_published(tmp_path, named):
 
 def test_a_file_alone_is_divided_and_read_again(tmp_path):
     folder = written(tmp_path / "Hand", CLASSES + (UP + DOWN) * 10)
-    source = task_named(str(folder / "Hand_TRAIN.ts"))
+    source = open_source(str(folder / "Hand_TRAIN.ts"))
     assert {name: len(x) for name, (x, _, _) in rows_of(source).items()} == {"train": 12, "valid": 4, "test": 4}
     bare = tmp_path / "new.ts"
     bare.write_text(CLASSES.replace("true up down", "false") + "1,2:0,0\n")
@@ -55,24 +56,24 @@ def test_targets_and_missing_values(tmp_path):
     head = HEAD + "@missing true\n@targetlabel true\n@data\n"
     rows = "".join(f"{n},?,{n + 2}:{n}.5\n" for n in range(20))
     path = written(tmp_path, head + rows) / "Hand_TRAIN.ts"
-    source = task_named(str(path), missing="interpolate")
+    source = open_source(str(path), missing="interpolate")
     x, _, y = rows_of(source)["train"]
     assert source.task.classes == 0 and np.allclose(x[:, 1, 0], x[:, 0, 0] + 1) and np.allclose(y, x[:, 0, 0] + 0.5)
     with pytest.raises(InputError, match=r"x is nan in row 0, token 1.*--missing interpolate"):
-        rows_of(task_named(str(path)))
+        rows_of(open_source(str(path)))
 
 
 def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
     rows = "".join(f"{label}\t{n}\t{n + 0.5}\t{'NaN' if n % 2 else n + 1}\n" for n in range(10) for label in (-1, 1))
     folder = written(tmp_path / "Ucr", rows, rows, "Ucr", ".tsv")
     (folder / "README.md").write_text("words\n")
-    source = task_named(str(folder))
+    source = open_source(str(folder))
     x, lengths, y = rows_of(source)["test"]
     assert source.task.labels == ("-1", "1") and y.tolist() == [0, 1] * 10 and lengths.tolist() == [3, 3, 2, 2] * 5
     assert x[:3, 0, 0].tolist() == [0, 0, 1]
     x, _, _, y, *_ = read_new(folder / "Ucr_TEST.tsv", source.task)
     assert x.shape == (20, 3, 1) and y is not None and y[:2].tolist() == ["-1", "1"]
-    assert task_named(str(folder), regression=True).task.classes == 0
+    assert open_source(str(folder), regression=True).task.classes == 0
 
 
 @pytest.mark.parametrize(
@@ -97,14 +98,14 @@ def test_malformed_series_are_refused_in_one_line(tmp_path, text, message):
 
 def test_folders_that_hold_no_or_several_data_sets(tmp_path):
     with pytest.raises(InputError, match="give the path of your data"):
-        task_named(str(tmp_path)).files()
+        open_source(str(tmp_path)).files()
     for name in ("One", "Two"):
         written(tmp_path / "both", CLASSES + UP, CLASSES + UP, name)
     with pytest.raises(InputError, match="data sets One, Two; give the file of one"):
-        task_named(str(tmp_path / "both")).files()
+        open_source(str(tmp_path / "both")).files()
     written(tmp_path / "Two", CLASSES + UP, CLASSES + UP, "Two")
     written(tmp_path / "Two", CLASSES + UP, CLASSES + UP, "Two_eq")
-    assert [file.name for file in task_named(str(tmp_path / "Two")).files()] == ["Two_TRAIN.ts", "Two_TEST.ts"]
+    assert [file.name for file in open_source(str(tmp_path / "Two")).files()] == ["Two_TRAIN.ts", "Two_TEST.ts"]
     assert_refused("--label does not apply to data of this kind", tmp_path / "Two", label="y")
 
 

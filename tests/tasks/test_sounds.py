@@ -5,11 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+from reservoir_pipelines.data.own_data import open_source, read_new
+from reservoir_pipelines.data.sounds import BANDS, frame_count, mel_frames, open_sound, read_samples
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
-from reservoir.tasks import Vectors, read_new, task_named
-from reservoir.tasks.own.sounds import BANDS, frame_count, mel_frames, open_sound, read_samples
+from reservoir.tasks import Vectors
 from tests.tasks.samples import assert_refused
 
 pytest.importorskip("soundfile")
@@ -65,7 +66,7 @@ def make_folder(folder):
 
 
 def test_a_folder_has_a_class_per_folder(tmp_path):
-    source = task_named(str(make_folder(tmp_path / "calls")))
+    source = open_source(str(make_folder(tmp_path / "calls")))
     assert source.task.labels == ("high", "low") and source.task.form == Vectors(BANDS)
     assert len(source.files()) == 20 and "16,000 Hz" in source.notes()[0]
     parts = [source.read(piece) for piece in source.pieces()]
@@ -103,7 +104,7 @@ def test_a_table_of_paths_with_samples_as_they_are(tmp_path):
     rows = [f"calls/{kind}/{n}.{end},{n},{kind}" for kind, end in (("high", "wav"), ("low", "WAV")) for n in range(10)]
     table = tmp_path / "table.csv"
     table.write_text("\n".join(["file,speaker,label", *rows]) + "\n")
-    source = task_named(str(table), group="speaker", waveform=True, rate=8000)
+    source = open_source(str(table), group="speaker", waveform=True, rate=8000)
     x = np.concatenate([part.x for piece in source.pieces() for part in source.read(piece).values()])
     assert source.task.form == Vectors(1) and x.shape == (20, 1220, 1) and source.task.labels == ("high", "low")
     assert len(source.files()) == 21 and np.array_equal(source.scaling()(x[:1]), x[:1])  # pyright: ignore
@@ -149,6 +150,6 @@ def test_a_wav_with_a_false_header_is_refused_in_one_line(tmp_path, content, mes
     path.parent.mkdir()
     path.write_bytes(content)
     with pytest.raises(InputError, match=message) as refused:
-        source = task_named(str(tmp_path / "calls"))
+        source = open_source(str(tmp_path / "calls"))
         source.read(source.pieces()[0])
     assert "\n" not in str(refused.value) and "a.wav" in str(refused.value)

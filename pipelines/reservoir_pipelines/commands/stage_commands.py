@@ -385,7 +385,7 @@ def reproduce(
     A recipe describes a table, whose numbers come from runs called cells. Finished cells are not run
     again.
     """
-    from reservoir_pipelines.reproduction.recipe import recipe_names
+    from reservoir_pipelines.paper.recipe import recipe_names
 
     if all == bool(tables):
         raise InputError(
@@ -430,7 +430,7 @@ def report(
 
 def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
     """Print the estimated cost, and ask on a terminal whether to run."""
-    from reservoir_pipelines.reproduction.stages import estimate
+    from reservoir_pipelines.paper.stages import estimate
 
     estimate(cells, places)
     asked = cells and sys.stdin.isatty() and sys.stderr.isatty()
@@ -439,8 +439,8 @@ def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
 
 def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
     """Return the cells that would run, with their time and disk space if a trial measured them."""
-    from reservoir_pipelines.reproduction.reproduce import planned
-    from reservoir_pipelines.reproduction.stages import estimate
+    from reservoir_pipelines.paper.reproduce import planned
+    from reservoir_pipelines.paper.stages import estimate
 
     options, source = as_group(given, opt.ReproduceOptions), as_group(given, opt.TaskOptions)
     _, cells, folder, places = planned(tables, options, source, as_group(given, opt.PlaceOptions))
@@ -467,7 +467,7 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
 
 def _tables(table: dict[str, Any]) -> list[Table]:
     """Return a table with the numbers of the paper in brackets, and the reasons why numbers are missing."""
-    from reservoir_pipelines.reports.reproduced import table_part
+    from reservoir_pipelines.paper.page import table_part
 
     lines = []
     for row in table_part(table, {})["rows"]:

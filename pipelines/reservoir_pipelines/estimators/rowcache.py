@@ -27,11 +27,11 @@ from reservoir.devices import exact_products
 from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
-from reservoir.tasks import read_integers
-from reservoir.tasks.own.arrays import padded
-from reservoir.tasks.own.values import as_values, check_rounding, rounding
 from reservoir.tasks.source import clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
+from reservoir_pipelines.data.arrays import padded
+from reservoir_pipelines.data.labels import read_integers
+from reservoir_pipelines.data.values import as_values, check_rounding, rounding
 from reservoir_pipelines.extraction.run import compute_missing, frozen_fields
 from reservoir_pipelines.files import ROWS, stamp, writing
 

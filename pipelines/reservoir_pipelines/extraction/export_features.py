@@ -18,7 +18,7 @@ from reservoir_pipelines.extraction.feature_folder import (
     FeatureFolder,
     card,
     label_arrays,
-    source_of,
+    open_source,
     without_folders,
 )
 from reservoir_pipelines.files import cache_root, file_digest, new_folder, writing
@@ -142,7 +142,7 @@ def _describe(store: FeatureStore, columns: Sequence[str], storage: str) -> Feat
         columns={name: first.shape(name) for name in columns},
         grouped=all(store[split].groups is not None for split in store),
         kept={split: float(kept.get(split, 1.0)) for split in store},
-        source=source_of(entry),
+        source=open_source(entry),
         command="",
     )
 

@@ -13,7 +13,8 @@ from reservoir.backbone_names import full_name
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
-from reservoir.tasks import TASKS, own_name
+from reservoir.tasks import TASKS
+from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare

@@ -147,7 +147,7 @@ def _check(described: FeatureFolder) -> None:
         raise ValueError(f"it lists other files than {', '.join(sorted(expected))}")
 
 
-def source_of(entry: Entry) -> dict[str, Any]:
+def open_source(entry: Entry) -> dict[str, Any]:
     """Return how the features of an entry were computed; for imported features that were exported, what they say."""
     record = entry.made_with
     if isinstance(source := record.get("source"), dict):

@@ -25,9 +25,10 @@ from reservoir_cache import (
 from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
-from reservoir.tasks.own.arrays import check_expansion, check_header
-from reservoir.tasks.own.tables import read_arrow
+from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import MISSING, Task
+from reservoir_pipelines.data.arrays import check_header
+from reservoir_pipelines.data.tables import read_arrow
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.feature_folder import ORIGIN, FeatureFolder, read_folder
 from reservoir_pipelines.extraction.run import (

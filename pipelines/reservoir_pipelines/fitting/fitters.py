@@ -299,7 +299,7 @@ class RidgeFitter(PenaltyFitter):
         numbers = assign_folds(source, self.folds, self.classes, self.repeats)
         stream = RereadableBlocks(fold_blocks, (source, numbers))
         # Moments of repeated folds are not stored.
-        moments = stored_moments(source, targets, stream, self.folds) if self.repeats == 1 else None
+        moments = stored_moments(source, targets, stream, numbers) if self.repeats == 1 else None
         blocks = in_memory_if_small(stream)
 
         def cross(alphas: np.ndarray) -> Sweep:

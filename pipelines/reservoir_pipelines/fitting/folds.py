@@ -1,9 +1,13 @@
 """The folds of cross-validation, the draws of a learning curve, and the units (rows or groups) that never split."""
 
+import functools
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock
@@ -47,11 +51,29 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
     counts, labels = (
         np.concatenate([part(split) for split in KNOWN]) for part in (source.counts, source.labels)
     )
-    groups, of = groups_of(source.view, source.some), _row_classes(source, labels, classes)
+    groups, classes_of_rows = groups_of(source.view, source.some), _row_classes(source, labels, classes)
+    codes = None if groups is None else np.unique(groups, return_inverse=True)[1]
     draws = [
-        draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat) for repeat in range(repeats)
+        _draw_once(len(counts), folds, _as_bytes(classes_of_rows), _as_bytes(codes), repeat)
+        for repeat in range(repeats)
     ]
     return np.repeat(np.stack(draws, axis=1), counts, axis=0)
+
+
+# All columns of a fit have the same folds, and those of 100,000 groups take 10 s.
+@functools.lru_cache(maxsize=8)
+def _draw_once(
+    rows: int, folds: int, labels: bytes | None, groups: bytes | None, repeat: int
+) -> np.ndarray:
+    """Return `draw_folds` for the bytes of the class and the group of each row, both of int64."""
+    of_rows = [None if part is None else np.frombuffer(part, np.int64) for part in (labels, groups)]
+    fold_of_row = draw_folds(rows, folds, labels=of_rows[0], groups=of_rows[1], repeat=repeat)
+    fold_of_row.flags.writeable = False
+    return fold_of_row
+
+
+def _as_bytes(numbers: np.ndarray | None) -> bytes | None:
+    return None if numbers is None else numbers.astype(np.int64).tobytes()
 
 
 def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
@@ -91,10 +113,11 @@ def draw_folds(
     groups: np.ndarray | None = None,
     repeat: int = 0,
 ) -> np.ndarray:
-    """Return the fold of each row, (rows,) of int64; each ``repeat`` is another assignment of the same rows.
+    """Return the fold of each row, (rows,) of int64, as scikit-learn draws it; each ``repeat`` is another draw.
 
-    Fold sizes, also those within each class, differ by one row at most, unless rows of one group
-    share a fold.
+    With ``labels``, the folds have equal shares of each class, except in two cases in which
+    scikit-learn cannot provide them: every class has fewer rows than there are folds, or
+    `StratifiedGroupKFold` leaves a fold empty. The folds are then drawn without regard to classes.
     """
     units, what = (rows, "rows") if groups is None else (len(np.unique(groups)), "groups")
     if units < 2:
@@ -103,15 +126,26 @@ def draw_folds(
         raise InputError(
             f"cross-validation cannot use {folds} folds for {units} {what}", f"use 2 to {units}"
         )
-    draw = np.random.default_rng((0, repeat))
-    if groups is not None:
-        return _assign_groups(draw, folds, np.zeros(rows, int) if labels is None else labels, groups)
-    shuffled = draw.permutation(rows)
-    order = shuffled if labels is None else shuffled[np.argsort(labels[shuffled], kind="stable")]
-    fold = np.empty(rows, np.int64)
-    # Rows are assigned to folds in turn, class after class, so fold sizes differ by one row at most.
-    fold[order] = draw.permutation(folds)[np.arange(rows) % folds]
-    return fold
+    # scikit-learn repeats folds of rows (RepeatedStratifiedKFold), but not those of groups, so each repeat is a seed.
+    settings: dict[str, Any] = {"n_splits": folds, "shuffle": True, "random_state": repeat}
+    if labels is not None and np.unique(labels, return_counts=True)[1].max() >= folds:
+        stratified = StratifiedKFold if groups is None else StratifiedGroupKFold
+        fold_of_row = _held_out_in(stratified(**settings), labels, groups)
+        if len(np.unique(fold_of_row)) == folds:  # scikit-learn's issue 34828: a fold may be empty
+            return fold_of_row
+    unstratified = KFold if groups is None else GroupKFold
+    return _held_out_in(unstratified(**settings), np.zeros(rows, np.int64), groups)
+
+
+def _held_out_in(splitter: Any, labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """Return the number of the fold in which a splitter of scikit-learn holds out each row, (rows,)."""
+    fold_of_row = np.empty(len(labels), np.int64)
+    with warnings.catch_warnings(
+        action="ignore", category=UserWarning
+    ):  # some class has fewer rows than folds
+        for number, (_, held_out) in enumerate(splitter.split(labels, labels, groups)):
+            fold_of_row[held_out] = number
+    return fold_of_row
 
 
 def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np.ndarray:
@@ -125,24 +159,3 @@ def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np
         mine = np.flatnonzero(labels == label)
         share[mine] = (ranks[mine].argsort().argsort() + generator.random()) / len(mine)
     return share.argsort().argsort()
-
-
-def _assign_groups(
-    draw: np.random.Generator, folds: int, labels: np.ndarray, groups: np.ndarray
-) -> np.ndarray:
-    """Return folds that never split a group, with shares of every class as even as the groups allow."""
-    _, number = np.unique(groups, return_inverse=True)
-    classes, code = np.unique(labels, return_inverse=True)
-    counts = np.zeros((number.max() + 1, len(classes)))
-    np.add.at(counts, (number, code), 1)
-    shares = counts / counts.sum(axis=0)
-    order = draw.permutation(len(counts))
-    order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
-    held, chosen = np.zeros((folds, len(classes))), np.empty(len(counts), np.int64)
-    for group in order:
-        # The fold with the fewest rows of the group's classes increases the sum of squared shares least.
-        clash = held @ shares[group]
-        best = np.flatnonzero(clash <= clash.min() * (1 + 1e-9))
-        chosen[group] = best[np.argmin(held[best].sum(axis=1))]
-        held[chosen[group]] += counts[group]
-    return chosen[number]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.tasks.own.texts import are_words, texts_of
 from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.words import are_words, texts_of
 
 MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
 MAX_LETTERS = 150  # letters of k-mers, the most frequent ones: a table of all triples then has 27 MB

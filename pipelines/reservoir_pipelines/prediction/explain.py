@@ -11,10 +11,11 @@ import torch
 from reservoir import InputError
 from reservoir.options import ExplainOptions
 from reservoir.sequence_model import occlusion
-from reservoir.tasks import encode, read_new
-from reservoir.tasks.own.images import as_patches
-from reservoir.tasks.own.texts import to_symbols
+from reservoir.tasks.images.pictures import as_patches
 from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.words import to_symbols
+from reservoir_pipelines.data.own_data import read_new
+from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.output import Record, printable
 from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, style
 from reservoir_pipelines.prediction.export import build

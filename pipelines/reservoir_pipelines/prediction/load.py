@@ -7,10 +7,10 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
-from reservoir.tasks.own.arrays import Skipped
-from reservoir.tasks.own.tables import MAX_NAMED
 from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale
+from reservoir_pipelines.data.arrays import Skipped
+from reservoir_pipelines.data.tables import MAX_NAMED
 from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json

@@ -18,12 +18,12 @@ from reservoir.pooling import find_pooling
 from reservoir.raw_input import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import encode, read_new
-from reservoir.tasks.own.arrays import Skipped
-from reservoir.tasks.own.columns import listed
-from reservoir.tasks.own.data import NewRows
-from reservoir.tasks.own.texts import UNKNOWN, shown
 from reservoir.tasks.task import Task
+from reservoir.tasks.words import UNKNOWN, shown
+from reservoir_pipelines.data.arrays import Skipped
+from reservoir_pipelines.data.columns import listed
+from reservoir_pipelines.data.own_data import NewRows, read_new
+from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout

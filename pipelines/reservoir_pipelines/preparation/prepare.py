@@ -18,9 +18,10 @@ from reservoir_cache import file_crc32, make_folder, new_file, path_below, publi
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
-from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, Tokens, check_split, own_name, task_named
-from reservoir.tasks.own.columns import FILES
+from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, Tokens, check_split
 from reservoir.tasks.task import MISSING
+from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.own_data import open_source, own_name
 from reservoir_pipelines.files import cache_root, data_folder, replace_file, source_contents, temporary_path
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import (
@@ -95,7 +96,7 @@ def prepare(
     last, with a note; your own data never does, because its files say which data is meant.
     """
     folder = download(task, cache=cache) if files.fetch else data_folder(options.data)
-    source = task_named(task, data=folder, **options.given)
+    source = open_source(task, data=folder, **options.given)
     try:
         source_files = source.files()
     except InputError:
@@ -105,7 +106,7 @@ def prepare(
         note = f"task {task!r}: its files are not here; using the data prepared before, {earlier.path}"
         return replace(earlier, warnings=(*earlier.warnings, note))
     if model and _reads_samples(model, source_files):
-        source = task_named(task, data=folder, **options.given | {"waveform": True})
+        source = open_source(task, data=folder, **options.given | {"waveform": True})
     settings = _settings_folder(task, source, cache)
     origin = source_contents(source_files, Path(task), settings)
     final = path_below(settings, _hash(origin))
@@ -127,7 +128,7 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
     """
     folder, table = data_folder(data), []
     for name in TASKS:
-        source = task_named(name, data=folder)
+        source = open_source(name, data=folder)
         task, earlier = source.task, _latest(_settings_folder(name, source, cache), verify=False)
         rows, remedy = earlier.rows if earlier else None, ""
         try:

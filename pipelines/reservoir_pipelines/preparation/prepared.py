@@ -15,8 +15,8 @@ from reservoir_cache import file_crc32, path_below, read_json
 from reservoir.errors import InputError, as_input_error
 from reservoir.records import check_arrays, fits
 from reservoir.tasks import SPLITS, Scaling, Split, Task, Vectors
-from reservoir.tasks.own.hdf5 import dataset_of
-from reservoir.tasks.own.texts import UNSEEN
+from reservoir_pipelines.data.hdf5 import dataset_of
+from reservoir_pipelines.data.texts import UNSEEN
 from reservoir_pipelines.files import stamp
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The stage ``report``: one self-contained HTML page of reproductions, fits and trainings."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,13 +11,10 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
-from reservoir_pipelines.claims import NOT_CHECKED, NOT_MEASURED
 from reservoir_pipelines.files import cache_root, read_checked, replace_file, writing
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
-from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.views import fit_part, run_part
-from reservoir_pipelines.reproduction_folder import ReproductionFolder, is_reproduction
 
 MAX_FITS = 12  # largest number of fits on the page; the latest are shown
 
@@ -31,15 +28,47 @@ class Report(Record):
     bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class FolderKind:
+    """A kind of folders besides those of fits and runs, and how the page shows them.
+
+    Parameters
+    ----------
+    place : str
+        Name of the folder inside the cache that holds them.
+    matches : callable
+        Returns whether a folder is of this kind.
+    part : callable
+        Returns the page's part about a folder; it is also given the number of the part.
+    shown_folders : callable
+        Returns the folders of fits and runs that the part about a folder shows, so that they get no part of their own.
+    finish : callable
+        Is called with all parts of the page, and may change them.
+    """
+
+    place: str
+    matches: Callable[[Path], bool]
+    part: Callable[[Path, int], dict[str, Any]]
+    shown_folders: Callable[[Path], set[str]]
+    finish: Callable[[Sequence[dict[str, Any]]], None]
+
+
 def report(
-    sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False
+    sources: Sequence[str | Path],
+    result: OutOptions,
+    place: CacheOptions,
+    *,
+    markdown: bool = False,
+    kinds: Sequence[FolderKind] = (),
 ) -> Report:
-    """Write a page about folders of `reproduce`, `fit` and `train`; see `api.report`."""
+    """Write a page about folders of `fit` and `train`, and of other kinds; see `api.report`."""
     root = cache_root(place.cache)
-    parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
+    parts = [_part(Path(path), number, kinds) for number, path in enumerate(sources, start=1)]
+    parts = parts or _all_parts(root, kinds)
     if not parts:
         raise InputError(f"{root}: nothing to report yet", "run reservoir fit or reservoir reproduce first")
-    _leave_out_answered_claims(parts)
+    for kind in kinds:
+        kind.finish(parts)
     out = result.out or root / ("report.md" if markdown else "report.html")
     template, finalize = ("tables.md.j2", _on_one_line) if markdown else ("page.html", _visible)
     text = _render(parts, template, finalize)
@@ -48,31 +77,41 @@ def report(
     return Report(page=out, parts=len(parts), bytes=len(text.encode()))
 
 
-def _all_parts(root: Path) -> list[dict[str, Any]]:
-    """Return the parts about all reproductions in the cache, and about the latest other fits in any folder."""
-    made = sorted(path for path in (root / "reproductions").glob("*") if is_reproduction(path))
-    theirs = {result["folder"] for path in made for result in ReproductionFolder(path).results()}
-    folders = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}
+def _all_parts(root: Path, kinds: Sequence[FolderKind]) -> list[dict[str, Any]]:
+    """Return the parts about the folders of other kinds in the cache, and about the latest other fits in any folder."""
+    folders_of_kinds: list[Path] = []
+    shown_there: set[str] = set()
+    for kind in kinds:
+        folders = sorted(path for path in (root / kind.place).glob("*") if kind.matches(path))
+        folders_of_kinds += folders
+        shown_there |= {name for path in folders for name in kind.shown_folders(path)}
+
+    # Fits in the cache, and those in a folder of --out, which a note in the cache names.
+    fits = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}
     for note in (root / "readouts").glob(f"*/*/{ELSEWHERE}"):
         with suppress(OSError, ValueError, KeyError):
-            folders.add(Path(read_checked(note)["folder"]))
-    fits = [
-        folder for folder in folders if str(folder.resolve()) not in theirs and (folder / SUMMARY).is_file()
+            fits.add(Path(read_checked(note)["folder"]))
+    own_fits = [
+        folder
+        for folder in fits
+        if str(folder.resolve()) not in shown_there and (folder / SUMMARY).is_file()
     ]
-    fits.sort(key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)
+    own_fits.sort(key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)
+
     parts = []
-    for number, path in enumerate(made + fits[:MAX_FITS], start=1):
+    for number, path in enumerate(folders_of_kinds + own_fits[:MAX_FITS], start=1):
         try:
-            parts.append(_part(path, number))
+            parts.append(_part(path, number, kinds))
         except InputError as error:
             notify(f"skipping one part of the page: {error}")
     return parts
 
 
-def _part(path: Path, number: int) -> dict[str, Any]:
+def _part(path: Path, number: int, kinds: Sequence[FolderKind]) -> dict[str, Any]:
     try:
-        if is_reproduction(path):
-            return reproduction_part(ReproductionFolder(path), number)
+        for kind in kinds:
+            if kind.matches(path):
+                return kind.part(path, number)
         if (path / SUMMARY).is_file():
             return fit_part(path, number)
         if (path / "config.json").is_file() and (path / "run.json").is_file():
@@ -85,22 +124,6 @@ def _part(path: Path, number: int) -> dict[str, Any]:
             "repeat the command that wrote it",
         ) from error
     raise InputError(f"{path}: not a folder with results of reproduce, fit or train", "name such a folder")
-
-
-def _leave_out_answered_claims(parts: Sequence[dict[str, Any]]) -> None:
-    """Leave out each claim without a number for which the same table of another reproduction has one."""
-    tables = [table for part in parts for table in part.get("tables", ())]
-    measured = {(t["name"], c["says"]) for t in tables for c in t["claims"] if not _has_no_number(c)}
-    for table in tables:
-        table["claims"] = [
-            claim
-            for claim in table["claims"]
-            if not _has_no_number(claim) or (table["name"], claim["says"]) not in measured
-        ]
-
-
-def _has_no_number(claim: Mapping[str, Any]) -> bool:
-    return claim["verdict"] in (NOT_CHECKED, NOT_MEASURED)
 
 
 def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[Any], Any]) -> str:

@@ -1,4 +1,4 @@
-"""Values, facts and plots of one result: a fit, a training run, attention maps, or a backbone."""
+"""Values, facts and plots of one result: a fit or a training run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ NUMBERS = ("samples", "rows", "groups", "auc")  # values of an evaluation of cla
 ARRAYS = {
     "fit": ("sweep", "classes", "confusion", "recall", "reliability"),
     "train": ("losses",),
-    "attention": ("map", "lines"),
-    "backbone": ("deviations",),
 }
-"""For each stage, the large values of a cell that only plots read; a cell without them has no plots."""
+"""For each stage, the large values that only plots read; a result without them has no plots."""
 Values = Mapping[str, Any]
 Facts = list[tuple[str, Any]]
 
@@ -210,24 +208,6 @@ def plots_of(stage: str, values: Values) -> list[PagePlot]:
         return [
             PagePlot(f"training loss {steps}", plots.draw_course, ([losses, none], "loss")),
             PagePlot(validations, plots.draw_course, ([none, scores * (1, factor)], unit)),
-        ]
-    if stage == "attention":
-        shown = np.array(values["map"], float)
-        diagonals = {int(back): what for back, what in values["lines"].items()}
-        lines = ", ".join(f"{back} back ({what})" for back, what in diagonals.items())
-        text = f"attention of block {values['layer']}, mean over heads and {values['rows']} rows"
-        text += f"; diagonals at {lines}" if lines else ""
-        labels = [str(number + 1) for number in range(len(shown))]
-        drawn = shown, labels, diagonals, plots.attention_top(shown)
-        return [PagePlot(text, plots.draw_map, drawn)]
-    if stage == "backbone":
-        return [
-            PagePlot(
-                f"deviation of each {kind} in every block",
-                plots.draw_deviations,
-                (values["deviations"], kind),
-            )
-            for kind in ("weight", "bias")
         ]
     return []
 

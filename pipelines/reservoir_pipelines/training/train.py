@@ -30,12 +30,12 @@ from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
 from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import TASKS, valid_is_test
-from reservoir.tasks.own.sounds import holds_samples
+from reservoir.tasks.sound import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
 from reservoir.training.groups import frozen_unchanged, set_dropout, trained_layer
 from reservoir.training.rows import PaddedBatches, StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
-from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
+from reservoir.training.steps import DEFAULT_STEPS, FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract, origin_of
 from reservoir_pipelines.extraction.run import draw_rows, make_spec
@@ -61,8 +61,6 @@ from reservoir_pipelines.training.run_folder import (
     load_trained,
     make_config,
 )
-
-STEPS = 5000
 
 
 def train(
@@ -161,7 +159,7 @@ def _train_once(
         if source.published:
             redraw_first_states(model.fpt)
         rate = options.learning_rate or default_rate(model.fpt.backbone.family.name, prepared.task.name)
-        options = replace(options, steps=options.steps or STEPS, learning_rate=rate, train=groups)
+        options = replace(options, steps=options.steps or DEFAULT_STEPS, learning_rate=rate, train=groups)
         numbers = draw_rows(prepared, source.limit)
         train_y = prepared.split("train").y[numbers["train"]]
         targets = None if prepared.task.classes else TargetScale.of(train_y)

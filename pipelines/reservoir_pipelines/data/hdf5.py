@@ -10,14 +10,17 @@ import os
 import resource
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks.own.arrays import NAMES, Arrays, check_expansion
+from reservoir.size_limits import check_expansion
+from reservoir_pipelines.data.arrays import NAMES, Arrays
 
+PACKAGES = ("reservoir", "reservoir_cache", "reservoir_pipelines")
 PIECE_ROWS = 4096
 PIECE_BYTES = 2**28  # largest size of the rows that are read at a time
 MEMORY = 2**31  # bytes that the checking process may allocate after its start
@@ -34,7 +37,9 @@ class Hdf5(Arrays):
         self._path = path
         if not checked:
             _check_apart(path)
-        with _opened(path) as file:
+        from reservoir_cache import open_hdf5
+
+        with open_hdf5(path) as file:
             for name in (name for name in file if name in NAMES):
                 self.shapes[name], self.dtypes[name] = _shape_and_type(path, file, name)
         row = math.prod(self.shapes["x"][1:]) * self.dtypes["x"].itemsize if "x" in self.shapes else 0
@@ -43,23 +48,13 @@ class Hdf5(Arrays):
     def read(self, name: str, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of a dataset."""
         import h5py
+        from reservoir_cache import open_hdf5
 
-        with _opened(self._path) as file:
+        with open_hdf5(self._path) as file:
             dataset: Any = file[name]
             if h5py.check_string_dtype(dataset.dtype) is not None:
                 return np.asarray(dataset.asstr()[lo:hi]).astype(str)
             return dataset[lo:hi]
-
-
-def _opened(path: Path) -> Any:
-    """Open a file for reading, without loading filters that it names as code from plugin folders."""
-    import h5py
-    from h5py import h5pl  # pyright: ignore[reportAttributeAccessIssue]
-
-    # The same as `reservoir_cache.open_hdf5`, which this package does not import.
-    for _ in range(h5pl.size()):
-        h5pl.remove(0)
-    return h5py.File(path, "r", locking=False)
 
 
 def dataset_of(file: Any, name: str) -> Any:
@@ -94,11 +89,10 @@ def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], 
 
 def _check_apart(path: Path) -> None:
     """Read the file in a child process; refuse the file if the process reports an error or dies."""
-    package = Path(__file__).resolve().parents[3]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")])),
-    }
+    # The process imports the same packages, also where they are folders that are not installed.
+    folders = [str(Path(import_module(name).__file__ or "").resolve().parents[1]) for name in PACKAGES]
+    paths = [*folders, *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     code = f"import sys; from {__name__} import check; check(sys.argv[1])"
     command = [sys.executable, "-P", "-c", code, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, check=False, text=True)

@@ -15,13 +15,14 @@ from reservoir.option_fields import as_group
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
 from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
-from reservoir.tasks import TASKS, own_name, task_named
+from reservoir.tasks import TASKS, task_named
 from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir_pipelines import Prepared, prepare
+from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.files import cache_root, data_folder, replace_file, writing
 from reservoir_pipelines.output import Record, as_json
 from reservoir_pipelines.plots import attention_top, draw_map, saved_figure
-from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
+from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.training.run_folder import RunFolder, load_run
 
 BIT_TASKS = ("bit-xor", "bit-memory")
@@ -105,7 +106,7 @@ def attention(
         prepared, scaling = _prepare_for(run, task, reservoir, source, root)
         model = load_run(run, place.device, "float32")
     else:
-        prepared = prepare(task, source, cache=root)
+        prepared = prepare(task, cache=root, **vars(source))
         scaling = prepared.scaling
         model = load_model(
             prepared.task, resolve_model(reservoir, published=source.published), place.device, "float32"
@@ -245,7 +246,7 @@ def _prepare_for(
     default = task_named(task, data=data_folder(source.data)).task.parameters if named else {}
     given = {n: v for n, v in trained.parameters.items() if (default.get(n) != v if named else n in known)}
     merged = {"parameters": given | source.given} if named else given | source.explicit
-    prepared = prepare(task, replace(source, **merged), cache=cache)
+    prepared = prepare(task, cache=cache, **vars(replace(source, **merged)))
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:

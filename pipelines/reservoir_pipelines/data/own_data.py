@@ -5,20 +5,25 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, nearest
 from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
+from reservoir.tasks import TASKS, check_parameter, task_named
 from reservoir.tasks.images.mnist import read_idx
-from reservoir.tasks.own.arrays import Arrays, Skipped
-from reservoir.tasks.own.columns import named_kind
-from reservoir.tasks.own.files import open_arrays, source_files
-from reservoir.tasks.own.hub import is_hub
-from reservoir.tasks.own.images import SIDE, Images
-from reservoir.tasks.own.labels import (
+from reservoir.tasks.images.pictures import SIDE
+from reservoir.tasks.source import Piece, Source, clean_symbols
+from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
+from reservoir.tasks.words import UNKNOWN, are_words, shown, texts_of
+from reservoir_pipelines.data.arrays import Arrays, Skipped
+from reservoir_pipelines.data.columns import named_kind
+from reservoir_pipelines.data.files import open_arrays, source_files
+from reservoir_pipelines.data.hub import PREFIX, is_hub
+from reservoir_pipelines.data.images import Images
+from reservoir_pipelines.data.labels import (
     MAX_SYMBOLS,
     SAMPLE,
     Labels,
@@ -27,11 +32,15 @@ from reservoir.tasks.own.labels import (
     read_integers,
     split_rows,
 )
-from reservoir.tasks.own.tables import OR_FILL
-from reservoir.tasks.own.texts import UNKNOWN, UNSEEN, alphabet_of, are_words, shown, texts_of
-from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths, rounding, standardisation
-from reservoir.tasks.source import Piece, Source, clean_symbols
-from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
+from reservoir_pipelines.data.tables import OR_FILL
+from reservoir_pipelines.data.texts import UNSEEN, alphabet_of
+from reservoir_pipelines.data.values import (
+    as_values,
+    check_rounding,
+    clean_lengths,
+    rounding,
+    standardisation,
+)
 
 MaybeArray = np.ndarray | None
 
@@ -48,6 +57,23 @@ class NewRows(NamedTuple):
     y: MaybeArray
     groups: MaybeArray
     skipped: Skipped
+
+
+def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
+    """Return the source of a named task, or of the data of a path or of the hub.
+
+    ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`; ``data`` is the
+    folder of the files of named tasks.
+    """
+    is_path = Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)
+    if name in TASKS:
+        return task_named(name, data=data, **parameters)
+    if not is_path:
+        tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
+        raise InputError(f"no task {name!r}", f"{tasks}{nearest(name, TASKS)}")
+    for parameter in parameters:
+        check_parameter(name, parameter, [field.name for field in fields(OwnDataOptions)])
+    return OwnData(name, OwnDataOptions(**parameters))
 
 
 def own_name(origin: str) -> str:

@@ -9,10 +9,10 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own.tables import EMPTY
-from reservoir.tasks.own.values import check_rounding, rounding
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
+from reservoir_pipelines.data.tables import EMPTY
+from reservoir_pipelines.data.values import check_rounding, rounding
 
 SPLIT_NAMES = {
     **dict.fromkeys(["train", "training"], "train"),

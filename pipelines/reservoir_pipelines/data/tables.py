@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error, first_line
-from reservoir.tasks.own.arrays import FREE_BYTES, MAX_EXPANSION, Skipped, check_expansion
+from reservoir.size_limits import FREE_BYTES, MAX_EXPANSION, check_expansion
+from reservoir_pipelines.data.arrays import Skipped
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 # how tables write an empty cell, in small letters or capitals

@@ -16,8 +16,6 @@ from reservoir.option_fields import as_group, flag_of
 from reservoir.options import (
     PlaceOptions,
     PretrainOptions,
-    ReservoirOptions,
-    RowOptions,
     ShapeOptions,
     TrainOptions,
 )
@@ -26,6 +24,7 @@ from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageS
 from reservoir.records import from_json
 from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
+from reservoir_pipelines import train
 from reservoir_pipelines.files import (
     remove_parts,
     replace_file,
@@ -36,7 +35,6 @@ from reservoir_pipelines.files import (
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import draw_bits, plot
 from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, load_run, make_config
-from reservoir_pipelines.training.train import train
 
 RUN = "pretraining"  # name of the folder inside the model's folder that holds the run of the pretraining
 
@@ -205,10 +203,11 @@ def _pretrain_bit_memory(
     rate = options.learning_rate or LEARNING_RATE
     done = train(
         BIT_MEMORY,
-        ReservoirOptions(backbone=backbone, init="random", seed=seed),
-        RowOptions(),
-        replace(as_group(options, TrainOptions), learning_rate=rate, **recipe),
-        place,
+        backbone=backbone,
+        init="random",
+        seed=seed,
+        **vars(replace(as_group(options, TrainOptions), learning_rate=rate, **recipe)),
+        **vars(place),
     )
     with RunFolder(out / RUN).lock():
         # Token embeddings, which vectors do not use, and positions beyond the task's tokens keep their random values.

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error, first_line
-from reservoir.tasks.own.arrays import Arrays, check_expansion, check_padding
-from reservoir.tasks.own.tables import BadRows
-from reservoir.tasks.task import Task, Vectors
+from reservoir.size_limits import check_expansion, check_padding
+from reservoir.tasks.sound import RATE
+from reservoir_pipelines.data.arrays import Arrays
+from reservoir_pipelines.data.tables import BadRows
 
-RATE = 16_000  # default samples per second: the rate that speech models read
 RATES = (1_000, 768_000)
 BANDS = 40
 WINDOW, STEP = 0.025, 0.010  # seconds that a frame spans, and from one frame to the next
@@ -132,11 +132,6 @@ class Sounds(Arrays):
             found = samples[:, None] if self._waveform else mel_frames(samples, self._rate)
             row[: len(found)] = found
         return x
-
-
-def holds_samples(task: Task) -> bool:
-    """Return whether the sequences of a task are the samples of sounds."""
-    return bool(task.parameters.get("waveform")) and task.form == Vectors(1)
 
 
 def frame_count(samples: int, rate: int) -> int:

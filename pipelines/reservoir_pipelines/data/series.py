@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.arrays import Arrays, padded
-from reservoir.tasks.own.folders import check_inside
-from reservoir.tasks.own.tables import lines_of
+from reservoir_pipelines.data.arrays import Arrays, padded
+from reservoir_pipelines.data.folders import check_inside
+from reservoir_pipelines.data.tables import lines_of
 
 PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
 SUFFIXES = (".ts", ".tsv")

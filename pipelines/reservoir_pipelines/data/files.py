@@ -10,16 +10,16 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own import folders, tables
-from reservoir.tasks.own.arrays import COLUMN_FLAGS, Arrays, read_npz
-from reservoir.tasks.own.columns import FILES, named_kind, names_files, text_columns, with_slashes
-from reservoir.tasks.own.hdf5 import Hdf5
-from reservoir.tasks.own.hub import hub_arrays, is_hub
-from reservoir.tasks.own.series import is_bare, read_series, split_files
-from reservoir.tasks.own.table_reader import TableReader, columns_as_arrays
-from reservoir.tasks.own.tables import lines_of
-from reservoir.tasks.own.texts import Texts, with_letters
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data import folders, tables
+from reservoir_pipelines.data.arrays import COLUMN_FLAGS, Arrays, read_npz
+from reservoir_pipelines.data.columns import FILES, named_kind, names_files, text_columns, with_slashes
+from reservoir_pipelines.data.hdf5 import Hdf5
+from reservoir_pipelines.data.hub import hub_arrays, is_hub
+from reservoir_pipelines.data.series import is_bare, read_series, split_files
+from reservoir_pipelines.data.table_reader import TableReader, columns_as_arrays
+from reservoir_pipelines.data.tables import lines_of
+from reservoir_pipelines.data.texts import Texts, with_letters
 
 
 def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) -> Arrays:

@@ -6,9 +6,10 @@ from itertools import chain
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.texts import codes_of
+from reservoir.tasks import TASKS
 from reservoir.tasks.source import clean_symbols, full_lengths
 from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir.tasks.words import codes_of
 
 MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of its channel's range
 
@@ -115,7 +116,19 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
     return lengths.astype(np.int32)
 
 
-def encode_own(
+def encode(
+    task: Task, x: np.ndarray, lengths: np.ndarray | None = None, where: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Convert raw inputs, or sequences with ``lengths`` (rows,), to stored sequences; errors name ``where``."""
+    if task.name not in TASKS:
+        return _encode_own(task, x, lengths, where or f"task {task.name!r}")
+    stored, stored_lengths = TASKS[task.name](**task.parameters).encode(x, lengths)
+    if lengths is not None:
+        clean_lengths(task.name, lengths, *stored.shape[:2])
+    return stored, stored_lengths
+
+
+def _encode_own(
     task: Task, x: np.ndarray, lengths: np.ndarray | None, where: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return new inputs, in the form of the task's own file, as stored sequences and their lengths."""

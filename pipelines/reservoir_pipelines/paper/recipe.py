@@ -18,7 +18,7 @@ from reservoir import options
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.option_fields import Options, as_group, refuse_modules, without_where
 from reservoir.records import fits
-from reservoir_pipelines.reproduction_folder import CELL, MEASURES, Cell
+from reservoir_pipelines.paper.reproduction_folder import CELL, MEASURES, Cell
 
 SCALES = {
     "smoke": ("smoke",),
@@ -101,7 +101,7 @@ class Recipe:
     cells: list[Cell]  # a cell comes after the cells that it needs
 
 
-RECIPES = files("reservoir_pipelines") / "recipes"
+RECIPES = files("reservoir_pipelines.paper") / "recipes"
 
 
 def recipe_names() -> list[str]:

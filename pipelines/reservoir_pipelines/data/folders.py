@@ -9,12 +9,12 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own import columns
-from reservoir.tasks.own.arrays import Arrays, padded
-from reservoir.tasks.own.images import Images
-from reservoir.tasks.own.labels import SPLIT_NAMES
-from reservoir.tasks.own.sounds import Sounds
-from reservoir.tasks.own.tables import BadRows, Table, read_table
+from reservoir_pipelines.data import columns
+from reservoir_pipelines.data.arrays import Arrays, padded
+from reservoir_pipelines.data.images import Images
+from reservoir_pipelines.data.labels import SPLIT_NAMES
+from reservoir_pipelines.data.sounds import Sounds
+from reservoir_pipelines.data.tables import BadRows, Table, read_table
 
 OTHER_RATE = 1.5  # ratio of the times between rows of recordings from which a note says that they differ
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own.arrays import COLUMN_FLAGS, Arrays
-from reservoir.tasks.own.folders import check_inside
-from reservoir.tasks.own.labels import SPLIT_NAMES
-from reservoir.tasks.own.table_reader import columns_as_arrays
-from reservoir.tasks.own.tables import BadRows
+from reservoir_pipelines.data.arrays import COLUMN_FLAGS, Arrays
+from reservoir_pipelines.data.folders import check_inside
+from reservoir_pipelines.data.labels import SPLIT_NAMES
+from reservoir_pipelines.data.table_reader import columns_as_arrays
+from reservoir_pipelines.data.tables import BadRows
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")

@@ -13,8 +13,16 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own.labels import are_numbers, is_large, read_labels, written_numbers
-from reservoir.tasks.own.tables import EMPTY, EMPTY_CELL, MAX_TEXT, SUFFIXES, THOUSANDS, Table, read_table
+from reservoir_pipelines.data.labels import are_numbers, is_large, read_labels, written_numbers
+from reservoir_pipelines.data.tables import (
+    EMPTY,
+    EMPTY_CELL,
+    MAX_TEXT,
+    SUFFIXES,
+    THOUSANDS,
+    Table,
+    read_table,
+)
 
 USUAL_LABELS = (
     "label", "labels", "y", "class", "target", "category", "fault", "outcome", "diagnosis", "sentiment", "stars",

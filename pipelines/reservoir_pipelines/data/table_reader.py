@@ -9,10 +9,10 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own import columns
-from reservoir.tasks.own.arrays import Arrays, Skipped, padded
-from reservoir.tasks.own.tables import EMPTY_CELL, BadRows, Table
-from reservoir.tasks.own.texts import Texts
+from reservoir_pipelines.data import columns
+from reservoir_pipelines.data.arrays import Arrays, Skipped, padded
+from reservoir_pipelines.data.tables import EMPTY_CELL, BadRows, Table
+from reservoir_pipelines.data.texts import Texts
 
 
 class TableReader:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from reservoir.errors import InputError
+from reservoir_pipelines import plots
 from reservoir_pipelines.output import size_text
+from reservoir_pipelines.paper.claims import NOT_CHECKED, NOT_MEASURED
+from reservoir_pipelines.paper.reproduction_folder import CELL, Cell, ReproductionFolder, is_reproduction
 from reservoir_pipelines.plots import COLOURS, PagePlot, shorten, style
-from reservoir_pipelines.reports.views import Values, curve_plots, facts_of, plots_of
-from reservoir_pipelines.reproduction_folder import CELL, Cell, ReproductionFolder
+from reservoir_pipelines.reports import views
+from reservoir_pipelines.reports.report import FolderKind
+from reservoir_pipelines.reports.views import Values, curve_plots, facts_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+ARRAYS = views.ARRAYS | {"attention": ("map", "lines"), "backbone": ("deviations",)}
+"""For each stage, the large values of a cell that only plots read; a cell without them has no plots."""
 
 SCALES = {
     "smoke": "Smoke scale: small shapes, few rows, few steps. It only tests that all cells run.",
@@ -33,7 +43,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
             f"{folder.path}: no table of this version of reservoir", "run the same reproduce command again"
         )
     keys = dict.fromkeys(key for table in tables for key in table["keys"])
-    results = {key: found for key in keys if (found := folder.result(key))}
+    results = {key: result for key in keys if (result := folder.result(key))}
     failed = sum(bool(folder.failure(key)) for key in keys if key not in results)
     waiting = len(keys) - len(results) - failed
     prefix = f"p{number}-"
@@ -41,7 +51,8 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
         {f"{name} {value}" for r in results.values() for name, value in r["made_with"].items()}
     )
     passes = sum(r["values"].get("passes") or 0 for r in results.values())
-    seconds, cpu = (sum(r[name] for r in results.values()) / 60 for name in ("seconds", "cpu_seconds"))
+    seconds = sum(r["seconds"] for r in results.values()) / 60
+    cpu = sum(r["cpu_seconds"] for r in results.values()) / 60
     facts = [
         ("scale", " ".join(dict.fromkeys(SCALES[table["scale"]] for table in tables))),
         ("cells", f"{len(results)} finished, {failed} failed, {waiting} not run yet"),
@@ -54,7 +65,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
         "id": f"{prefix}reproduction",
         "name": f"Reproduction: {folder.path.name}",
         "facts": facts,
-        "plots": [one for table in tables if table["drawn"] == "costs" for one in _costs(table, results)],
+        "plots": [plot for table in tables if table["drawn"] == "costs" for plot in _costs(table, results)],
         "plots_title": "Accuracy over cost",
         "tables": [table_part(table, results, prefix) for table in tables],
         "cells": [_cell(key, results, prefix) for key in results],
@@ -115,19 +126,47 @@ def number_text(value: Any, measure: str) -> str:
 
 def _plots(table: Values, results: Mapping[str, Any]) -> list[PagePlot]:
     """Return the plots of a table; plots of costs are at the top of the page."""
-    found: dict[str, tuple[str, Any]] = {}
+    # The finished cells of the first seed, each with the name of its row.
+    cells: dict[str, tuple[str, Any]] = {}
     for row in table["rows"]:
         for spot in filter(None, row["spots"]):
             keys = spot["cells"][0] if spot["cells"] else []
-            found |= {key: (row["name"], results[key]) for key in keys if key in results}
-    drawn: list[tuple[str, list[PagePlot]]] = []
+            cells |= {key: (row["name"], results[key]) for key in keys if key in results}
+    named_plots: list[tuple[str, list[PagePlot]]] = []
     if table["drawn"] in ("attention", "deviations"):
-        drawn = [(name, plots_of(result["stage"], result["values"])) for name, result in found.values()]
-    if table["drawn"] == "curve":
-        drawn = list(
-            {result["task"]: curve_plots(result["values"]) for _, result in found.values()}.items()
-        )
-    return [replace(plot, name=name) for name, plots in drawn for plot in plots]
+        named_plots = [
+            (name, _plots_of(result["stage"], result["values"])) for name, result in cells.values()
+        ]
+    if table["drawn"] == "curve":  # one curve for each task
+        curves = {result["task"]: curve_plots(result["values"]) for _, result in cells.values()}
+        named_plots = list(curves.items())
+    return [replace(plot, name=name) for name, plots in named_plots for plot in plots]
+
+
+def _plots_of(stage: str, values: Values) -> list[PagePlot]:
+    """Return the plots of a cell; an empty list for a cell without the arrays that they draw."""
+    if values.keys().isdisjoint(ARRAYS.get(stage, ())):
+        return []
+    if stage == "attention":
+        return [_attention_plot(values)]
+    if stage == "backbone":
+        deviations = values["deviations"]
+        return [
+            PagePlot(f"deviation of each {kind} in every block", plots.draw_deviations, (deviations, kind))
+            for kind in ("weight", "bias")
+        ]
+    return views.plots_of(stage, values)
+
+
+def _attention_plot(values: Values) -> PagePlot:
+    """Return the plot of a mean attention map, with the diagonals that the paper names."""
+    mean_map = np.array(values["map"], float)
+    diagonals = {int(back): name for back, name in values["lines"].items()}
+    lines = ", ".join(f"{back} back ({name})" for back, name in diagonals.items())
+    text = f"attention of block {values['layer']}, mean over heads and {values['rows']} rows"
+    text += f"; diagonals at {lines}" if lines else ""
+    labels = [str(number + 1) for number in range(len(mean_map))]
+    return PagePlot(text, plots.draw_map, (mean_map, labels, diagonals, plots.attention_top(mean_map)))
 
 
 def _costs(table: Values, results: Mapping[str, Any]) -> list[PagePlot]:
@@ -170,8 +209,8 @@ def _draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, Any]]) -> N
 def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     result = results[key]
     stage, settings, values = result["stage"], dict(result["settings"]), result["values"]
-    if made := results.get(str(settings.get("backbone")).removeprefix(CELL)):
-        settings["backbone"] = Cell("pretrain", None, made["settings"])
+    if pretraining := results.get(str(settings.get("backbone")).removeprefix(CELL)):
+        settings["backbone"] = Cell("pretrain", None, pretraining["settings"])
     facts = [
         ("folder", result["folder"]),
         ("processor time", f"{result['cpu_seconds']:.1f} s"),
@@ -179,7 +218,7 @@ def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         ("disk", size_text(result["bytes"])),
         *facts_of(stage, values),
         *result["made_with"].items(),
-        *[("note", note) for note in result["notes"][:6] if "%), " not in note],  # no progress lines,
+        *[("note", note) for note in result["notes"][:6] if "%), " not in note],  # no progress lines
     ]
     return {
         "id": f"{prefix}cell-{key}",
@@ -187,5 +226,36 @@ def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         "summary": f"{result['seconds']:.1f} s",
         "commands": result["commands"],
         "facts": facts,
-        "plots": plots_of(stage, values),
+        "plots": _plots_of(stage, values),
     }
+
+
+def leave_out_answered_claims(parts: Sequence[Mapping[str, Any]]) -> None:
+    """Leave out each claim without a number for which the same table of another reproduction has one."""
+    tables = [table for part in parts for table in part.get("tables", ())]
+    measured = {(t["name"], c["says"]) for t in tables for c in t["claims"] if not _has_no_number(c)}
+    for table in tables:
+        table["claims"] = [
+            claim
+            for claim in table["claims"]
+            if not _has_no_number(claim) or (table["name"], claim["says"]) not in measured
+        ]
+
+
+def _has_no_number(claim: Mapping[str, Any]) -> bool:
+    return claim["verdict"] in (NOT_CHECKED, NOT_MEASURED)
+
+
+def _folders_of_cells(path: Path) -> set[str]:
+    """Return the folders of the fits and runs of a reproduction."""
+    return {result["folder"] for result in ReproductionFolder(path).results()}
+
+
+REPRODUCTIONS = FolderKind(
+    place="reproductions",
+    matches=is_reproduction,
+    part=lambda path, number: reproduction_part(ReproductionFolder(path), number),
+    shown_folders=_folders_of_cells,
+    finish=leave_out_answered_claims,
+)
+"""How the page of `report` shows the folders of `reproduce`."""

@@ -16,8 +16,8 @@ from reservoir.errors import InputError, first_line
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import Record, notify, silenced
-from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_names
-from reservoir_pipelines.reproduction_folder import Cell, ReproductionFolder
+from reservoir_pipelines.paper.recipe import Recipe, load_recipe, recipe_names
+from reservoir_pipelines.paper.reproduction_folder import Cell, ReproductionFolder
 from reservoir_pipelines.workers import map_pieces, run_processes
 
 _one_cell = threading.Lock()  # a dask worker runs one cell at a time, because a model uses all cores
@@ -166,7 +166,7 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
     from reservoir_cache import CacheError
 
     from reservoir.training.trainer import DivergedError
-    from reservoir_pipelines.reproduction.stages import run_cell
+    from reservoir_pipelines.paper.stages import run_cell
 
     folders: dict[str, str] = {}
     for need in cell.needs:

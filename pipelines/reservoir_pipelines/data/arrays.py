@@ -10,14 +10,10 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
+from reservoir.size_limits import check_expansion, check_padding
 
 COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
 NAMES = ("x", "y", "lengths", "split", "groups", "ids")  # the arrays that are read; a file may hold others
-MAX_EXPANSION = 200
-"""Largest expansion of stored bytes that is accepted; random bits stored as float64 expand 60 times."""
-
-FREE_BYTES = 2**27  # arrays up to this size may be compressed by any factor: rows of zeros are harmless
-
 Skipped = dict[int, tuple[str | int | None, str]]
 """The rows of a source that cannot be read, by their numbers: the id, if rows have ids, and the reason."""
 
@@ -61,28 +57,6 @@ class Arrays:
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of an ``x`` that is not in memory."""
         raise NotImplementedError
-
-
-def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
-    """Refuse an array that would unpack to far more bytes than are stored for it."""
-    if size > FREE_BYTES and size > MAX_EXPANSION * stored:
-        raise InputError(
-            f"{path}: array {name!r} claims {size} bytes, but only {stored} are stored",
-            "write the file again, without compression",
-        )
-
-
-def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
-    """Refuse sequences if the longest makes the padded array far larger than their values."""
-    size, real = len(lengths) * int(lengths.max()) * token_bytes, int(lengths.sum()) * token_bytes
-    if size > FREE_BYTES and size > MAX_EXPANSION * real:
-        row, rows = int(np.argmax(lengths)), len(lengths)
-        problem = (
-            f"{where}, row {row}: {lengths[row]} tokens, to which all {rows} rows would be padded; together"
-        )
-        raise InputError(
-            f"{problem} they have only {real // token_bytes} tokens", "cut the row, or leave it out"
-        )
 
 
 def padded(where: str, sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

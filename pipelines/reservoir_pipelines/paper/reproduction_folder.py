@@ -16,8 +16,8 @@ from reservoir_cache import make_folder, open_lock, refuse_links
 
 from reservoir.errors import InputError
 from reservoir.readouts.evaluation import accuracy_interval
-from reservoir_pipelines.claims import interval_of, size_of, verdict_on
 from reservoir_pipelines.files import json_digest, read_checked, write_checked, writing
+from reservoir_pipelines.paper.claims import interval_of, size_of, verdict_on
 
 CELL = "cell:"
 """Prefix of a setting that names another cell: by its name in a recipe, by its key in the files of this folder."""

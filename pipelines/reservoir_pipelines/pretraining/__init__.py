@@ -1,1 +1,0 @@
-"""The stage ``pretrain``: backbones trained as language models from random weights."""

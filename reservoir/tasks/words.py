@@ -1,0 +1,64 @@
+"""Texts as symbols: each letter of the training rows is one, and all other letters share one.
+
+A text is stored as the code points of its letters. The alphabet of a task is `UNKNOWN`, followed by the letters of
+its training rows; the symbol of a letter is its place in the alphabet.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.size_limits import check_padding
+
+UNKNOWN = "\ufffd"  # comes first in every alphabet, for the letters that no training row has
+MAX_LETTERS = 64  # proteins, genomes and molecules are written with fewer letters; only texts use more
+MAX_SHOWN = 60  # letters in a message
+
+
+def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts as code points (rows, longest) in the smallest type, zero after their ends, and their lengths."""
+    texts = [text.strip() for text in texts]
+    lengths = text_lengths(where, texts)
+    # All letters are encoded at once, and the mask of the real letters places them row by row.
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
+    kind = np.min_scalar_type(int(codes.max()))
+    check_padding(where, lengths, kind.itemsize)
+    x = np.zeros((len(texts), lengths.max()), kind)
+    x[np.arange(x.shape[1]) < lengths[:, None]] = codes
+    return x, lengths
+
+
+def text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
+    """Return the number of letters of each text; refuse an empty text, and one with a NUL, which pads the others."""
+    for row, text in enumerate(texts):
+        if not text or "\0" in text:
+            problem = "a NUL in the text" if text else "an empty text"
+            raise InputError(f"{where}, row {row}: {problem}", "remove the row")
+    return np.array([len(text) for text in texts], np.int64)
+
+
+def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
+    """Return code points as texts, the inverse of `codes_of`; invalid code points become U+FFFD."""
+    rows = codes.astype("<u4")
+    return [row[:n].tobytes().decode("utf-32-le", "replace") for row, n in zip(rows, lengths, strict=True)]
+
+
+def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
+    """Return code points (rows, tokens) as indices in the alphabet, 0 after each row's end and for unknown letters."""
+    # One entry per code point up to the largest letter, and a last one, 0, that all larger code points share.
+    place = np.zeros(max(map(ord, alphabet)) + 2, np.min_scalar_type(len(alphabet) - 1))
+    place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
+    symbols = place[np.minimum(codes.astype(np.int32), len(place) - 1)]
+    return np.where(np.arange(codes.shape[1]) < lengths[:, None], symbols, 0)
+
+
+def are_words(alphabet: str) -> bool:
+    """Return whether texts of these letters consist of words: there are spaces, or more than `MAX_LETTERS` letters."""
+    return " " in alphabet or len(alphabet.removeprefix(UNKNOWN)) > MAX_LETTERS
+
+
+def shown(letters: str) -> str:
+    """Return at most `MAX_SHOWN` letters for a message, with escapes for those that are not printable."""
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in letters)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
