@@ -22,6 +22,7 @@ from reservoir_cache import (
 )
 from sklearn.preprocessing import StandardScaler
 
+from reservoir.column import Column, names_of
 from reservoir.devices import exact_products
 from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan
@@ -253,7 +254,9 @@ class RowCache:
     ) -> None:
         rows, joined = {ROWS: len(digests)}, b"".join(digests)
         spec = replace(self._spec, data={"digest": hashlib.sha256(joined).hexdigest(), "rows": rows})
-        shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, self.columns)
+        columns = [Column.parse(name) for name in self.columns]
+        by_column = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
+        shapes = {str(column): shape for column, shape in by_column.items()}
         check_space(self.root, required_bytes(spec, self.layout, rows, shapes))
         with writing(self.root, "pass another folder as cache, or set RESERVOIR_CACHE"):
             entry = Entry.create(
@@ -277,8 +280,9 @@ def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
     task, data = model.fpt.task.to_dict(), {"digest": "", "rows": {ROWS: 1}}
     spec = Spec(task=task, data=data, **frozen_fields(model), store="float32")
     layout = Layout(block_rows=plan.block_rows, batch_rows=plan.batch_rows)
-    made = RowCache(root, plan.title, spec, plan.columns, layout)
-    return _caches.setdefault((root, spec.key, plan.columns, layout), made)
+    columns = names_of(plan.columns)
+    row_cache = RowCache(root, plan.title, spec, columns, layout)
+    return _caches.setdefault((root, spec.key, columns, layout), row_cache)
 
 
 def shared_model(
