@@ -5,14 +5,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from reservoir_pipelines.data.own_data import open_source, read_new
+from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.times import times_of
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors
 from tests.refusals import outcome
-from tests.tasks.samples import assert_refused
+from tests.tasks.samples import assert_refused, read_new
 from tests.tasks.samples import write_csv as table
 
 RNG = np.random.default_rng(0)

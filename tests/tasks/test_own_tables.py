@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from reservoir_pipelines import ReservoirClassifier
-from reservoir_pipelines.data.own_data import open_source, read_new
+from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.values import encode
 from scipy.io import wavfile
 
@@ -18,7 +18,7 @@ from reservoir.errors import InputError
 from reservoir.tasks import Task, Tokens, Vectors
 from reservoir.tasks.words import texts_of, to_symbols
 from tests.refusals import outcome
-from tests.tasks.samples import assert_refused, read_splits
+from tests.tasks.samples import assert_refused, read_new, read_splits
 
 RNG = np.random.default_rng(0)
 SPLITS = ["train", "valid", "test"] * 4

@@ -6,12 +6,12 @@ import shlex
 import numpy as np
 import pytest
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.data.own_data import open_source, read_new
+from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.roles import CONVENTIONAL
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors
-from tests.tasks.samples import assert_refused, read_splits
+from tests.tasks.samples import assert_refused, read_new, read_splits
 
 ROWS = 40
 LABEL = np.array(["a", "b"])[np.arange(ROWS) % 2]

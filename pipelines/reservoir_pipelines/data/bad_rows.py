@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir_pipelines.data.arrays import Skipped
+from reservoir_pipelines.data.rows import Skipped
 
 MAX_NAMED = 5
 """Number of bad rows that a message names."""

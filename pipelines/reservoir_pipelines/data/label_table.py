@@ -1,6 +1,7 @@
-"""A table of labels (``--labels``), whose rows are joined with files or records by their names."""
+"""Labels, groups and splits of files or records from a table (``--labels``) with a row for each."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,26 @@ from reservoir_pipelines.data.roles import roles_of_labels
 from reservoir_pipelines.data.table import Table, read_table
 
 
+@dataclass(frozen=True)
+class TableLabels:
+    """The arrays y, groups and split of a table, as far as it has them, with a row for each file; and notes."""
+
+    arrays: dict[str, np.ndarray]
+    notes: list[str]
+
+
+def labels_path(data: Path, named: str) -> Path:
+    """Return the path of the table of labels, which may be named within the data's folder."""
+    for place in (Path(named), data / named, data.parent / named):
+        if place.is_file():
+            return place
+    raise InputError(f"--labels {named}: no such file", "give a table with a row for each file or record")
+
+
 def labels_from_table(
-    options: OwnDataOptions, names: list[str], bad: BadRows, *, new: bool
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return labels, groups and splits of files or records from the table of ``--labels``, and notes.
+    options: OwnDataOptions, names: Sequence[str], bad: BadRows, *, is_new: bool
+) -> TableLabels:
+    """Return the labels of files or records from the table of ``--labels``; rows without any become bad.
 
     ``names`` are those of the files or records, which ``bad`` counts. New files need no labels.
     """
@@ -31,21 +48,21 @@ def labels_from_table(
     for role, name in {
         "id": options.id,
         "label": options.label,
-        "group": None if new else options.group,
+        "group": None if is_new else options.group,
     }.items():
-        require_column(table.path, table.names, name, "" if new else role)
+        require_column(table.path, table.names, name, "" if is_new else role)
 
     # One row for each file or record; those without a row are bad.
-    key, row_of_name = _joined(table, options.id, names, some=bool(bad.skip) and not new)
+    key, row_of_name = _joined(table, options.id, names, some=bool(bad.skip) and not is_new)
     for place, name in enumerate(names):
         if name not in row_of_name:
             bad.add(place, f"no row in {table.path.name}")
     unused = [str(cell) for cell in table.frame[key].drop(index=[*row_of_name.values()])]
-    roles = roles_of_labels(table, key, bad.where, options, {} if new else None)
+    roles = roles_of_labels(table, key, bad.where, options, {} if is_new else None)
     joined = table.take([row_of_name.get(name, 0) for name in names])
 
-    arrays = {"y": joined_labels(joined, roles.labels, options, required=not new)}
-    for array, column in {"groups": roles.group, "split": "" if new else roles.split}.items():
+    arrays = {"y": joined_labels(joined, roles.labels, options, required=not is_new)}
+    for array, column in {"groups": roles.group, "split": "" if is_new else roles.split}.items():
         if column:
             arrays[array] = labels_of(joined, column, OwnDataOptions(classes=True), required=True)
     for row, reason in joined.bad.reasons.items():
@@ -53,7 +70,7 @@ def labels_from_table(
     note = f"labels from {table.path.name}, column {roles.labels[0]!r}, joined by {key!r}"
     if unused:
         note += f"; rows without a file or record are left out ({len(unused):,}): {listed(unused)}"
-    return arrays, [note]
+    return TableLabels(arrays, [note])
 
 
 def _joined(

@@ -5,8 +5,8 @@ from shlex import quote
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir_pipelines.data.arrays import Skipped
 from reservoir_pipelines.data.columns import listed, require_column
+from reservoir_pipelines.data.rows import Skipped
 from reservoir_pipelines.data.table_arrays import TableArrays
 from reservoir_pipelines.data.times import sortable_times
 from reservoir_pipelines.data.value_cells import values_of

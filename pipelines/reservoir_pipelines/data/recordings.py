@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir_pipelines.data.arrays import Arrays, padded
 from reservoir_pipelines.data.bad_rows import BadRows
 from reservoir_pipelines.data.columns import example, listed, require_column, separated
 from reservoir_pipelines.data.roles import INDEX, conventional
+from reservoir_pipelines.data.rows import Rows, padded
 from reservoir_pipelines.data.table import Table, read_table
 from reservoir_pipelines.data.times import sortable_times
 from reservoir_pipelines.data.value_cells import values_of
@@ -23,8 +24,9 @@ OTHER_RATE = 1.5
 class RecordingReader:
     """Reads recordings of the same channels; those of the first one count if ``channels`` is empty."""
 
-    def __init__(self, options: OwnDataOptions, where: str, channels: list[str]):
-        self.options, self.where, self.channels = options, where, channels
+    def __init__(self, options: OwnDataOptions, where: str, channels: Sequence[str]):
+        self.options, self.where = options, where
+        self.channels = list(channels)
         self.fitted = bool(channels)
         self.steps: set[float] = set()  # median time from row to row of each recording
 
@@ -57,6 +59,16 @@ class RecordingReader:
         self.channels = channels
         return values
 
+    def notes(self) -> list[str]:
+        """Return a note if the sampling rates of the recordings differ."""
+        if not self.steps or max(self.steps) <= OTHER_RATE * min(self.steps):
+            return []
+        ratio = max(self.steps) / min(self.steps)
+        return [
+            f"the rows of some recordings are {ratio:.3g} times as far apart in time as those of others; "
+            "resample them to one sampling rate"
+        ]
+
     def _time_column(self, table: Table) -> str:
         if self.options.time:
             return self.options.time
@@ -70,33 +82,28 @@ class RecordingReader:
         return names[0] if names else ""
 
 
-def read_recordings(
+def recording_rows(
     files: Sequence[Path],
-    arrays: Mapping[str, np.ndarray],
+    others: Mapping[str, Any],
     bad: BadRows,
     options: OwnDataOptions,
-    channels: list[str],
-) -> Arrays:
-    """Return recordings as sequences, with their other ``arrays`` (rows, ...); ``channels`` are those of a readout."""
+    channels: Sequence[str],
+) -> Rows:
+    """Return recordings as rows, with their other arrays (files,); ``channels`` are those of a readout, if any."""
     reader = RecordingReader(options, bad.where, channels)
     sequences = bad.read_files(files, reader.read)
     readable = bad.readable()
     x, lengths = padded(str(files[0].parent), sequences)
-    others = {name: array[readable] for name, array in arrays.items()}
-    recordings = Arrays({"x": x, "lengths": lengths} | others)
-    recordings.files = list(files)
-    recordings.chosen = {"columns": reader.channels, "recordings": True}
-    recordings.unused_options = ("rate",)
-    recordings.notes = [
-        f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {listed(reader.channels)}"
-    ]
-    if reader.steps and max(reader.steps) > OTHER_RATE * min(reader.steps):
-        ratio = max(reader.steps) / min(reader.steps)
-        recordings.notes.append(
-            f"the rows of some recordings are {ratio:.3g} times as far apart in time as those of others; "
-            "resample them to one sampling rate"
-        )
-    return recordings
+    values = listed(reader.channels)
+    note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"
+    return Rows(
+        x=x,
+        lengths=lengths,
+        **{name: array[readable] for name, array in others.items()},
+        files=tuple(files),
+        notes=(note, *reader.notes()),
+        parameters={"columns": reader.channels, "recordings": True},
+    )
 
 
 def _in_order(table: Table, name: str) -> tuple[Table, float]:

@@ -62,6 +62,19 @@ class Roles:
     left_out: tuple[str, ...] = ()
 
     @property
+    def by_flag(self) -> dict[str, str]:
+        """The columns by the flag that would name them."""
+        label = self.labels[0] if len(self.labels) == 1 else ""
+        flags = {
+            "label": label,
+            "id": self.id,
+            "time": self.time,
+            "group": self.group,
+            "text": self.sequence,
+        }
+        return {flag: name for flag, name in flags.items() if name}
+
+    @property
     def as_written(self) -> set[str]:
         """The columns whose cells stay texts, because 007 and 7 are two labels; one column left may be a sequence."""
         named = {*self.labels, self.id, self.group, self.split, self.sequence} - {""}

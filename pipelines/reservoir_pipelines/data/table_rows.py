@@ -1,6 +1,7 @@
 """The rows of a table, whose columns have roles, as arrays; see ``docs/guides/data.md``, "How a table is read"."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,55 +9,54 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir_pipelines.data.arrays import Arrays, padded
 from reservoir_pipelines.data.bad_rows import BadRows
 from reservoir_pipelines.data.columns import example, listed
 from reservoir_pipelines.data.long_form import read_long_form
 from reservoir_pipelines.data.roles import roles_by_cells, roles_by_name
+from reservoir_pipelines.data.rows import Rows, padded
 from reservoir_pipelines.data.table import Table, read_table
 from reservoir_pipelines.data.table_arrays import TableArrays
-from reservoir_pipelines.data.texts import Texts
+from reservoir_pipelines.data.texts import text_rows
 from reservoir_pipelines.data.token_labels import read_token_labels
 from reservoir_pipelines.data.wide_rows import holds_letters, read_sequences, read_values
 
-FOUND_BY_NAME = {"labels": ("label", "y"), "group": ("groups",)}
+NEEDS_NO_FLAG = {"labels": ("label", "y"), "group": ("groups",)}
 """Columns that new data need not be told, because their conventional names find them again."""
 
 
-def read_rows(
+def read_table_rows(
     path: Path, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
-) -> tuple[Table, Arrays]:
-    """Return the table of a file, and its arrays; for new sequences, ``fitted`` has the parameters of their task."""
+) -> tuple[Table, Rows]:
+    """Return the table of a file, and its rows; for new rows, ``fitted`` has the parameters of the readout's task."""
 
     def text(names: list[str]) -> set[str]:
         return roles_by_name(path, names, options, fitted).as_written
 
     table = read_table(path, text, options.decimal)
     table.bad.skip = options.skip_bad_rows
-    return table, arrays_of_table(table, options, fitted)
+    return table, rows_of_table(table, options, fitted)
 
 
-def columns_as_arrays(
+def columns_as_rows(
     cells: Mapping[str, Sequence[Any]],
     bad: BadRows,
     options: OwnDataOptions,
-    fitted: Any,
-    **roles: str | None,
-) -> Arrays:
-    """Return columns of texts, labels, ids, groups and splits as arrays, read with the flags ``roles``."""
+    fitted: Mapping[str, Any] | None,
+    **flags: str | None,
+) -> Rows:
+    """Return columns of texts, labels, ids, groups and splits as rows, with the roles that ``flags`` give."""
     import pandas as pd
 
     frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
-    flags: Any = {"regression": options.regression, "classes": options.classes, **roles}
-    arrays = arrays_of_table(Table(Path(bad.where), frame, bad), OwnDataOptions(**flags), fitted)
-    arrays.chosen = {name: arrays.chosen[name] for name in ("each",) if name in arrays.chosen}
-    return arrays
+    changes: Any = {"regression": options.regression, "classes": options.classes, **flags}
+    rows = rows_of_table(Table(Path(bad.where), frame, bad), OwnDataOptions(**changes), fitted)
+    # A file without columns of its own has no names of columns to remember.
+    parameters = {name: rows.parameters[name] for name in ("each",) if name in rows.parameters}
+    return replace(rows, parameters=parameters, roles={})
 
 
-def arrays_of_table(
-    table: Table, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
-) -> Arrays:
-    """Return the arrays of a table in any form: values, sequences in cells, or several rows per sequence."""
+def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None) -> Rows:
+    """Return the rows of a table in any form: values, sequences in cells, or several lines per sequence."""
     roles = roles_by_name(table.path, table.names, options, fitted)
     roles = roles_by_cells(table, roles, options, fitted)
     reading = TableArrays(table, roles, options, fitted)
@@ -70,11 +70,14 @@ def arrays_of_table(
         readable = table.bad.readable()
         skipped = table.bad.skipped(reading.arrays.get("ids", ()))
         reading.arrays = {name: array[readable] for name, array in reading.arrays.items()}
-    arrays = _padded(str(table.path), reading.arrays)
-    arrays.notes = [*reading.notes, *table.bad.notes()]
-    arrays.chosen, arrays.skipped = reading.chosen, skipped
-    arrays.label = listed(roles.labels)
-    return arrays
+    return replace(
+        _padded(str(table.path), reading.arrays),
+        notes=(*reading.notes, *table.bad.notes()),
+        parameters=reading.chosen,
+        skipped=skipped,
+        label=listed(roles.labels),
+        roles=roles.by_flag,
+    )
 
 
 def _note_roles(reading: TableArrays) -> None:
@@ -84,12 +87,12 @@ def _note_roles(reading: TableArrays) -> None:
         reading.notes.append(f"the column {name!r} is left out because it has no name")
     if not reading.new and not options.label and len(roles.labels) == 1:
         (label,) = roles.labels
-        if label not in FOUND_BY_NAME["labels"]:
+        if label not in NEEDS_NO_FLAG["labels"]:
             reading.chosen["label"] = label
             reading.notes.append(f"the column {label!r} is the label")
     if roles.id and not options.id:
         reading.chosen["id"] = roles.id
-    if roles.group and not options.group and roles.group not in FOUND_BY_NAME["group"]:
+    if roles.group and not options.group and roles.group not in NEEDS_NO_FLAG["group"]:
         reading.chosen["group"] = roles.group
         reading.notes.append(f"the column {roles.group!r} is the group of each row")
 
@@ -154,11 +157,11 @@ def _read_labels(reading: TableArrays) -> None:
     reading.read_labels()
 
 
-def _padded(where: str, arrays: dict[str, np.ndarray]) -> Arrays:
-    """Return arrays whose ``x`` holds texts, or is padded if it holds sequences of several lengths."""
+def _padded(where: str, arrays: dict[str, Any]) -> Rows:
+    """Return arrays as rows; ``x`` holds texts, or is padded if it holds sequences of several lengths."""
     x = arrays.pop("x")
     if x.dtype == object and isinstance(x[0], str):
-        return Texts(where, x.tolist(), arrays)
+        return text_rows(where, x.tolist(), arrays)
     if x.dtype == object:
         x, arrays["lengths"] = padded(where, x.tolist())
-    return Arrays({"x": x, **arrays})
+    return Rows(x=x, **arrays)

@@ -29,8 +29,8 @@ from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.source import clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
-from reservoir_pipelines.data.arrays import padded
 from reservoir_pipelines.data.integers import read_integers
+from reservoir_pipelines.data.rows import padded
 from reservoir_pipelines.data.values import as_values, check_rounding, rounding
 from reservoir_pipelines.extraction.run import compute_missing, frozen_fields
 from reservoir_pipelines.files import ROWS, stamp, writing

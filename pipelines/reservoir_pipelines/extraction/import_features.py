@@ -3,7 +3,6 @@
 import hashlib
 import json
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
 from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import MISSING, Task
-from reservoir_pipelines.data.arrays import check_header
+from reservoir_pipelines.data.npz import read_arrays
 from reservoir_pipelines.data.parquet import read_arrow
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.feature_folder import ORIGIN, FeatureFolder, read_folder
@@ -282,10 +281,7 @@ def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int
 
 
 def _read_npz(path: Path, _: ExitStack) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():  # NumPy reads "train" and "train.npy" as "train"
-            check_header(path, archive, name)
-    return dict(np.load(path, allow_pickle=False))
+    return dict(read_arrays(path))
 
 
 def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
