@@ -92,7 +92,7 @@ def test_with_one_row_per_class_nothing_is_chosen_and_the_reservoir_is_kept(tmp_
     assert len({result.columns for result in done.table}) == 1 and "raw" not in done.best.columns
     assert done.best.alpha == pytest.approx(FIXED_ALPHA) and len(done.table) == 1
     assert all(one.alpha in (None, done.best.alpha) for one in done.baselines)
-    model = ReservoirClassifier(cache=tmp_path / "rows").fit(x[:8], y[:8])
+    model = ReservoirClassifier().fit(x[:8], y[:8])
     assert (model.column_, model.alpha_) == (done.best.name, done.best.alpha)
     assert len(model.cv_results_["alpha"]) == 1
 
@@ -229,13 +229,13 @@ def test_the_same_is_chosen_if_test_rows_cannot_be_read(values, settings, series
         fit(FeatureStore(features.entry), **settings)
 
 
-def test_estimators_choose_the_same_if_test_rows_cannot_be_read(tmp_path, narrow_mini, unreadable):
+def test_estimators_choose_the_same_if_test_rows_cannot_be_read(narrow_mini, unreadable):
     # Estimators have no test rows: a fit takes all rows that it gets.
     x, y = motifs(60, 0.5)
     settings = {"layers": "embed", "pool": "mean,max"}
-    first = ReservoirClassifier(**settings, cache=tmp_path / "first").fit(x, y % 3)
+    first = ReservoirClassifier(**settings).fit(x, y % 3)
     unreadable()
-    second = ReservoirClassifier(**settings, cache=tmp_path / "second").fit(x, y % 3)
+    second = ReservoirClassifier(**settings).fit(x, y % 3)
     assert (first.column_, first.alpha_) == (second.column_, second.alpha_)
     np.testing.assert_array_equal(first.cv_results_["score"], second.cv_results_["score"])
 

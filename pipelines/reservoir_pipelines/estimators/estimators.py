@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -34,19 +33,18 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.api import described
-from reservoir_pipelines.estimators.rowcache import (
-    Rows,
+from reservoir_pipelines.estimators.padded_rows import (
+    PaddedRows,
     as_rows,
     is_list,
-    joined,
+    pad_sequences,
     read_vocabulary,
     scaling_of,
-    shared_cache,
-    shared_model,
     unnested,
     with_channels_last,
 )
-from reservoir_pipelines.files import ROWS, cache_root
+from reservoir_pipelines.estimators.row_cache import row_cache
+from reservoir_pipelines.estimators.shared_model import TASK, shared_model
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
 from reservoir_pipelines.fitting.fitters import (
     ColumnFit,
@@ -92,7 +90,6 @@ _OPTIONS = (
     *fields(opt.ReservoirOptions),
     *(item for item in fields(opt.FeatureOptions) if item.name in ("layers", "pool")),
     *(item for item in fields(opt.OwnDataOptions) if item.name in ("missing", "standardise")),
-    *fields(opt.CacheOptions),
     *fields(opt.DeviceOptions),
     *fields(opt.ComputeOptions),
 )
@@ -153,7 +150,6 @@ class _ReservoirEstimator(BaseEstimator):
     channels_first: bool
     missing: str
     standardise: bool
-    cache: str | Path | None
     device: str
 
     def __sklearn_tags__(self) -> Any:
@@ -178,13 +174,13 @@ class _ReservoirEstimator(BaseEstimator):
                 raise ValueError(
                     f"X has the columns {names}; give the columns of fit in their order: {self._names}"
                 )
-            x, lengths = joined(x, 0 if reset else self.n_features_in_)
+            x, lengths = pad_sequences(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which validate_data refuses
                 return check_array(x, **checks), lengths
         found = _validate(self, x, *more, reset=reset, **checks)
         return found, full_lengths(found[0] if more else found) if lengths is None else lengths
 
-    def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> Rows:
+    def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> PaddedRows:
         """Resolve the plan for the data and learn the scale of values; return X as rows."""
         options = opt.ExtractOptions(
             **{item.name: getattr(self, item.name) for item in _OPTIONS}, store="float32"
@@ -193,7 +189,7 @@ class _ReservoirEstimator(BaseEstimator):
         rows = as_rows(x, lengths, self.vocabulary_, self.missing)
         self.n_channels_in_ = rows.channels
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
-        self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
+        self._task = Task(name=TASK, form=form, max_tokens=x.shape[1], classes=0)
         # Stored for predict, because another machine may choose another precision, or have other weights of this name.
         self._plan = resolve(self._task, options, {"train": len(x)})
         self.columns_ = list(self._plan.columns)
@@ -201,7 +197,7 @@ class _ReservoirEstimator(BaseEstimator):
         self._scaling = scaling_of(x, rows, self._task, weights, standardise=self.standardise)
         return rows.scaled(self._scaling)
 
-    def _rows(self, x: Any) -> Rows:
+    def _rows(self, x: Any) -> PaddedRows:
         """Return new sequences in the form of the sequences that the estimator was fitted on."""
         check_is_fitted(self)
         _refuse_one_row(x, self.n_channels_in_, channels_first=self.channels_first)
@@ -212,23 +208,22 @@ class _ReservoirEstimator(BaseEstimator):
             raise ValueError(f"X has {rows.channels} channels, but {fitted}")
         return rows.scaled(self._scaling)
 
-    def _features(self, rows: Rows) -> Callable[[str], np.ndarray]:
+    def _features(self, rows: PaddedRows) -> Callable[[str], np.ndarray]:
         """Return a function from a column's name, or several joined by a plus, to features (rows, width)."""
 
         @cache
         # loads the model when first called; the raw input needs none
-        def columns() -> Callable[[str], np.ndarray]:
+        def computed() -> dict[str, np.ndarray]:
             model = self._model()
             check_digest(model, self._digest, type(self).__name__)
             check_lengths(model, rows.lengths, "X, row")
-            root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
             # All columns are computed, because other folds may choose other columns for the same rows.
-            return shared_cache(root, model, self._plan).find(model, rows.x, rows.lengths)
+            return row_cache.features(model, self._plan, rows.x, rows.lengths)
 
         def part(name: str) -> np.ndarray:
-            return raw_features(self._task, None, rows.x, rows.lengths) if name == RAW else columns()(name)
+            return raw_features(self._task, None, rows.x, rows.lengths) if name == RAW else computed()[name]
 
-        return lambda name: np.concatenate([part(one) for one in name.split("+")], axis=1)
+        return lambda name: np.concatenate([part(column) for column in name.split("+")], axis=1)
 
     def _model(self) -> LoadedModel:
         return shared_model(self._task, self._plan.reservoir, self.device, self._plan.compute)
@@ -381,8 +376,8 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
     only if it is better by more than a standard error (see the rules of `fit`). Defaults are as in
     `extract` and `fit`.
 
-    Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct
-    row goes through the model once, whatever the penalties, class weights and ``cv``. Values are
+    Features are cached in this process under the SHA-256 of the row, up to 1 GiB, so each distinct row
+    goes through the model once, whatever the penalties, class weights and ``cv``. Values are
     standardised by the training samples, so in ``cross_val_score`` a row goes through the model once
     per fold, or once in total with ``standardise=False``. With ``n_jobs``, a row may go through the
     model once in each process.
