@@ -32,6 +32,7 @@ from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statisti
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from sklearn.feature_extraction.text import CountVectorizer
 
+from reservoir.column import RAW, Column, parse_columns
 from reservoir.errors import InputError
 from reservoir.options import FitOptions
 from reservoir.readouts.penalties import FIXED_ALPHA
@@ -42,11 +43,14 @@ MODEL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init":
 
 
 def fit_of(name, sample_scores):
-    """Return a fit with these sample_scores of held-out rows."""
+    """Return a fit with these scores of held-out rows."""
     result = Result(
         columns=tuple(name.split("+")), readout="ridge", alpha=1.0, valid_score=float(np.mean(sample_scores))
     )
-    return ColumnFit(results=(result,), best=0, solve=None, sample_scores=lambda: np.asarray(sample_scores, float))
+    columns = parse_columns(name)
+    return ColumnFit(
+        columns=columns, results=(result,), best=0, solve=None, sample_scores=lambda: np.asarray(sample_scores, float)
+    )
 
 
 def test_a_baseline_or_another_column_is_chosen_only_if_it_is_clearly_better():
@@ -59,9 +63,9 @@ def test_a_baseline_or_another_column_is_chosen_only_if_it_is_clearly_better():
     assert better_baseline(ours, [slightly, clearly], rows) is clearly
     assert better_baseline(ours, [clearly], rows // 50) is None  # four groups are no evidence
     assert better_baseline(clearly, [ours], rows) is None
-    assert choose_fit([ours, slightly], rows, default="a+b") is ours
+    assert choose_fit([ours, slightly], rows, default=parse_columns("a+b")) is ours
     assert choose_fit([ours, slightly], rows) is slightly
-    assert choose_fit([ours, clearly], rows, default="a+b") is clearly
+    assert choose_fit([ours, clearly], rows, default=parse_columns("a+b")) is clearly
 
 
 def test_folds_choose_only_if_they_can_hold_out_most_classes():
@@ -241,8 +245,8 @@ def test_estimators_choose_the_same_if_test_rows_cannot_be_read(narrow_mini, unr
 
 
 def test_what_selects_has_no_way_to_test_rows(series_entry):
-    known = Pool.of(series_entry(False)).known
-    for source in (known.source("embed/mean"), known.raw(), known.source("embed/mean+raw")):
+    known, mean = Pool.of(series_entry(False)).known, Column("embed", "mean")
+    for source in (known.source((mean,)), known.raw(), known.source((mean, RAW))):
         for read in (source.labels, source.counts, lambda split, of=source: next(of.blocks(split))):
             assert len(read("valid"))
             with pytest.raises(OutOfReachError, match="test rows are out of reach"):

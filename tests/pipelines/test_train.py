@@ -17,6 +17,7 @@ from reservoir_pipelines.training.run_folder import RunFolder, Training, load_ru
 from safetensors.torch import load_file, save_file
 from sklearn import metrics
 
+from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.training import trainer
 from reservoir.training.steps import baseline, converged_step
@@ -38,7 +39,8 @@ def linear_accuracy(run):
 
     bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
     model, lengths = load_run(run, "cpu").fpt, torch.full((1024,), 10)
-    hidden = model.features(torch.from_numpy(bits[:, :, None]).float(), lengths, ["final/last"])["final/last"].numpy()
+    column = Column("final", "last")
+    hidden = model.features(torch.from_numpy(bits[:, :, None]).float(), lengths, [column])[column].numpy()
     x, y = hidden.reshape(5 * 1024, -1), (bits[:, :5] ^ bits[:, 5:]).ravel()
     return LogisticRegression(C=1e4, max_iter=2000).fit(x, y).score(x, y)
 

@@ -20,11 +20,12 @@ from sklearn.utils.validation import (
 )
 
 from reservoir import options as opt
+from reservoir.column import RAW, Baseline, Column, Columns, parse_columns
 from reservoir.errors import nearest
 from reservoir.features import check_lengths, column_shapes
 from reservoir.option_fields import keyword
-from reservoir.plan import RAW, Plan, default_column, resolve
-from reservoir.pooling import raw_features
+from reservoir.plan import Plan, default_columns, resolve
+from reservoir.raw_input import raw_features
 from reservoir.readouts.estimators import check_sample_weights, code_labels, drop_weightless, fold_numbers
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, fixed_penalty, prefers_large_penalty
@@ -192,7 +193,7 @@ class _ReservoirEstimator(BaseEstimator):
         self._task = Task(name=TASK, form=form, max_tokens=x.shape[1], classes=0)
         # Stored for predict, because another machine may choose another precision, or have other weights of this name.
         self._plan = resolve(self._task, options, {"train": len(x)})
-        self.columns_ = list(self._plan.columns)
+        self.columns_ = [str(column) for column in self._plan.columns]
         self._digest = self._model().digest
         self._scaling = scaling_of(x, rows, self._task, weights, standardise=self.standardise)
         return rows.scaled(self._scaling)
@@ -208,8 +209,8 @@ class _ReservoirEstimator(BaseEstimator):
             raise ValueError(f"X has {rows.channels} channels, but {fitted}")
         return rows.scaled(self._scaling)
 
-    def _features(self, rows: PaddedRows) -> Callable[[str], np.ndarray]:
-        """Return a function from a column's name, or several joined by a plus, to features (rows, width)."""
+    def _features(self, rows: PaddedRows) -> Callable[[Columns], np.ndarray]:
+        """Return a function from columns side by side to features (rows, width)."""
 
         @cache
         # loads the model when first called; the raw input needs none
@@ -220,10 +221,12 @@ class _ReservoirEstimator(BaseEstimator):
             # All columns are computed, because other folds may choose other columns for the same rows.
             return row_cache.features(model, self._plan, rows.x, rows.lengths)
 
-        def part(name: str) -> np.ndarray:
-            return raw_features(self._task, None, rows.x, rows.lengths) if name == RAW else computed()[name]
+        def part(column: Column | Baseline) -> np.ndarray:
+            if column == RAW:
+                return raw_features(self._task, None, rows.x, rows.lengths)
+            return computed()[str(column)]
 
-        return lambda name: np.concatenate([part(column) for column in name.split("+")], axis=1)
+        return lambda columns: np.concatenate([part(column) for column in columns], axis=1)
 
     def _model(self) -> LoadedModel:
         return shared_model(self._task, self._plan.reservoir, self.device, self._plan.compute)
@@ -318,26 +321,27 @@ class _ReservoirPredictor(_ReservoirEstimator):
         return self
 
     def _choose(
-        self, samples: Samples, features: Callable[[str], np.ndarray]
+        self, samples: Samples, features: Callable[[Columns], np.ndarray]
     ) -> tuple[list[ColumnFit], ColumnFit]:
         """Return the fits of all candidates and the chosen one, by the rules of the stage ``fit``."""
         alphas = DEFAULT_ALPHAS if self.alphas is None else np.array(self.alphas, np.float64, ndmin=1)
-        names, widens, counted = self._plan.candidates, self.alphas is None, samples.counted
+        candidates, widens = self._plan.candidates, self.alphas is None
+        counted = samples.counted
         one_class_each = samples.targets.classes > 0 and samples.y.shape[1] == 1
         chooses = not one_class_each or can_choose(samples.y[counted, 0], samples.units[counted])
         if not chooses:
-            names, alphas, widens = names[:1], fixed_penalty(alphas), False
+            candidates, alphas, widens = candidates[:1], fixed_penalty(alphas), False
 
-        def fitted(name: str) -> ColumnFit:
-            swept = partial(samples.sweep, features(name))
-            return fit_penalties("ridge", tuple(name.split("+")), swept, alphas, widens=widens)
+        def fitted(columns: Columns) -> ColumnFit:
+            swept = partial(samples.sweep, features(columns))
+            return fit_penalties("ridge", columns, swept, alphas, widens=widens)
 
         fits: list[ColumnFit] = []
-        for name in names:
-            add_fit(fits, fitted(name))
+        for columns in candidates:
+            add_fit(fits, fitted(columns))
         units = samples.units[counted]
-        best = choose_fit(fits, units, default_column(names))
-        baselines = [fitted(RAW)] if chooses else []
+        best = choose_fit(fits, units, default_columns(candidates))
+        baselines = [fitted((RAW,))] if chooses else []
         return [*fits, *baselines], better_baseline(best, baselines, units) or best
 
     def _fold_numbers(
@@ -362,7 +366,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
 
     def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: ArrayLike) -> np.ndarray:
         """Return what a method of the readout returns for the features of new sequences."""
-        features = self._features(self._rows(x))(self.column_)
+        features = self._features(self._rows(x))(parse_columns(self.column_))
         return method(self.readout_, features)
 
 
@@ -531,12 +535,12 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """Return the features of sequences, (n_samples, n_features) of float32."""
-        return self._features(self._rows(X))("+".join(self.columns_))
+        return self._features(self._rows(X))(self._plan.columns)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the name of each feature, such as ``block01/mean/17``; ``input_features`` is ignored."""
         check_is_fitted(self)
-        shapes = column_shapes(self._task, self._model().fpt.backbone.width, self.columns_)
+        shapes = column_shapes(self._task, self._model().fpt.backbone.width, self._plan.columns)
         return np.array(
             [f"{c}/{i}" for c, (tokens, width) in shapes.items() for i in range(tokens * width)], object
         )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from reservoir_cache import make_folder
 
+from reservoir.column import RAW, joined_name
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import DeviceOptions, FitOptions
-from reservoir.plan import RAW
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.reservoir import choose_device
 from reservoir.tasks import valid_is_test
@@ -99,7 +99,7 @@ def _result(
     chosen, *baselines = (readouts.scores[final] for final in readouts.finals)
     saved = readouts.scores[readouts.saved]
     # The raw input alone is no reservoir, so there is nothing to compare.
-    compared = baselines if chosen.result.columns != (RAW,) else []
+    compared = baselines if readouts.finals[0].source.columns != (RAW,) else []
     against = tuple(compare_with(chosen, baseline) for baseline in compared)
     notify(*(comparison.sentence for comparison in against if comparison.verdict != "adds"))
     notify(*cautions(saved, selection.choices[selection.saved].fit, selection.units))
@@ -170,7 +170,8 @@ def _how(candidates: Candidates, rows: int) -> str:
     """Return what is fitted and how a readout is chosen, in words."""
     if not candidates.chooses:
         problem = "nothing is chosen, because no fold can hold out most of the classes and still fit them"
-        instead = f"the readout is {candidates.columns[0]} with a fixed penalty, and validation scores mean nothing"
+        name = joined_name(candidates.columns[0])
+        instead = f"the readout is {name} with a fixed penalty, and validation scores mean nothing"
         return f"{problem}; {instead}; add rows (or groups) of each class"
     grouped = " by group" if candidates.groups is not None else ""
     how = f"{candidates.folds}-fold cross-validation{grouped}" if candidates.folds else "valid"

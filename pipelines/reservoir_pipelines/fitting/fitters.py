@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from reservoir.column import RAW, Columns, names_of
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
-from reservoir.plan import RAW
 from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.linear import (
     Block,
@@ -56,6 +56,7 @@ CURVE_DRAWS = 5  # random draws of the rows of a learning curve
 class ColumnFit:
     """The scores of every setting of one readout on one source, and the index of the best setting."""
 
+    columns: Columns
     results: tuple[Result, ...]
     best: int
     solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` found a better fit
@@ -76,12 +77,12 @@ class ColumnFit:
         return self.solve()
 
 
-def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFit:
+def column_fit(readout: str, columns: Columns, swept: Sweep) -> ColumnFit:
     """Return the fit of concatenated columns by a kind of ``readout``, from its sweep over penalties."""
     settings = zip(swept.path.alphas, swept.accuracy, swept.loss, swept.path.converged, strict=True)
     results = tuple(
         Result(
-            columns=columns,
+            columns=names_of(columns),
             readout=readout,
             metric=swept.tally.targets.metric,
             alpha=float(alpha),
@@ -93,6 +94,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
     )
     sample_scores = None if swept.sample_scores is None else partial(np.asarray, swept.sample_scores)
     return ColumnFit(
+        columns=columns,
         results=results,
         best=swept.best,
         solve=swept.readout,
@@ -108,7 +110,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     best = max(fits, key=lambda fit: fit.result.merit)
     fits[1:] = [
         fit
-        if fit is best or fit.result.columns == (RAW,)
+        if fit is best or fit.columns == (RAW,)
         else replace(fit, solve=None, sample_scores=None, held_out=None)
         for fit in fits[1:]
     ]
@@ -116,7 +118,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
 
 def fit_penalties(
     readout: str,
-    columns: tuple[str, ...],
+    columns: Columns,
     swept: Callable[[np.ndarray], Sweep],
     alphas: np.ndarray,
     *,
@@ -272,7 +274,7 @@ class RidgeFitter(PenaltyFitter):
     has_curve = True
     one_standard_error: bool = False
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
-    _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, default_factory=dict)
+    _kernels: dict[Columns, KernelMatrix] = field(init=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
@@ -513,7 +515,7 @@ class EstimatorFitter(Fitter):
         x, y = (np.concatenate(part) for part in zip(*source.blocks("train"), strict=True))
         results: list[Result] = []
         readouts: list[Readout] = []
-        problem = f"--readout {self.path}: cannot be fitted to {'+'.join(source.columns)}"
+        problem = f"--readout {self.path}: cannot be fitted to {source.name}"
         for settings in self.grid:
             with as_input_error(problem, "correct its parameters"):
                 model, converged = self._pipeline(settings, targets, x, y)
@@ -522,10 +524,20 @@ class EstimatorFitter(Fitter):
             values = ", ".join(f"{name}={value}" for name, value in settings.items())
             name = f"{self.path}({values})" if values else self.path
             score = accuracy_of(readouts[-1], source.blocks("valid"))
-            kind = {"columns": source.columns, "readout": name, "alpha": None, "metric": targets.metric}
+            kind = {
+                "columns": names_of(source.columns),
+                "readout": name,
+                "alpha": None,
+                "metric": targets.metric,
+            }
             results.append(Result(**kind, valid_score=score, converged=converged))
         best = max(range(len(results)), key=lambda number: results[number].valid_score)
-        return ColumnFit(results=tuple(results), best=best, solve=partial(readouts.__getitem__, best))
+        return ColumnFit(
+            columns=source.columns,
+            results=tuple(results),
+            best=best,
+            solve=partial(readouts.__getitem__, best),
+        )
 
     def _pipeline(
         self, settings: dict[str, Any], targets: Targets, x: np.ndarray, y: np.ndarray

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from reservoir.column import Columns
 from reservoir_pipelines.fitting.baselines import CHEAP, fit_baselines
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
@@ -53,7 +54,7 @@ def select(known: Known, candidates: Candidates, fitter: Fitter, sizes: Sequence
     # Fits are compared on validation rows, or on the held-out rows of all folds.
     units = held_out_units(known.source(candidates.columns[0]), KNOWN if candidates.folds else ("valid",))
     best_fit = choose_fit(fits, units, candidates.default)
-    best = Choice(best_fit, known.source(best_fit.result.name), fitter)
+    best = Choice(best_fit, known.source(best_fit.columns), fitter)
     curve = fitter.learning_curve(best.source, sizes) if sizes else []
     work = baseline_work(known, fitter)
     with work_meter("baselines", [work]) as part, part(work):
@@ -92,13 +93,15 @@ def fit_columns(
     fits = _fit_each("race", replace(known, some=raced), candidates.columns, fitter.without_wider_grid())
     ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
     lost = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
-    going_on = [name for name, fit in zip(candidates.columns, fits, strict=True) if fit.result not in lost]
+    going_on = [
+        columns for columns, fit in zip(candidates.columns, fits, strict=True) if fit.result not in lost
+    ]
     return _fit_each("fit", known, going_on, fitter), tuple(lost)
 
 
 def expected_sizes(known: Known, candidates: Candidates, fitter: Fitter) -> list[RidgeSize]:
     """Return the sizes of all fits of candidates and of the raw input; of a race, the widest third goes on."""
-    sizes = [size_of(known.source(name), fitter) for name in candidates.columns]
+    sizes = [size_of(known.source(columns), fitter) for columns in candidates.columns]
     raw = known.raw()
     of_raw = [size_of(raw, fitter)] if raw else []
     raced = _rows_of_race(known, candidates)
@@ -106,7 +109,7 @@ def expected_sizes(known: Known, candidates: Candidates, fitter: Fitter) -> list
         return sizes + of_raw
     few = replace(known, some=raced)
     widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
-    return [size_of(few.source(name), fitter) for name in candidates.columns] + widest + of_raw
+    return [size_of(few.source(columns), fitter) for columns in candidates.columns] + widest + of_raw
 
 
 def _rows_of_race(known: Known, candidates: Candidates) -> SomeRows | None:
@@ -128,10 +131,10 @@ def _rows_of_race(known: Known, candidates: Candidates) -> SomeRows | None:
     return some if same_groups and same_labels else None
 
 
-def _fit_each(stage: str, known: Known, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
+def _fit_each(stage: str, known: Known, candidates: Sequence[Columns], fitter: Fitter) -> list[ColumnFit]:
     """Fit every column; progress counts multiplications: one wide column may outlast the rest."""
     fits: list[ColumnFit] = []
-    sources = [known.source(name) for name in names]
+    sources = [known.source(columns) for columns in candidates]
     works = [size_of(source, fitter).work for source in sources]
     with work_meter(stage, works) as part:
         for source, work in zip(sources, works, strict=True):

@@ -15,9 +15,9 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 import numpy as np
 from reservoir_cache import Entry, FeatureStore, SplitFeatures
 
+from reservoir.column import RAW, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError
-from reservoir.plan import RAW
-from reservoir.pooling import raw_features
+from reservoir.raw_input import raw_features
 from reservoir.readouts.linear import Block, RereadableBlocks, has_labels, samples
 from reservoir.readouts.ridge import balance_raw
 from reservoir.tasks.task import Scaling, Task
@@ -98,15 +98,19 @@ class EntryView(Generic[S]):
 class Samples(ABC, Generic[S]):
     """The samples of some splits of an entry, in row order; they can be iterated any number of times."""
 
-    name: str
     view: EntryView[S]
     some: SomeRows | None = None
     feature_weights: np.ndarray | None = None  # weights of the features, (w,), if some are raw
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns, as results show them."""
-        return (self.name,)
+    @abstractmethod
+    def columns(self) -> Columns:
+        """The columns side by side."""
+
+    @property
+    def name(self) -> str:
+        """The name of the columns, as results show it."""
+        return joined_name(self.columns)
 
     @abstractmethod
     def blocks(self, split: S) -> Iterator[Block]:
@@ -148,41 +152,41 @@ Source: TypeAlias = Samples[KnownSplit]
 
 @dataclass(frozen=True)
 class ColumnSource(Samples[S]):
-    """Samples of one cached column, such as ``block06/mean``, or ``2:block06/mean`` if there are several entries."""
+    """Samples of one cached column."""
 
     view: EntryView[S]
-    name: str
+    column: Column
     some: SomeRows | None = field(default=None, compare=False)
 
     @property
-    def column(self) -> str:
-        """The name of the column in its entry."""
-        return self.name.rpartition(":")[2]
+    def columns(self) -> Columns:
+        """The column alone."""
+        return (self.column,)
 
     def on(self, views: Mapping[Path, EntryView[T]]) -> "ColumnSource[T]":
         """Return the samples of this column in other splits."""
-        return ColumnSource(views[self.view.entry.path], self.name)
+        return ColumnSource(views[self.view.entry.path], self.column)
 
     def blocks(self, split: S) -> Iterator[Block]:
         """Yield the samples of each shard, or of some rows."""
         part, selected = self.view[split], self.selected_rows(split)
         if isinstance(selected, np.ndarray):
             for rows in np.split(selected, range(RAW_ROWS, len(selected), RAW_ROWS)):
-                yield samples(part.gather(self.column, rows), part.labels[rows])
+                yield samples(part.gather(self.column.name, rows), part.labels[rows])
             return
-        for (low, high), values in zip(self.view.blocks(split), part.blocks(self.column), strict=True):
+        for (low, high), values in zip(self.view.blocks(split), part.blocks(self.column.name), strict=True):
             yield samples(values, part.labels[low:high])
 
     def width(self) -> int:
         """Return the number of features of a sample."""
-        tokens, width = self.view[self.view.splits[0]].shape(self.column)
+        tokens, width = self.view[self.view.splits[0]].shape(self.column.name)
         return tokens * width // self.tokens()
 
     def tokens(self) -> int:
         """Return the number of samples per row: each readout token of a column of tokens is a sample."""
         part = self.view[self.view.splits[0]]
         readout_tokens = part.labels.shape[1]
-        return readout_tokens if part.shape(self.column)[0] == readout_tokens else 1
+        return readout_tokens if part.shape(self.column.name)[0] == readout_tokens else 1
 
 
 @dataclass(frozen=True)
@@ -190,10 +194,15 @@ class RawSource(Samples[S]):
     """Samples of the raw input, or of other ``features`` of it."""
 
     view: EntryView[S]
-    name: str = RAW
+    baseline: Baseline = RAW
     features: InputFeatures | None = None
     some: SomeRows | None = field(default=None, compare=False)
     _memory: dict[str, Iterable[Any]] = field(init=False, default_factory=dict, compare=False)
+
+    @property
+    def columns(self) -> Columns:
+        """The baseline alone."""
+        return (self.baseline,)
 
     @property
     def task(self) -> Task:
@@ -207,7 +216,7 @@ class RawSource(Samples[S]):
 
     def on(self, views: Mapping[Path, EntryView[T]]) -> "RawSource[T]":
         """Return the same features of the raw input in other splits."""
-        return RawSource(views[self.view.entry.path], self.name, self.features)
+        return RawSource(views[self.view.entry.path], self.baseline, self.features)
 
     def tokens(self) -> int:
         """Return 1, or the number of tokens if every token has a label."""
@@ -249,7 +258,7 @@ class JoinedSource(Samples[S]):
         object.__setattr__(self, "some", self.parts[0].some)
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> Columns:
         """The columns in the order in which they are joined."""
         return tuple(column for part in self.parts for column in part.columns)
 
@@ -271,7 +280,7 @@ class JoinedSource(Samples[S]):
                 not np.array_equal(other[:rows], y) for _, other in blocks
             ):
                 raise InputError(
-                    f"{'+'.join(self.columns)}: the columns have different samples",
+                    f"{self.name}: the columns have different samples",
                     "join columns of one kind, extracted with the same --limit",
                 )
             yield np.concatenate([x[:rows] for x, _ in blocks], axis=1), y
