@@ -13,6 +13,8 @@ from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import choose_candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
+from reservoir_pipelines.fitting.entry_source import ColumnSource
+from reservoir_pipelines.fitting.entry_view import KNOWN, OutOfReachError
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fitters import (
     ColumnFit,
@@ -27,7 +29,6 @@ from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import fit_columns, select
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from sklearn.feature_extraction.text import CountVectorizer
@@ -111,7 +112,7 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     fits, _ = fit_columns(known, candidates, fitter)
     assert fitter.repeats == 5 and all("raw" not in fit.result.columns for fit in fits)
     rows = known.rows["train"] + known.rows["valid"]
-    for fit_, source, by in fit_baselines(known, fits, fitter):
+    for fit_, source, by in fit_baselines(known, fits, fitter, True):
         assert (by.folds, by.repeats) == (fitter.folds, 5) and len(fit_.sample_scores()) == rows
         assert len(held_out_units(source, KNOWN)) == rows
         assert fit_.sample_scores().mean() == pytest.approx(fit_.result.valid_score)
@@ -140,7 +141,7 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     monkeypatch.setattr(
         RidgeFitter, "as_ridge", lambda fitter, **_: replace(fitter, alphas=np.array([1e9]), widens=False)
     )
-    raw, *_ = fit_baselines(known, fits, fitter)
+    raw, *_ = fit_baselines(known, fits, fitter, True)
     used, rows = len(raw.source.some["train"]), known.rows["train"]
     assert used < rows and raw.fit.result.readout == f"logistic on {used:,} of {rows:,} training rows"
 
@@ -197,7 +198,7 @@ def chosen_and_refitted(features, **settings):
     known = Pool.of(features).known
     candidates = choose_candidates(known, options)
     fitter = make_fitter(options, known.task.classes, candidates.folds, candidates.repeats)
-    selection = select(known, candidates, fitter, (20, 40) if fitter.has_curve else ())
+    selection = select(known, candidates, fitter, fit_baselines, (20, 40) if fitter.has_curve else ())
     finals = refit_all(selection.choices, known.task)
     finals += [layer.final for layer in refit_layers(known, selection.fits, fitter, finals[0])]
     x = np.concatenate([block for block, _ in finals[0].source.blocks("valid")])
