@@ -2,7 +2,7 @@
 
 Each pooling is one class, with its name, its shape, its computation, and how the pieces of a long text are
 joined. To add one, write a class and put it into `_KINDS`; options, plan, cache and readouts take it from there.
-torch is imported when a pooling computes, so that ``--help`` can list the poolings without waiting for it.
+torch and NumPy are imported when a pooling computes, so that ``--help`` lists the poolings without waiting for them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from reservoir.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from reservoir.hidden_states import HiddenStates
@@ -125,6 +124,8 @@ class Words(Pooling):
     def join(
         self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
     ) -> np.ndarray:
+        import numpy as np
+
         # Like a piece, a text of only special tokens has no words, and its values are zeros.
         return _weighted_average(values, np.maximum(lengths - sum(special), 0), starts)
 
@@ -153,6 +154,8 @@ class Min(Pooling):
     def join(
         self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
     ) -> np.ndarray:
+        import numpy as np
+
         return np.minimum.reduceat(values, starts)
 
 
@@ -169,6 +172,8 @@ class Max(Pooling):
     def join(
         self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
     ) -> np.ndarray:
+        import numpy as np
+
         return np.maximum.reduceat(values, starts)
 
 
@@ -353,5 +358,7 @@ def _side_by_side(values: Tensor) -> Tensor:
 
 def _weighted_average(values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Return the average of the pieces of each text, weighted by ``counts`` (pieces,); zeros if all counts are 0."""
+    import numpy as np
+
     weights = counts.astype(np.float32)[:, None, None]
     return np.add.reduceat(values * weights, starts) / np.maximum(np.add.reduceat(weights, starts), 1)

@@ -149,7 +149,10 @@ def test_what_selects_does_not_import_the_code_that_reads_test_rows():
 
 
 PAPER = "reservoir_pipelines.paper"
-SHOW_THE_PAPER = {f"reservoir_pipelines.{name}" for name in ("api", "cli", "commands.stage_commands")}
+SHOW_THE_PAPER = {
+    "reservoir_pipelines",  # names its results, for type checkers
+    *(f"reservoir_pipelines.{name}" for name in ("api", "cli", "commands.stage_commands")),
+}
 """The modules that make functions and commands of the paper's room."""
 
 OPEN_TO_THE_PAPER = {
@@ -196,6 +199,16 @@ def test_the_cache_needs_h5py_and_numpy_only_and_dask_for_dask_arrays():
     allowed = {"h5py", "numpy", "reservoir_cache"} | set(sys.stdlib_module_names)
     for path in PACKAGES["reservoir_cache"].rglob("*.py"):
         assert imported(path) <= allowed | ({"dask"} if path.name == "reader.py" else set()), path.name
+
+
+def test_one_file_writes_for_all_and_one_locks_for_all():
+    def places(*words):
+        files = [path for folder in PACKAGES.values() for path in folder.rglob("*.py")]
+        return sorted(path.name for path in files if any(word in path.read_text() for word in words))
+
+    # `doctor` tries whether the disk has locks.
+    assert places("import fcntl", "from fcntl") == ["doctor.py", "locks.py"]
+    assert places("os.fsync(", "os.replace(", "os.rename(") == ["publish.py"]
 
 
 def test_hdf5_files_are_opened_for_reading_in_one_place():

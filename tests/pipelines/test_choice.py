@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -43,15 +44,11 @@ from reservoir.tasks.words import texts_of
 MODEL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
 
 
-def fit_of(name, sample_scores):
+def fit_of(name, scores):
     """Return a fit with these scores of held-out rows."""
-    result = Result(
-        columns=tuple(name.split("+")), readout="ridge", alpha=1.0, valid_score=float(np.mean(sample_scores))
-    )
-    columns = parse_columns(name)
-    return ColumnFit(
-        columns=columns, results=(result,), best=0, solve=None, sample_scores=lambda: np.asarray(sample_scores, float)
-    )
+    result = Result(columns=tuple(name.split("+")), readout="ridge", alpha=1.0, valid_score=float(np.mean(scores)))
+    read = partial(np.asarray, scores, float)
+    return ColumnFit(columns=parse_columns(name), results=(result,), best=0, solve=None, sample_scores=read)
 
 
 def test_a_baseline_or_another_column_is_chosen_only_if_it_is_clearly_better():

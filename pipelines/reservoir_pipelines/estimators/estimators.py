@@ -32,7 +32,6 @@ from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir_pipelines.api import described
 from reservoir_pipelines.estimators.padded_rows import (
     PaddedRows,
     as_rows,
@@ -51,6 +50,7 @@ from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, Ridge
 from reservoir_pipelines.fitting.folds import draw_folds, folds_can_choose
 from reservoir_pipelines.fitting.select import Selection, select
 from reservoir_pipelines.output import silenced
+from reservoir_pipelines.signatures import described
 from reservoir_pipelines.training.run_folder import check_digest
 
 K = TypeVar("K", bound=type)
