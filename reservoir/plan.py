@@ -27,6 +27,7 @@ from reservoir.reservoir import MAX_SYMBOLS, Reservoir, choose_compute, choose_d
 from reservoir.tasks import TASKS
 from reservoir.tasks.sound import holds_samples
 from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.tasks.variants import variant_of
 from reservoir.tasks.words import UNKNOWN, are_words
 
 Names = tuple[str, ...]
@@ -439,7 +440,8 @@ def _resolve_reservoir(
 
     Native input is the default if the model can read the data.
     """
-    reservoir, why = resolve_model(options, published=options.published), PLAIN
+    random_inits = variant_of(options.given).random_inits
+    reservoir, why = resolve_model(options, random_inits=random_inits), PLAIN
     suited, obstacle = suits(task, reservoir), ""
     if suited and options.input is None:
         obstacle = native_obstacle(task, reservoir)
@@ -451,7 +453,7 @@ def _resolve_reservoir(
     windows = {"input": "native"} if native else default_windows(task)
     # Windows that suit one input layer may not suit another, which gets plain windows.
     if windows and options.input in (None, windows["input"]):
-        reservoir = resolve_model(options, windows, published=options.published)
+        reservoir = resolve_model(options, windows, random_inits=random_inits)
         why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
     reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
@@ -468,9 +470,12 @@ def _resolve_reservoir(
 
 
 def resolve_model(
-    options: ModelOptions, windows: Mapping[str, Any] | None = None, *, published: bool = False
+    options: ModelOptions, windows: Mapping[str, Any] | None = None, *, random_inits: Mapping[str, str] = {}
 ) -> Reservoir:
-    """Return the options of a model, all resolved; ``windows`` are the default windows for the data."""
+    """Return the options of a model, all resolved.
+
+    ``windows`` are the default windows for the data, and ``random_inits`` those of a `Variant`.
+    """
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
         if backbone is not None:
@@ -478,7 +483,7 @@ def resolve_model(
         backbone, init = str(Path(init).resolve()), "pretrained"
     name = full_name(backbone or DEFAULT_BACKBONE)
     if init is None or init.startswith("random"):
-        init = choose_init(name, init, published=published)
+        init = choose_init(name, init, random_inits=random_inits)
     given = vars(as_group(options, ReservoirOptions))
     values = {**(windows or {}), **{key: value for key, value in given.items() if value is not None}}
     values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}

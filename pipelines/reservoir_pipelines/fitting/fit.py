@@ -12,7 +12,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.reservoir import choose_device
-from reservoir.tasks import valid_is_test
+from reservoir.tasks import source_of
 from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
@@ -141,11 +141,9 @@ def _announce(known: Known, candidates: Candidates, fitter: Fitter) -> None:
 def _open(features: Features | Sequence[Features] | Pool) -> Pool:
     """Open the entries; refuse those whose test rows choose readouts, and say if weights have changed since."""
     pool = Pool.of(features)
-    if valid_is_test(pool.task.name, pool.task.parameters):
-        raise InputError(
-            f"{pool.task.name}: with --protocol paper its test rows are its validation rows, which choose readouts; "
-            "extract it without --protocol paper"
-        )
+    if obstacle := source_of(pool.task).no_selection:
+        problem = f"{pool.task.name}: {obstacle.reason}, which choose readouts"
+        raise InputError(problem, f"{obstacle.remedy}, and extract it again")
     for store in pool.stores:
         caution_if_changed(store.entry)
     return pool
