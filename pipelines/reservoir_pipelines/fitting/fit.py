@@ -14,6 +14,7 @@ from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.reservoir import choose_device
 from reservoir.tasks import source_of
 from reservoir_pipelines.files import writing
+from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
 from reservoir_pipelines.fitting.candidates import Candidates, choose_candidates
 from reservoir_pipelines.fitting.cost import cost_line
@@ -42,17 +43,18 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     fitter = fitter if candidates.chooses else fitter.without_choice()
     sizes = _curve_sizes(options, fitter, known.rows["train"])
     arithmetic = _arithmetic(place)
-    folder = _create(Path(options.out) if options.out else candidates.folder)
+    default_folder = known.folder(candidates.all_columns, options)
+    folder = _create(Path(options.out) if options.out else default_folder)
     _announce(known, candidates, fitter)
     with products_on(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
-        selection = select(known, candidates, fitter, sizes)
+        selection = select(known, candidates, fitter, fit_baselines, sizes)
         finals = refit_all(selection.choices, task)
         layers = refit_layers(known, selection.fits, fitter, finals[0])
         # Nothing can change any more. Read the test rows, once for each readout that is shown.
         test = Test(pool.stores)
         scores = evaluate_all([*finals, *(layer.final for layer in layers)], test, task)
-        curve = evaluate_curve(selection.curve, selection.best.source, test)
+        curve = evaluate_curve(selection.curve, finals[0].source, test)
     # Compare with baselines, save the chosen readout, and write what it predicts.
     readouts = _Readouts(finals=finals, saved=finals[selection.saved], layers=layers, scores=scores)
     result = _result(known, selection, readouts, curve, folder, started)
@@ -63,7 +65,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         readouts.saved,
         readouts.predictions,
         scores[readouts.saved].rows,
-        candidates.folder,
+        default_folder,
         options,
     )
     return result
