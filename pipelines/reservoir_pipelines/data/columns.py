@@ -24,17 +24,17 @@ def separated(names: object) -> list[str]:
     return [name for name in map(str.strip, str(names or "").split(",")) if name]
 
 
-def example(path: Path | str, asked: OwnDataOptions, **changes: Any) -> str:
+def example(path: Path | str, options: OwnDataOptions, **changes: Any) -> str:
     """Return the command that reads a file with the user's options and these changes, to copy from a message."""
-    return typed("prepare", [str(path)], replace(asked, **changes))
+    return typed("prepare", [str(path)], replace(options, **changes))
 
 
 def require_column(
-    path: Path, names: Sequence[str], name: str | None, role: str = "", known: Collection[str] = ()
+    path: Path, names: Sequence[str], name: str | None, role: str = "", fitted: Collection[str] = ()
 ) -> None:
     """Refuse a table without a column (if any) that the flag ``role`` names, or that a readout needs.
 
-    ``known`` are the columns that the readout has, so the remedy does not suggest them.
+    ``fitted`` are the columns that the readout has, so the remedy does not suggest them.
     """
     if not name or name in names:
         return
@@ -49,5 +49,5 @@ def require_column(
     if len(several) > 1 and {*several} <= {*names}:
         hint = f"; give one column: add one that joins the cells of {listed(several)}"
     else:
-        hint = nearest(name, [other for other in names if other not in known])
+        hint = nearest(name, [other for other in names if other not in fitted])
     raise InputError(problem + hint)

@@ -38,7 +38,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     ids, notes = _names(headers, options, is_new=is_new)
     columns: dict[str, Any] = {"id": ids, "sequence": [record.sequence for record in records]}
     if options.labels:
-        labels = labels_from_table(options, ids, bad, new=is_new)
+        labels = labels_from_table(options, ids, bad, is_new=is_new)
         notes += labels.notes
         columns |= {"label" if name == "y" else name: list(array) for name, array in labels.arrays.items()}
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.

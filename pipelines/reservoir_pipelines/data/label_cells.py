@@ -20,10 +20,10 @@ WITH_MARKS = r"[-+]?[0-9][0-9.,]*"  # digits with marks of decimals or thousands
 
 
 def joined_labels(
-    table: Table, names: Sequence[str], asked: OwnDataOptions, *, required: bool
+    table: Table, names: Sequence[str], options: OwnDataOptions, *, required: bool
 ) -> np.ndarray:
     """Return columns of labels, (rows,) or (rows, outputs); refuse texts and numbers together."""
-    columns = [labels_of(table, name, asked, required=required) for name in names]
+    columns = [labels_of(table, name, options, required=required) for name in names]
     kinds = {y.dtype.kind for y in columns}
     texts_are_numbers = all(are_numbers(y.ravel().tolist()) for y in columns if y.dtype.kind == "U")
     if kinds == {"U", "i"} and texts_are_numbers:  # 07 in one column makes 7 a text in another
@@ -36,7 +36,7 @@ def joined_labels(
     return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
 
 
-def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool) -> np.ndarray:
+def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: bool) -> np.ndarray:
     """Return a column of labels as `typed_labels` does, (rows,) or (rows, n).
 
     If labels are ``required``, an empty or odd cell is a bad row, and its label 0 or ""; else a missing
@@ -49,10 +49,10 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
     if required:
         for row in np.flatnonzero(~present):
             table.bad.add(row, f"no label in column {name!r}")
-        _mark_odd_labels(table, name, cells, texts, present, asked)
-    labels = typed_labels(f"{table.path}, column {name!r}", cells[present].tolist(), asked)
+        _mark_odd_labels(table, name, cells, texts, present, options)
+    labels = typed_labels(f"{table.path}, column {name!r}", cells[present].tolist(), options)
     if labels.dtype.kind == "U":
-        labels = _as_names(table, name, column[present], labels, asked)
+        labels = _as_names(table, name, column[present], labels, options)
     shape = (len(present), *labels.shape[1:])
     complete = required or present.all()
     all_labels = np.zeros_like(labels, shape=shape) if complete else np.full(shape, None, object)
@@ -61,15 +61,15 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
 
 
 def _mark_odd_labels(
-    table: Table, name: str, cells: Any, texts: Any, present: np.ndarray, asked: OwnDataOptions
+    table: Table, name: str, cells: Any, texts: Any, present: np.ndarray, options: OwnDataOptions
 ) -> None:
     """Note rows whose label does not fit to the others as bad, and set ``present`` (rows,) to False there."""
-    for row in np.flatnonzero(present)[_odd_labels(texts[present], asked)]:
+    for row in np.flatnonzero(present)[_odd_labels(texts[present], options)]:
         table.bad.add(
             row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number, as most are"
         )
         present[row] = False
-    if asked.classes or asked.regression or not are_numbers(texts[present].tolist()):
+    if options.classes or options.regression or not are_numbers(texts[present].tolist()):
         return
     for row in np.flatnonzero(present):
         if is_large(cells[row]):
@@ -81,7 +81,7 @@ def _mark_odd_labels(
             present[row] = False
 
 
-def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
+def _odd_labels(texts: Any, options: OwnDataOptions) -> np.ndarray:
     """Return which labels are not finite numbers, (rows,), if most are targets of a regression, or all are numbers."""
     import pandas as pd
 
@@ -94,17 +94,17 @@ def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
     # Names such as "unknown" beside whole numbers are classes, if the numbers are.
     finite = numbers[~odd]
     whole = bool((finite % 1 == 0).all())
-    classes = asked.classes or (whole and not asked.regression and read_labels(finite).names)
+    classes = options.classes or (whole and not options.regression and read_labels(finite).names)
     return np.zeros_like(odd) if classes else odd
 
 
 def _as_names(
-    table: Table, name: str, column: Any, labels: np.ndarray, asked: OwnDataOptions
+    table: Table, name: str, column: Any, labels: np.ndarray, options: OwnDataOptions
 ) -> np.ndarray:
     """Return labels that are texts as they are written; refuse 1,2 and 1.234,5, which may be numbers."""
     texts = [str(label) for label in labels.flat]
     have_marks = all(re.fullmatch(WITH_MARKS, text) for text in texts) and not are_numbers(texts)
-    if have_marks and not asked.classes:
+    if have_marks and not options.classes:
         other = "." if table.decimal == "," else ","
         raise InputError(
             f"{table.path}, column {name!r}: labels like {column.iloc[0]!r} are not numbers "
@@ -114,18 +114,18 @@ def _as_names(
     return np.array([str(cell).strip() for cell in column]) if table.decimal == "," else labels
 
 
-def typed_labels(where: str, cells: Sequence[Any], asked: OwnDataOptions) -> np.ndarray:
+def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> np.ndarray:
     """Return cells as integers, else as floats, else as texts: (rows,), or (rows, n) for lists of one length.
 
     Cells that become equal as numbers but are not equal as labels are texts, such as 007 and 7, and
     true and 1.
     """
-    if asked.regression:
+    if options.regression:
         with suppress(ValueError, TypeError, OverflowError):
             return np.array(list(cells), np.float64)
     if all(isinstance(cell, str) for cell in cells):
         texts = [cell.strip() for cell in cells]
-        numbers = written_numbers(texts, classes=asked.classes)
+        numbers = written_numbers(texts, classes=options.classes)
         return np.array(texts, str) if numbers is None else numbers
     values = [value for cell in cells for value in _leaves(cell)]
     kinds = {type(value) for value in values}

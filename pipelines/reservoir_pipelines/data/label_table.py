@@ -1,4 +1,4 @@
-"""A table of labels (``--labels``), whose rows are joined with files or records by their names."""
+"""Labels, groups and splits of files or records from a table (``--labels``) with a row for each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,29 +32,37 @@ def labels_path(data: Path, named: str) -> Path:
     raise InputError(f"--labels {named}: no such file", "give a table with a row for each file or record")
 
 
-def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows, *, new: bool) -> TableLabels:
-    """Return labels, groups and splits of files or records from the table of ``--labels``, and notes.
+def labels_from_table(
+    options: OwnDataOptions, names: Sequence[str], bad: BadRows, *, is_new: bool
+) -> TableLabels:
+    """Return the labels of files or records from the table of ``--labels``; rows without any become bad.
 
     ``names`` are those of the files or records, which ``bad`` counts. New files need no labels.
     """
-    assert asked.labels
-    table = read_table(Path(asked.labels), list, asked.decimal)  # all as text, because run 007 is not run 7
+    assert options.labels
+    table = read_table(
+        Path(options.labels), list, options.decimal
+    )  # all as text, because run 007 is not run 7
     table.bad.skip = bad.skip
     table.bad.readable()
-    for role, name in {"id": asked.id, "label": asked.label, "group": None if new else asked.group}.items():
-        require_column(table.path, table.names, name, "" if new else role)
+    for role, name in {
+        "id": options.id,
+        "label": options.label,
+        "group": None if is_new else options.group,
+    }.items():
+        require_column(table.path, table.names, name, "" if is_new else role)
 
     # One row for each file or record; those without a row are bad.
-    key, row_of_name = _joined(table, asked.id, names, some=bool(bad.skip) and not new)
+    key, row_of_name = _joined(table, options.id, names, some=bool(bad.skip) and not is_new)
     for place, name in enumerate(names):
         if name not in row_of_name:
             bad.add(place, f"no row in {table.path.name}")
     unused = [str(cell) for cell in table.frame[key].drop(index=[*row_of_name.values()])]
-    roles = roles_of_labels(table, key, bad.where, asked, {} if new else None)
+    roles = roles_of_labels(table, key, bad.where, options, {} if is_new else None)
     joined = table.take([row_of_name.get(name, 0) for name in names])
 
-    arrays = {"y": joined_labels(joined, roles.labels, asked, required=not new)}
-    for array, column in {"groups": roles.group, "split": "" if new else roles.split}.items():
+    arrays = {"y": joined_labels(joined, roles.labels, options, required=not is_new)}
+    for array, column in {"groups": roles.group, "split": "" if is_new else roles.split}.items():
         if column:
             arrays[array] = labels_of(joined, column, OwnDataOptions(classes=True), required=True)
     for row, reason in joined.bad.reasons.items():

@@ -27,7 +27,7 @@ class Labels:
 
 
 def encode_labels(
-    where: str, y: np.ndarray, asked: OwnDataOptions, units: np.ndarray | None = None, label: str = "y"
+    where: str, y: np.ndarray, options: OwnDataOptions, units: np.ndarray | None = None, label: str = "y"
 ) -> Labels:
     """Return labels with classes numbered in sorted order.
 
@@ -37,7 +37,7 @@ def encode_labels(
         The path of the data, for messages.
     y : np.ndarray
         Labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs): integers, floats or texts.
-    asked : OwnDataOptions
+    options : OwnDataOptions
         The user's options, of which ``regression`` and ``classes`` decide how numbers are read.
     units : np.ndarray, optional
         The number of labels of each row, (rows,), if every token has one.
@@ -49,14 +49,14 @@ def encode_labels(
             f"{where}: {label} has the shape {y.shape} and holds {y.dtype} values",
             "give (rows,) or (rows, outputs) of integers or strings, or floats for targets",
         )
-    if y.dtype.kind == "u" and not asked.regression and int(y.max()) > INT64.max:
+    if y.dtype.kind == "u" and not options.regression and int(y.max()) > INT64.max:
         raise InputError(
             f"{where}: {label} holds {int(y.max())}, which does not fit into 64 bits with a sign",
             "give names of classes as strings, or pass --regression for targets",
         )
     if units is not None:
-        return _encode_token_labels(where, y, asked, units, label)
-    y, note = _read_as(where, y, asked, label)
+        return _encode_token_labels(where, y, options, units, label)
+    y, note = _read_as(where, y, options, label)
     notes = (note,) if note else ()
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
@@ -71,16 +71,16 @@ def encode_labels(
         numbers.reshape(shaped.shape).astype(np.int64),
         len(names),
         () if counted_from_zero else tuple(names),
-        (*notes, *_notes_on_classes(y, names, counts, asked, label)),
+        (*notes, *_notes_on_classes(y, names, counts, options, label)),
     )
 
 
 def _encode_token_labels(
-    where: str, y: np.ndarray, asked: OwnDataOptions, units: np.ndarray, label: str
+    where: str, y: np.ndarray, options: OwnDataOptions, units: np.ndarray, label: str
 ) -> Labels:
     """Return labels of tokens (rows, longest, outputs); those after the end of a row are marked as missing."""
     present = np.arange(y.shape[1]) < units[:, None]
-    labels = encode_labels(where, y[present], asked, None, label)
+    labels = encode_labels(where, y[present], options, None, label)
     missing = MISSING if labels.classes else np.nan
     padded_y = np.full((*present.shape, labels.y.shape[2]), missing, labels.y.dtype)
     padded_y[present] = labels.y[:, 0]
@@ -103,11 +103,11 @@ def _refuse_names_of_rows(where: str, y: np.ndarray, names: list[str | int], lab
 
 
 def _notes_on_classes(
-    y: np.ndarray, names: list[str | int], counts: np.ndarray, asked: OwnDataOptions, label: str
+    y: np.ndarray, names: list[str | int], counts: np.ndarray, options: OwnDataOptions, label: str
 ) -> list[str]:
     """Return notes on classes that may be mistakes."""
     notes = []
-    if y.dtype.kind == "U" and not asked.classes:
+    if y.dtype.kind == "U" and not options.classes:
         texts = [str(name) for name in names]
         unusual = next((text for text in texts if not is_usual_number(text)), None)
         if unusual and are_numbers(texts):
@@ -134,14 +134,14 @@ def _notes_on_classes(
     return notes
 
 
-def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
+def _read_as(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
     """Return floats for targets, or integers or strings for classes, and a note if a rule decided."""
-    if asked.regression:
+    if options.regression:
         with as_input_error(f"{where}: {label} holds texts", "give numbers, or leave out --regression"):
             return y.astype(np.float64), ""
     if y.dtype.kind == "f":
-        return _read_floats(where, y, asked, label)
-    if asked.classes or y.dtype.kind not in "iu":
+        return _read_floats(where, y, options, label)
+    if options.classes or y.dtype.kind not in "iu":
         return y, ""
     reading = read_labels(y)
     if not reading.names:
@@ -153,14 +153,14 @@ def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tu
     return y, "" if obvious else note
 
 
-def _read_floats(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
+def _read_floats(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
     """Return floats as targets, or as classes (integers) if the user asks for them and all are whole."""
     if not np.isfinite(y).all():
         return y, ""  # targets, which are refused with the row
     whole = bool((y % 1 == 0).all())
-    if asked.classes and not whole:
+    if options.classes and not whole:
         raise InputError(f"{where}: {label} holds numbers that are not whole", "leave out --classes")
-    if asked.classes:
+    if options.classes:
         return y.astype(np.int64), ""
     note = f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
     return y, note if whole else ""

@@ -22,8 +22,8 @@ def read_long_form(reading: TableArrays) -> Skipped:
 
     table, roles = reading.table, reading.roles
     if reading.new:  # without these columns, rows of several sequences would be mixed
-        for name in (reading.asked.id or "id", reading.asked.time or "time"):
-            require_column(table.path, table.names, name, known=reading.fitted.get("columns", ()))
+        for name in (reading.options.id or "id", reading.options.time or "time"):
+            require_column(table.path, table.names, name, fitted=reading.remembered.get("columns", ()))
     for row in np.flatnonzero(table.frame[roles.id].isna()):
         table.bad.add(row, f"no id in column {roles.id!r}")
     ids = np.array(reading.texts(roles.id))
@@ -36,7 +36,7 @@ def read_long_form(reading: TableArrays) -> Skipped:
     reading.read_groups_and_split()
     times = sortable_times(table, roles.time)
     names = reading.value_columns()
-    steps = values_of(table, names, reading.asked, fill=reading.fill)
+    steps = values_of(table, names, reading.options, fill=reading.fill)
 
     # ``member`` is the number of each row's sequence, and ``first`` the first row of each sequence.
     member, sequence_ids = pd.factorize(ids)
@@ -58,7 +58,7 @@ def read_long_form(reading: TableArrays) -> Skipped:
     ordered_rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
     reading.arrays = {array: values[first[good]] for array, values in reading.arrays.items()}
     reading.arrays["ids"] = sequence_ids[good]
-    if reading.asked.symbols and len(names) == 1:
+    if reading.options.symbols and len(names) == 1:
         steps = steps[:, 0]
     reading.arrays["x"] = np.fromiter((steps[ordered_rows[sequence]] for sequence in good), object)
     reading.chosen |= {"long": True, "time": roles.time}

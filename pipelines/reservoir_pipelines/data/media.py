@@ -32,7 +32,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     names = [file.name if file == path else file.relative_to(path).as_posix() for file in files]
     bad = BadRows(origin, [f"file {name}" for name in names], skip=options.skip_bad_rows)
     if options.labels:
-        labels = labels_from_table(options, names, bad, new=task is not None)
+        labels = labels_from_table(options, names, bad, is_new=task is not None)
         arrays, notes = labels.arrays, labels.notes
     else:
         notes = folders.files_left_out(path, files)

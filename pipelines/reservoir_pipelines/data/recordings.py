@@ -24,16 +24,17 @@ OTHER_RATE = 1.5
 class RecordingReader:
     """Reads recordings of the same channels; those of the first one count if ``channels`` is empty."""
 
-    def __init__(self, asked: OwnDataOptions, where: str, channels: list[str]):
-        self.asked, self.where, self.channels = asked, where, channels
+    def __init__(self, options: OwnDataOptions, where: str, channels: Sequence[str]):
+        self.options, self.where = options, where
+        self.channels = list(channels)
         self.fitted = bool(channels)
         self.steps: set[float] = set()  # median time from row to row of each recording
 
     def read(self, file: Path) -> np.ndarray:
         """Return the values of a recording, (steps, channels), in the order of its times."""
-        table = read_table(file, decimal=self.asked.decimal)
-        require_column(file, table.names, self.asked.time, "" if self.fitted else "time")
-        dropped = separated(self.asked.drop)
+        table = read_table(file, decimal=self.options.decimal)
+        require_column(file, table.names, self.options.time, "" if self.fitted else "time")
+        dropped = separated(self.options.drop)
         for name in () if self.channels else dropped:
             require_column(file, table.names, name, "drop")
         table.frame = table.frame.drop(columns=dropped, errors="ignore")
@@ -52,18 +53,28 @@ class RecordingReader:
             )
         if not channels or not len(table.frame):
             raise InputError(f"{file}: no values", "give a column per channel and a row per step")
-        fill = self.asked.missing != "refuse"
-        values = values_of(table, channels, self.asked, fill=fill, data=self.where)
+        fill = self.options.missing != "refuse"
+        values = values_of(table, channels, self.options, fill=fill, data=self.where)
         table.bad.readable()
         self.channels = channels
         return values
 
+    def notes(self) -> list[str]:
+        """Return a note if the sampling rates of the recordings differ."""
+        if not self.steps or max(self.steps) <= OTHER_RATE * min(self.steps):
+            return []
+        ratio = max(self.steps) / min(self.steps)
+        return [
+            f"the rows of some recordings are {ratio:.3g} times as far apart in time as those of others; "
+            "resample them to one sampling rate"
+        ]
+
     def _time_column(self, table: Table) -> str:
-        if self.asked.time:
-            return self.asked.time
+        if self.options.time:
+            return self.options.time
         names = conventional("time", [name for name in table.names if name not in self.channels])
         if len(names) > 1 and not self.fitted:
-            command = example(self.where, self.asked, time=names[0])
+            command = example(self.where, self.options, time=names[0])
             raise InputError(
                 f"{table.path}: the columns {listed(names)} all have conventional names of the time",
                 f"pass --time NAME, for example: {command}",
@@ -73,31 +84,24 @@ class RecordingReader:
 
 def recording_rows(
     files: Sequence[Path],
-    arrays: Mapping[str, Any],
+    others: Mapping[str, Any],
     bad: BadRows,
-    asked: OwnDataOptions,
-    channels: list[str],
+    options: OwnDataOptions,
+    channels: Sequence[str],
 ) -> Rows:
-    """Return recordings as sequences, with their other ``arrays`` (rows, ...); ``channels`` are those of a readout."""
-    reader = RecordingReader(asked, bad.where, channels)
+    """Return recordings as rows, with their other arrays (files,); ``channels`` are those of a readout, if any."""
+    reader = RecordingReader(options, bad.where, channels)
     sequences = bad.read_files(files, reader.read)
     readable = bad.readable()
     x, lengths = padded(str(files[0].parent), sequences)
-    others = {name: array[readable] for name, array in arrays.items()}
     values = listed(reader.channels)
-    notes = [f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"]
-    if reader.steps and max(reader.steps) > OTHER_RATE * min(reader.steps):
-        ratio = max(reader.steps) / min(reader.steps)
-        notes.append(
-            f"the rows of some recordings are {ratio:.3g} times as far apart in time as those of others; "
-            "resample them to one sampling rate"
-        )
+    note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"
     return Rows(
         x=x,
         lengths=lengths,
-        **others,
+        **{name: array[readable] for name, array in others.items()},
         files=tuple(files),
-        notes=tuple(notes),
+        notes=(note, *reader.notes()),
         parameters={"columns": reader.channels, "recordings": True},
     )
 

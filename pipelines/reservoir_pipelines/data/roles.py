@@ -62,6 +62,19 @@ class Roles:
     left_out: tuple[str, ...] = ()
 
     @property
+    def by_flag(self) -> dict[str, str]:
+        """The columns by the flag that would name them."""
+        label = self.labels[0] if len(self.labels) == 1 else ""
+        flags = {
+            "label": label,
+            "id": self.id,
+            "time": self.time,
+            "group": self.group,
+            "text": self.sequence,
+        }
+        return {flag: name for flag, name in flags.items() if name}
+
+    @property
     def as_written(self) -> set[str]:
         """The columns whose cells stay texts, because 007 and 7 are two labels; one column left may be a sequence."""
         named = {*self.labels, self.id, self.group, self.split, self.sequence} - {""}
@@ -71,19 +84,19 @@ class Roles:
 def roles_by_name(
     path: Path,
     names: Sequence[str],
-    asked: OwnDataOptions,
-    known: Mapping[str, Any] | None = None,
+    options: OwnDataOptions,
+    fitted: Mapping[str, Any] | None = None,
     data: str = "",
 ) -> Roles:
     """Return the roles that flags and conventional names give, and the label if it is the only column left.
 
-    For new data, ``known`` has the parameters of the readout's task. Its columns of values keep their
+    For new data, ``fitted`` has the parameters of the readout's task. Its columns of values keep their
     role, and columns of labels, ids and groups may be missing. ``data`` is the path of the data if the
     table has its labels only.
     """
-    new = known is not None
-    columns = _without_dropped(path, names, asked, required=not new)
-    flags = {role: getattr(asked, role, None) or "" for role in CONVENTIONAL}
+    new = fitted is not None
+    columns = _without_dropped(path, names, options, required=not new)
+    flags = {role: getattr(options, role, None) or "" for role in CONVENTIONAL}
     for role, name in flags.items():
         if not new:
             require_column(path, columns, name, role)
@@ -96,14 +109,14 @@ def roles_by_name(
     left_out = tuple(name for name in columns if INDEX.fullmatch(name) and name not in flags.values())
 
     # A column that a flag or the readout has given a role has no other role by its name.
-    values = _values_of_readout(known)
+    values = _values_of_readout(fitted)
     free = [name for name in columns if name not in {*flags.values(), *values, *left_out}]
     role_columns = {role: [flag] if flag else conventional(role, free) for role, flag in flags.items()}
     if values:
         role_columns["text"] = []
     outputs = [] if flags["label"] else [name for name in free if OUTPUT.fullmatch(name)]
     if not new:
-        _refuse_collisions(path, asked, role_columns, outputs, data)
+        _refuse_collisions(path, options, role_columns, outputs, data)
     labels = role_columns.pop("label")[:1] or outputs
     by_role = {role: matches[0] if matches else "" for role, matches in role_columns.items()}
     sequence = by_role.pop("text")
@@ -115,33 +128,33 @@ def roles_by_name(
 
 
 def roles_by_cells(
-    table: Table, roles: Roles, asked: OwnDataOptions, known: Mapping[str, Any] | None = None
+    table: Table, roles: Roles, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
 ) -> Roles:
     """Return the roles after a look at the cells: an ``x`` of single numbers is a value, and one column may be left."""
-    by_convention = roles.sequence.lower() == "x" and roles.sequence != asked.text
+    by_convention = roles.sequence.lower() == "x" and roles.sequence != options.text
     if by_convention and holds_single_numbers(table, roles.sequence):
         values = tuple(name for name in table.names if name in {*roles.values, roles.sequence})
         roles = replace(roles, sequence="", values=values)
-    elif not roles.sequence and len(roles.values) == 1 and not _values_of_readout(known):
+    elif not roles.sequence and len(roles.values) == 1 and not _values_of_readout(fitted):
         (name,) = roles.values
         if not holds_single_numbers(table, name):
-            _refuse_odd_sequences(table, name, asked)
+            _refuse_odd_sequences(table, name, options)
             roles = replace(roles, sequence=name, values=())
-    if known is None and not roles.labels:
-        refuse_unlabelled(table, roles.values, asked)
+    if fitted is None and not roles.labels:
+        refuse_unlabelled(table, roles.values, options)
     return roles
 
 
 def roles_of_labels(
-    table: Table, key: str, data: str, asked: OwnDataOptions, known: Mapping[str, Any] | None = None
+    table: Table, key: str, data: str, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
 ) -> Roles:
     """Return the roles of the columns of a table that has the labels of ``data``, which ``key`` joins."""
-    options = replace(asked, id=key, time=None, text=None, drop=None)
-    roles = roles_by_name(table.path, table.names, options, known, data)
+    options = replace(options, id=key, time=None, text=None, drop=None)
+    roles = roles_by_name(table.path, table.names, options, fitted, data)
     if not roles.labels and len(roles.values) == 1:
         return replace(roles, labels=roles.values, values=())
     if not roles.labels:
-        refuse_unlabelled(table, roles.values, asked, data)
+        refuse_unlabelled(table, roles.values, options, data)
     return roles
 
 
@@ -151,15 +164,15 @@ def conventional(role: str, names: Sequence[str]) -> list[str]:
     return sorted(matches, key=lambda name: CONVENTIONAL[role].index(name.lower()))
 
 
-def _values_of_readout(known: Mapping[str, Any] | None) -> list[str]:
+def _values_of_readout(fitted: Mapping[str, Any] | None) -> list[str]:
     """Return the columns of values that a readout was fitted on; those of recordings stand in other files."""
-    return [] if not known or known.get("recordings") else known.get("columns", [])
+    return [] if not fitted or fitted.get("recordings") else fitted.get("columns", [])
 
 
 def _without_dropped(
-    path: Path, names: Sequence[str], asked: OwnDataOptions, *, required: bool
+    path: Path, names: Sequence[str], options: OwnDataOptions, *, required: bool
 ) -> list[str]:
-    dropped = separated(asked.drop)
+    dropped = separated(options.drop)
     for name in dropped if required else ():
         require_column(path, names, name, "drop")
     return [name for name in names if name not in dropped]
@@ -167,7 +180,7 @@ def _without_dropped(
 
 def _refuse_collisions(
     path: Path,
-    asked: OwnDataOptions,
+    options: OwnDataOptions,
     role_columns: Mapping[str, list[str]],
     outputs: Sequence[str],
     data: str,
@@ -177,21 +190,21 @@ def _refuse_collisions(
         columns = [*matches, *(outputs if role == "label" and matches else ())]
         if len(columns) < 2:
             continue
-        options = {} if role == "split" else {role: columns[0]}
-        ways = f"pass --{role} NAME" if options else "pass --drop NAME"
+        changes = {} if role == "split" else {role: columns[0]}
+        ways = f"pass --{role} NAME" if changes else "pass --drop NAME"
         # Without --drop, the other columns of a table would be read as values.
         if not data:
-            options["drop"] = ",".join([*separated(asked.drop), *columns[1:]])
-            ways += ", and --drop the others if they are not values" if role in options else ""
+            changes["drop"] = ",".join([*separated(options.drop), *columns[1:]])
+            ways += ", and --drop the others if they are not values" if role in changes else ""
         role_name = "sequence" if role == "text" else role
         raise InputError(
             f"{path}: the columns {listed(columns)} all have conventional names of the {role_name}",
-            f"{ways}, for example: {example(data or path, asked, **options)}",
+            f"{ways}, for example: {example(data or path, options, **changes)}",
         )
 
 
 def refuse_unlabelled(
-    table: Table, candidates: Sequence[str], asked: OwnDataOptions, data: str = ""
+    table: Table, candidates: Sequence[str], options: OwnDataOptions, data: str = ""
 ) -> NoReturn:
     """Refuse a table without a column of labels; ``data`` is the path of the data if the table has its labels only."""
     problem = f"{table.path}: no column is called label, target, class or y among {listed(table.names)}"
@@ -204,11 +217,11 @@ def refuse_unlabelled(
     texts = [name for name in single if not holds_single_numbers(table, name)]
     likely = texts if texts and len(candidates) > 2 else single
     label = min(reversed(likely), key=lambda name: frame[name].astype(str).nunique())
-    command = example(data or table.path, asked, label=label)
+    command = example(data or table.path, options, label=label)
     raise InputError(problem, f"pass --label NAME, for example: {command}")
 
 
-def _refuse_odd_sequences(table: Table, name: str, asked: OwnDataOptions) -> None:
+def _refuse_odd_sequences(table: Table, name: str, options: OwnDataOptions) -> None:
     """Refuse a column that no flag or name makes a sequence if most cells are numbers with units, marks or dates.
 
     ``1,037`` may be one number or two, and ``1.2 mV`` is no word.
@@ -222,10 +235,10 @@ def _refuse_odd_sequences(table: Table, name: str, asked: OwnDataOptions) -> Non
     if odd.mean() <= MOST or unambiguous:
         return
     if table.decimal == "." and texts.str.fullmatch(r"[-+]?\d*,\d+").any():
-        ways, options = f"--decimal , for decimals, or --text {quote(name)} for sequences", {"decimal": ","}
+        ways, changes = f"--decimal , for decimals, or --text {quote(name)} for sequences", {"decimal": ","}
     else:
-        ways, options = f"--text {quote(name)} for sequences", {"text": name}
+        ways, changes = f"--text {quote(name)} for sequences", {"text": name}
     raise InputError(
         f"{table.path}: cells of {name!r} such as {texts[odd].iloc[0][:40]!r} are neither single numbers nor letters",
-        f"write one number in each, or pass {ways}, for example: {example(table.path, asked, **options)}",
+        f"write one number in each, or pass {ways}, for example: {example(table.path, options, **changes)}",
     )

@@ -18,14 +18,14 @@ from reservoir_pipelines.data.table import Table
 class TableArrays:
     """A table with the roles of its columns, and its arrays (rows, ...) so far.
 
-    ``known`` has the parameters of the readout's task if these are new sequences, else it is None.
+    ``fitted`` has the parameters of the readout's task if these are new sequences, else it is None.
     ``chosen`` are the choices that are needed to read new data.
     """
 
     table: Table
     roles: Roles
-    asked: OwnDataOptions
-    known: Mapping[str, Any] | None
+    options: OwnDataOptions
+    fitted: Mapping[str, Any] | None
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     chosen: dict[str, Any] = field(default_factory=dict)
@@ -33,17 +33,17 @@ class TableArrays:
     @property
     def new(self) -> bool:
         """Whether these are new sequences, which need no labels."""
-        return self.known is not None
+        return self.fitted is not None
 
     @property
-    def fitted(self) -> Mapping[str, Any]:
+    def remembered(self) -> Mapping[str, Any]:
         """The parameters of the readout's task; empty while a task is made."""
-        return self.known or {}
+        return self.fitted or {}
 
     @property
     def fill(self) -> bool:
         """Whether missing values are filled later, so that an empty cell is NaN."""
-        return self.asked.missing != "refuse"
+        return self.options.missing != "refuse"
 
     def texts(self, name: str) -> list[str]:
         """Return the cells of a column as texts."""
@@ -53,7 +53,7 @@ class TableArrays:
         """Read the columns of labels, if any, as ``y``."""
         labels = [name for name in self.roles.labels if name in self.table.frame]
         if labels:
-            self.arrays["y"] = joined_labels(self.table, labels, self.asked, required=not self.new)
+            self.arrays["y"] = joined_labels(self.table, labels, self.options, required=not self.new)
 
     def read_groups_and_split(self) -> None:
         """Read the columns of groups and splits, if any; an empty cell is a bad row while a task is made."""
@@ -70,11 +70,11 @@ class TableArrays:
         If rows of the task may end early, the last columns may be missing.
         """
         table = self.table
-        names = list(self.fitted.get("columns", self.roles.values))
+        names = list(self.remembered.get("columns", self.roles.values))
         present = [name for name in names if name in table.frame]
-        required = names[: max(len(present), 1)] if self.fitted.get("early") else names
+        required = names[: max(len(present), 1)] if self.remembered.get("early") else names
         for name in required:
-            require_column(table.path, table.names, name, known=names)
+            require_column(table.path, table.names, name, fitted=names)
         if not present:
             raise InputError(
                 f"{table.path}: no columns of values", "give one column per value of a sequence"

@@ -7,13 +7,12 @@ import numpy as np
 
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.bad_rows import BadRows
 from reservoir_pipelines.data.file_kinds import names_files, with_slashes
 from reservoir_pipelines.data.folders import check_inside
 from reservoir_pipelines.data.media import media_rows
 from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.table import SUFFIXES
-from reservoir_pipelines.data.table_rows import read_rows
+from reservoir_pipelines.data.table import SUFFIXES, Table
+from reservoir_pipelines.data.table_rows import read_table_rows
 from reservoir_pipelines.data.texts import TextCodes
 
 __all__ = ["SUFFIXES", "read"]
@@ -23,19 +22,20 @@ UNUSED = ("labels",)  # a table has labels of its own
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of a table, or the files that it names together with its other columns."""
     path = Path(origin)
-    table, rows = read_rows(path, options, task.parameters if task else None)
+    table, rows = read_table_rows(path, options, task.parameters if task else None)
     if isinstance(rows.x, TextCodes) and names_files(path.parent, rows.x.texts):
-        rows = _rows_of_files(path.parent, table.bad, rows, rows.x.texts, options, task)
+        rows = _rows_of_files(table, rows, rows.x.texts, options, task)
     return replace(rows, unused=UNUSED)
 
 
 def _rows_of_files(
-    folder: Path, bad: BadRows, rows: Rows, names: list[str], options: OwnDataOptions, task: Task | None
+    table: Table, rows: Rows, names: list[str], options: OwnDataOptions, task: Task | None
 ) -> Rows:
-    """Return the files in ``folder`` that the cells ``names`` of a table stand for, with its other columns."""
+    """Return the files that the cells ``names`` of a table stand for, with the other columns of its ``rows``."""
+    folder = table.path.parent
     # The rows of the table that can be read; others are missing in ``rows`` already.
-    places = np.flatnonzero(bad.readable()).tolist()
-    bad = bad.take(places)
+    places = np.flatnonzero(table.bad.readable()).tolist()
+    bad = table.bad.take(places)
     files = [folder / with_slashes(name) for name in names]
     for row, file in enumerate(files):  # nothing outside the folder is read
         if file.is_file():

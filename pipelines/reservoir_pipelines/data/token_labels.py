@@ -16,7 +16,7 @@ def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letter
     tokens. With ``letters``, a token is a letter of ``sequence``, else a number.
     """
     table, bad = reading.table, reading.table.bad
-    required_form = "each" in reading.fitted
+    required_form = "each" in reading.remembered
     if label not in table.frame or (reading.new and not required_form):
         return False
     if not reading.new and table.frame[label].dtype.kind in "biuf":
@@ -54,7 +54,7 @@ def _padded_labels(reading: TableArrays, label: str, labels: list[list[Any]]) ->
     """Return labels as an array (rows, longest) with zeros at the ends."""
     counts = np.array([len(parts) for parts in labels], np.int64)
     cells = [cell for parts in labels for cell in parts]
-    flat = typed_labels(f"{reading.table.bad.where}, column {label!r}", cells, reading.asked)
+    flat = typed_labels(f"{reading.table.bad.where}, column {label!r}", cells, reading.options)
     y = np.zeros((len(counts), counts.max()), flat.dtype)
     y[np.arange(counts.max()) < counts[:, None]] = flat
     return y

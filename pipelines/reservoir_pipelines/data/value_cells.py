@@ -20,7 +20,7 @@ from reservoir_pipelines.data.times import times_of
 def values_of(
     table: Table,
     names: Sequence[str],
-    asked: OwnDataOptions,
+    options: OwnDataOptions,
     *,
     fill: bool,
     lengths: np.ndarray | None = None,
@@ -38,7 +38,7 @@ def values_of(
             cell = str(table.frame[name][row]).strip()[:40]
             table.bad.add(row, f"{cell!r} is not a number in column {name!r}")
         if len(wrong) > MOST * filled_cells:
-            _refuse_column(table, names, name, int(wrong[0]), asked, data or str(table.path))
+            _refuse_column(table, names, name, int(wrong[0]), options, data or str(table.path))
         x[:, place] = numbers
     if lengths is not None:
         x[np.arange(len(names)) >= lengths[:, None]] = 0
@@ -66,7 +66,7 @@ def _numbers_of_column(table: Table, name: str) -> tuple[np.ndarray, np.ndarray,
 
 
 def _refuse_column(
-    table: Table, names: Sequence[str], name: str, row: int, asked: OwnDataOptions, data: str
+    table: Table, names: Sequence[str], name: str, row: int, options: OwnDataOptions, data: str
 ) -> NoReturn:
     """Refuse a column that does not hold values, with the flag that says what it probably holds."""
     column = table.frame[name]
@@ -79,8 +79,8 @@ def _refuse_column(
     elif names_files(table.path.parent, filled(column)) or only_texts:
         flag, value = "text", name
     else:
-        flag, value = "drop", ",".join([*separated(asked.drop), name])
-    command = example(data, asked, **{flag: value})
+        flag, value = "drop", ",".join([*separated(options.drop), name])
+    command = example(data, options, **{flag: value})
     others = "or the flag of its role (--id, --group, --time or --text)"
     raise InputError(
         f"{table.path}, {table.bad.places[row]}: {cell[:40]!r} is not a number in column {name!r}",

@@ -40,7 +40,7 @@ def read_values(reading: TableArrays) -> None:
         reading.chosen["early"] = True
     if not reading.new and not all(name[-1:].isdigit() for name in names):
         reading.notes.append(f"{len(names)} values per row: {listed(names)}")
-    reading.arrays["x"] = values_of(table, names, reading.asked, fill=reading.fill, lengths=lengths)
+    reading.arrays["x"] = values_of(table, names, reading.options, fill=reading.fill, lengths=lengths)
     reading.arrays["lengths"] = lengths
 
 
@@ -73,13 +73,13 @@ def holds_letters(reading: TableArrays, name: str) -> bool:
     if _holds_numbers(reading, name):
         return False
     cells = reading.table.frame[name]
-    return bool(reading.asked.text) or holds_digits(cells) or holds_words(cells)
+    return bool(reading.options.text) or holds_digits(cells) or holds_words(cells)
 
 
 def _holds_numbers(reading: TableArrays, name: str) -> bool:
     """Return whether the cells hold lists of numbers; for new data, the readout decides how texts are read."""
     cells = reading.table.frame[name]
-    if holds_lists(cells) or reading.fitted.get("numbers"):
+    if holds_lists(cells) or reading.remembered.get("numbers"):
         return True
     return not reading.new and holds_sequences(cells)
 
