@@ -70,7 +70,7 @@ def main() -> None:
             both = [(found[a], found[b]) for a, b in keys if a in found and b in found]
             if not both:
                 continue
-            gains = [100 * (a.merits.mean() - b.merits.mean()) for a, b in both]
+            gains = [100 * (a.row_scores.mean() - b.row_scores.mean()) for a, b in both]
             p_values = (compare(a, b) for a, b in both)
             p = ", ".join("-" if value is None else f"{value:.2g}" for value in p_values)
             print(f"| {task} | {row} | {one} | {other} | {sum(gains) / len(gains):+.1f} | {p} |")

@@ -84,7 +84,7 @@ def compared(task: str, settings: dict[str, Any]) -> list[str]:
     columns = {name: [*each, "+".join(each)] for name, each in layers.items()}
     final = fit(features, columns=columns["final"])
     best = fit(features, columns=[column for each in columns.values() for column in each])
-    gains = best.evaluation.merits - final.evaluation.merits
+    gains = best.evaluation.row_scores - final.evaluation.row_scores
     half = 1.96 * gains.std() / np.sqrt(len(gains))
     layer = best.best.columns[0].partition("/")[0]
     difference = f"{100 * gains.mean():+.1f} ± {100 * half:.1f}" if layer != "final" else "0"

@@ -32,8 +32,10 @@ from typing import Any
 import numpy as np
 
 from reservoir.readouts.linear import Block, Targets
+from reservoir.readouts.linear_path import score_path
 from reservoir.readouts.logistic import logistic_path
-from reservoir.readouts.ridge import gather, ridge_path, score, training_moments
+from reservoir.readouts.moments import training_moments
+from reservoir.readouts.ridge import gather, ridge_path
 
 READ_ROWS = 4096
 LOGISTIC_PENALTIES = np.logspace(-1, 4, 10)
@@ -96,7 +98,9 @@ def measure_ridge(pairs: list[tuple[Column, Column]], targets: Targets, penaltie
         parts["pass"] += seconds
         seconds, path = timed(lambda data=moments: ridge_path(data, np.logspace(-2, 6, penalties)))
         parts["solve"] += seconds
-        seconds, accuracy = timed(lambda model=path, data=valid: score(model, data, targets).accuracy())
+        seconds, accuracy = timed(
+            lambda model=path, data=valid: score_path(model, data, targets).accuracy()
+        )
         parts["score"] += seconds
         best = max(best, float(accuracy.max()))
         seconds, _ = timed(lambda data=moments: ridge_path(data, np.logspace(0, 3, penalties)))
@@ -166,7 +170,7 @@ def measure_logistic(
 
     def cold(tolerance: float) -> list[Any]:
         return [
-            LogisticRegression(C=1 / a, max_iter=10_000, tol=tolerance).fit(x, y).score(held, labels)
+            LogisticRegression(C=1 / a, max_iter=10_000, tol=tolerance).fit(x, y).score_path(held, labels)
             for a in LOGISTIC_PENALTIES
         ]
 
@@ -174,7 +178,7 @@ def measure_logistic(
     # the time is compared with the default, the accuracy with fits that go on to the optimum.
     theirs, stopped = timed(lambda: cold(1e-4))
     optimal, exact = timed(lambda: cold(1e-8))
-    accuracy = score(path, [(held, labels[:, None])], targets).accuracy()
+    accuracy = score_path(path, [(held, labels[:, None])], targets).accuracy()
     return {
         "path": ours * columns,
         "cold_fits": theirs * columns,

@@ -40,11 +40,11 @@ def code_labels(
     return classes, codes, Targets(1, len(classes), by_class)
 
 
-def sample_weights(given: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | None:
-    """Return the weights (n,) of samples, or None if none are given; raise `ValueError` for invalid ones."""
-    if given is None:
+def check_sample_weights(sample_weight: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | None:
+    """Return the weights (n,) of samples, or None without weights; raise `ValueError` for invalid ones."""
+    if sample_weight is None:
         return None
-    weights = column_or_1d(given, dtype=np.float64)
+    weights = column_or_1d(sample_weight, dtype=np.float64)
     check_consistent_length(x, weights)
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
         raise ValueError("sample_weight needs finite values of at least zero, not all of them zero")
@@ -55,9 +55,9 @@ def drop_weightless(
     x: np.ndarray, y: np.ndarray, fold: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     """Return the samples whose weight is not 0, with their folds (n, repeats) renumbered from 0."""
-    kept = weights > 0
-    numbered = [np.unique(repeat, return_inverse=True)[1] for repeat in fold[kept].T]
-    return x[kept], y[kept], np.stack(numbered, axis=1), weights[kept]
+    counts = weights > 0
+    numbered = [np.unique(repeat, return_inverse=True)[1] for repeat in fold[counts].T]
+    return x[counts], y[counts], np.stack(numbered, axis=1), weights[counts]
 
 
 def fold_numbers(

@@ -1,5 +1,6 @@
 """Comparison of predictions with labels: scikit-learn's scores, intervals, and p-values of a difference."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +44,7 @@ class Evaluation:
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
     confusion: np.ndarray  # samples of each class (rows) with each label
     # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over groups.
-    merits: np.ndarray
+    row_scores: np.ndarray
     rows: int = 0  # number of rows with a label
     groups: int = 0  # number of groups of these rows, 0 without groups
     # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels,
@@ -65,35 +66,36 @@ class Evaluation:
         """Return the fields as JSON values; with more than 100 classes, the confusion matrix is left out."""
         confusion = self.confusion.tolist() if 0 < len(self.classes) <= MAX_PRINTED else None
         interval = list(self.interval) if self.interval else None
-        known = {
+        values = {
             "samples": self.samples,
             "rows": self.rows,
             **self.scores,
             "interval": interval,
             "recall": self.recall,
         }
-        known |= {"groups": self.groups} if self.groups else {}
-        bins = [list(one) for one in self.reliability]
-        return known | {"classes": list(self.classes), "confusion": confusion, "reliability": bins}
+        if self.groups:
+            values["groups"] = self.groups
+        bins = [list(of_bin) for of_bin in self.reliability]
+        return values | {"classes": list(self.classes), "confusion": confusion, "reliability": bins}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
-        """Build an evaluation from the values of `to_dict`, which lack ``merits``."""
+        """Build an evaluation from the values of `to_dict`, which lack ``row_scores``."""
         own = {"samples", "rows", "groups", "interval", "recall", "classes", "confusion", "reliability"}
         scores = {name: value for name, value in values.items() if name not in own}
         if not fits(scores, dict[str, float | None]):  # NaN is None in JSON
             raise ValueError("a score is not a number")
-        made = {
+        attributes = {
             **{name: values.get(name, 0) for name in ("samples", "rows", "groups")},
             "scores": {},
             "interval": tuple(values["interval"]) if values["interval"] else None,
             "recall": values["recall"],
             "classes": tuple(values["classes"]),
             "confusion": np.array(values["confusion"] or np.zeros((0, 0)), int),
-            "merits": np.zeros(0),
+            "row_scores": np.zeros(0),
             "reliability": tuple(map(tuple, values["reliability"])),
         }
-        return replace(from_json(cls, made), scores=scores)
+        return replace(from_json(cls, attributes), scores=scores)
 
 
 def evaluate_classes(
@@ -110,33 +112,42 @@ def evaluate_classes(
     group of each.
     """
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
-    merits, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
+    row_scores, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
     ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
-    # Pooling labels with different class shares would reward a constant guess.
-    apart = 1 < y.shape[1] <= MAX_LABELS
-    labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
+    # Several labels are scored one by one, because pooling labels with different class shares would
+    # reward a constant guess. The scores are means over the labels.
+    one_by_one = 1 < y.shape[1] <= MAX_LABELS
+    labels = [slice(n, n + 1) for n in range(y.shape[1])] if one_by_one else [slice(None)]
     columns = (y, predicted) if ranks is None else (y, predicted, ranks)
-    each = [_class_scores(*(part[:, n].ravel() for part in columns)) for n in labels]
-    names = dict.fromkeys(name for one in each for name in one)
-    scores = {name: float(np.mean([one[name] for one in each if name in one])) for name in names}
-    scores |= {f"accuracy_of_label_{n}": one["accuracy"] for n, one in enumerate(each)} if apart else {}
-    y, predicted = y.ravel(), predicted.ravel()
-    number = len(classes)
-    known = (y >= 0) & (y < number)
-    places = y[known].astype(np.int64) * number + predicted[known]
-    confusion = np.bincount(places, minlength=number**2).reshape(number, number)
+    scores_of_labels = [_class_scores(*(part[:, label].ravel() for part in columns)) for label in labels]
+    scores: dict[str, float] = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(scores_of_labels)):
+        scores[name] = float(np.mean([of_label[name] for of_label in scores_of_labels if name in of_label]))
+    if one_by_one:
+        scores |= {
+            f"accuracy_of_label_{n}": of_label["accuracy"] for n, of_label in enumerate(scores_of_labels)
+        }
+    confusion = _confusion(y.ravel(), predicted.ravel(), len(classes))
+    # The recall of the classes that occur.
     occurring = confusion.sum(axis=1)
     present = np.flatnonzero(occurring).tolist()
     recall = confusion.diagonal()[present] / occurring[present]
     return Evaluation(
-        samples=len(y),
+        samples=y.size,
         scores=scores,
-        interval=accuracy_interval(merits, groups),
+        interval=accuracy_interval(row_scores, groups),
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
         confusion=confusion,
-        **_fields(merits, groups),
+        **_fields_of_rows(row_scores, groups),
     )
+
+
+def _confusion(y: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """Return the number of samples (classes, classes) of each class (rows) that get each label (columns)."""
+    has_class = (y >= 0) & (y < classes)
+    cells = y[has_class].astype(np.int64) * classes + predicted[has_class]
+    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
 
 def _class_scores(
@@ -181,21 +192,22 @@ def evaluate_values(
         recall={},
         classes=(),
         confusion=np.zeros((0, 0), int),
-        **_fields(*_by_row(-errors, counts, groups)),
+        **_fields_of_rows(*_by_row(-errors, counts, groups)),
         values=np.stack([y.ravel()[:MAX_VALUES], predicted.ravel()[:MAX_VALUES]]).astype(np.float64),
     )
 
 
-def compare(one: Evaluation, other: Evaluation) -> float | None:
+def p_value_of_difference(first: Evaluation, second: Evaluation) -> float | None:
     """Return the p-value for equal performance of two readouts on the same rows; None for fewer than 3 rows or groups.
 
     It is McNemar's mid-p for one label per row without groups, else that of sign flips of rows or groups.
     """
-    if len(one.merits) < 3:
+    if len(first.row_scores) < 3:
         return None
-    if one.classes and not one.groups and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
-        return mcnemar(one.merits == 1, other.merits == 1)
-    return sign_flips(one.merits - other.merits)
+    every_row_is_right_or_wrong = set(np.unique([first.row_scores, second.row_scores])) <= {0.0, 1.0}
+    if first.classes and not first.groups and every_row_is_right_or_wrong:
+        return mcnemar(first.row_scores == 1, second.row_scores == 1)
+    return sign_flips(first.row_scores - second.row_scores)
 
 
 def reliability(sure: np.ndarray, right: np.ndarray) -> tuple[tuple[int, float, float], ...]:
@@ -207,7 +219,7 @@ def reliability(sure: np.ndarray, right: np.ndarray) -> tuple[tuple[int, float, 
     return tuple((len(p), float(p.mean()), float(hits.mean())) for p, hits in bins if len(p))
 
 
-def evaluate(
+def evaluate_blocks(
     readout: Readout,
     blocks: Iterable[tuple[np.ndarray, np.ndarray]],
     classes: Sequence[str],
@@ -227,10 +239,10 @@ def evaluate(
     y, predicted, *rest = (np.concatenate(values) for values in zip(*parts, strict=True))
     sure, ranks = rest or (None, None)
     ranks = ranks if readout.has_probabilities else None
-    found = evaluate_labels(y, predicted, classes, ranks, counts, groups)
+    evaluation = evaluate_labels(y, predicted, classes, ranks, counts, groups)
     if sure is None:
-        return found
-    return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
+        return evaluation
+    return replace(evaluation, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
 
 
 def evaluate_labels(
@@ -241,7 +253,7 @@ def evaluate_labels(
     counts: np.ndarray | None = None,
     groups: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare predicted labels or values (n, outputs) of samples with the true ones; see `evaluate`."""
+    """Compare predicted labels or values (n, outputs) of samples with the true ones; see `evaluate_blocks`."""
     if not classes:
         return evaluate_values(y, predicted, counts, groups)
     y, predicted = y.astype(int), predicted.astype(int)
@@ -250,22 +262,26 @@ def evaluate_labels(
     return evaluate_classes(y, predicted, classes, ranks, counts, groups)
 
 
-def _fields(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
-    """Return the fields ``merits``, ``rows`` and ``groups`` of an evaluation of some rows."""
-    sums = merits if groups is None else np.bincount(groups, merits)
-    return {"merits": sums, "rows": len(merits), "groups": 0 if groups is None else len(sums)}
+def _fields_of_rows(row_scores: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
+    """Return the fields ``row_scores``, ``rows`` and ``groups`` of an evaluation of some rows."""
+    if groups is None:
+        return {"row_scores": row_scores, "rows": len(row_scores), "groups": 0}
+    sums = np.bincount(groups, row_scores)
+    return {"row_scores": sums, "rows": len(row_scores), "groups": len(sums)}
 
 
 def _by_row(
-    merits: np.ndarray, counts: np.ndarray | None, groups: np.ndarray | None
+    sample_scores: np.ndarray, counts: np.ndarray | None, groups: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return what each row with ``counts`` above 0 adds to the mean of all samples, (rows,), and its group's number."""
+    row_scores = sample_scores
     if counts is not None:
         # The mean of the result is that of the samples, and its variance is that of a ratio of sums over rows.
-        given, mean = counts > 0, merits.mean()
-        counts, groups = counts[given], None if groups is None else groups[given]
-        merits = mean + np.add.reduceat(merits - mean, np.cumsum(counts) - counts) / counts.mean()
-    return merits, None if groups is None else np.unique(groups, return_inverse=True)[1]
+        has_samples, mean = counts > 0, sample_scores.mean()
+        counts, groups = counts[has_samples], None if groups is None else groups[has_samples]
+        sums = np.add.reduceat(sample_scores - mean, np.cumsum(counts) - counts)
+        row_scores = mean + sums / counts.mean()
+    return row_scores, None if groups is None else np.unique(groups, return_inverse=True)[1]
 
 
 def r2_interval(
@@ -277,26 +293,30 @@ def r2_interval(
     groups, the distances of its ends from R² are widened as by Student's t, because a bootstrap of
     few groups is too narrow.
     """
-    rows = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
-    rows = rows if groups is None else np.unique(groups[rows], return_inverse=True)[1]
-    units = min(int(rows.max()) + 1, MAX_UNITS)
-    if units < 2:
+    # The unit of each sample: its row, or its group.
+    units = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
+    if groups is not None:
+        units = np.unique(groups[units], return_inverse=True)[1]
+    number = min(int(units.max()) + 1, MAX_UNITS)
+    if number < 2:
         return None
+    # R² depends on four sums over samples: of 1, y, y² and (y - predicted)², each for every output.
     centred = y - y.mean(axis=0)
-    parts = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
-    sums = np.zeros((units, 4 * y.shape[1]))
-    np.add.at(sums, rows % units, np.concatenate(parts, axis=1))
-    draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=1000)
-    drawn = np.vstack([np.ones(units), draws]) @ sums
-    number, total, squares, residuals = np.split(drawn, 4, axis=1)
-    spread = squares - np.square(total) / number
+    terms = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
+    sums = np.zeros((number, 4 * y.shape[1]))
+    np.add.at(sums, units % number, np.concatenate(terms, axis=1))
+    # A bootstrap draws each unit some number of times; the first row takes each once, for R² itself.
+    draws = np.random.default_rng(0).multinomial(number, np.full(number, 1 / number), size=1000)
+    drawn = np.vstack([np.ones(number), draws]) @ sums
+    count, total, squares, residuals = np.split(drawn, 4, axis=1)
+    spread = squares - np.square(total) / count
     whole, *scores = (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1).tolist()
     if not np.isfinite(scores).any():
         return None
     low, high = np.nanquantile(scores, [0.025, 0.975]).tolist()
     if groups is None:
         return low, high
-    wider = float(stdtrit(units - 1, 0.975)) / Z95 * math.sqrt(units / (units - 1))
+    wider = float(stdtrit(number - 1, 0.975)) / Z95 * math.sqrt(number / (number - 1))
     return whole - wider * max(0.0, whole - low), min(1.0, whole + wider * max(0.0, high - whole))
 
 
@@ -310,9 +330,11 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for
     proportions.
     """
-    # Rows are independent, but the outputs of a row are not.
+    # Rows are independent, but the outputs of a row are not: n independent outputs would have the variance
+    # p (1 - p) / n, which is that of the mean over rows. Without any variance, each row counts as one.
     shares = np.asarray(shares, np.float64)
-    rows, p, variance = len(shares), float(shares.mean()), float(shares.var())
+    rows = len(shares)
+    p, variance = float(shares.mean()), float(shares.var())
     n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows
     if groups is not None:
         errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)
@@ -332,20 +354,21 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
     return max(0.0, (centre - spread) / (1 + z2 / n)), min(1.0, (centre + spread) / (1 + z2 / n))
 
 
-def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
+def balanced_interval(evaluation: Evaluation) -> tuple[float, float] | None:
     """Return the 95% interval of a balanced accuracy; None if rows have several labels or groups.
 
     The squared distances of Wilson's interval from the recall of each class are added. Reference: Zou
     and Donner (2008), Construction of confidence limits about effect measures.
     """
-    if found.groups or found.samples != found.rows:
+    if evaluation.groups or evaluation.samples != evaluation.rows:
         return None
-    counts, right = found.confusion.sum(axis=1), found.confusion.diagonal()
+    counts, right = evaluation.confusion.sum(axis=1), evaluation.confusion.diagonal()
     present = np.flatnonzero(counts)
     recall = right[present] / counts[present]
     ends = [accuracy_interval(np.arange(counts[c]) < right[c]) for c in present]
     low, high = np.array(ends, np.float64).T
-    below, above = (math.hypot(*each) / len(recall) for each in (recall - low, high - recall))
+    below = math.hypot(*(recall - low)) / len(recall)
+    above = math.hypot(*(high - recall)) / len(recall)
     return max(0.0, float(recall.mean()) - below), min(1.0, float(recall.mean()) + above)
 
 
@@ -377,18 +400,20 @@ def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> fl
     Permutation p-values should never be zero.
     """
     values = np.asarray(differences, np.float64)
-    values = values[values != 0]  # their signs change nothing
+    values = values[values != 0]  # the signs of zeros change nothing
     if not len(values):
         return 1.0
     if len(values) > MAX_UNITS:  # sums of exchangeable rows are exchangeable
         values = np.bincount(np.arange(len(values)) % MAX_UNITS, values)
     # Sums that differ by rounding alone count as equal.
     least = abs(float(values.sum())) - 1e-10 * float(np.abs(values).sum())
+    # All patterns of signs, if they are few.
     if len(values) <= EXACT_UNITS:
         sums = values[:1]  # the other sign of the first difference gives the negative of each sum
         for value in values[1:]:
             sums = np.concatenate([sums + value, sums - value])
         return float(np.mean(np.abs(sums) >= least))
+    # Else random patterns, some at a time. With positive = 1 or 0, a sum is 2 (positive' values) - (1' values).
     generator, beyond = np.random.default_rng(seed), 0
     most = max(1, FLIP_CELLS // len(values))
     for start in range(0, flips, most):

@@ -69,12 +69,15 @@ class Targets:
         hot = (y[..., None] == classes).reshape(len(y), self.columns)
         return np.where(hot, np.float32(1), np.float32(-1))
 
-    def weights(self, y: np.ndarray, given: np.ndarray | None = None) -> np.ndarray | None:
-        """Return the weight of each sample, (n,), from labels (n, 1) and given weights (n,); None if all are 1."""
+    def weights(self, y: np.ndarray, sample_weights: np.ndarray | None = None) -> np.ndarray | None:
+        """Return the weight of each sample, (n,), that of its class times its own; None if all are 1.
+
+        The class is that of its label ``y`` (n, 1), and its own weight, ``sample_weights`` (n,), is 1 by default.
+        """
         if self.class_weights is None:
-            return given
+            return sample_weights
         by_class = np.array(self.class_weights)[y[:, 0].astype(np.int64)]
-        return by_class if given is None else by_class * given
+        return by_class if sample_weights is None else by_class * sample_weights
 
     def predict(self, scores: np.ndarray) -> np.ndarray:
         """Return the labels (..., n, outputs) of scores (..., n, T); for regression these are the scores."""
@@ -84,19 +87,21 @@ class Targets:
             return (scores > 0).astype(np.int64)
         return scores.reshape(*scores.shape[:-1], self.outputs, self.classes).argmax(-1)
 
-    def merits(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    def sample_scores(
+        self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None
+    ) -> np.ndarray:
         """Return what each sample adds to the metric, (n,), from scores (n, T) and labels (n, outputs).
 
         It is the share of its correct labels, times its weight; for real targets it is the negative
         squared error, divided by the variance of each output.
         """
         if self.classes:
-            right = (self.predict(scores) == y).mean(axis=1)
+            of_samples = (self.predict(scores) == y).mean(axis=1)
         else:
             variance = y.var(axis=0, dtype=np.float64)
-            right = -(np.square(scores - y) / np.where(variance > 0, variance, 1.0)).mean(axis=1)
-        counted = self.weights(y, weights)
-        return right if counted is None else right * counted / counted.mean()
+            of_samples = -(np.square(scores - y) / np.where(variance > 0, variance, 1.0)).mean(axis=1)
+        all_weights = self.weights(y, weights)
+        return of_samples if all_weights is None else of_samples * all_weights / all_weights.mean()
 
     def logits(self, scores: np.ndarray) -> np.ndarray:
         """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s."""
@@ -134,19 +139,20 @@ class Targets:
         from scipy.optimize import minimize_scalar  # takes a quarter of a second
 
         logits = self.logits(np.asarray(scores, np.float64))
-        counted = np.ones(len(y)) if weights is None else weights
+        sample_weights = np.ones(len(y)) if weights is None else weights
         # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of
         # succession). Without this share for the other classes, a readout without errors would get a
         # temperature of 0.
-        doubt = 1 / (counted.sum() + 2)
-        hot = y[..., None].astype(np.int64) == np.arange(self.classes)
-        wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1)) * counted[:, None, None]
+        doubt = 1 / (sample_weights.sum() + 2)
+        is_class = y[..., None].astype(np.int64) == np.arange(self.classes)
+        smoothed = np.where(is_class, 1 - doubt, doubt / (self.classes - 1))
+        smoothed = smoothed * sample_weights[:, None, None]
 
         def loss(log_temperature: float) -> float:
-            return -float((wanted * log_softmax(logits * np.exp(-log_temperature), axis=-1)).sum())
+            return -float((smoothed * log_softmax(logits * np.exp(-log_temperature), axis=-1)).sum())
 
-        found: Any = minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
-        return float(np.exp(found.x))
+        minimum: Any = minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
+        return float(np.exp(minimum.x))
 
 
 class Readout(Protocol):
@@ -215,14 +221,16 @@ class LinearReadout:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "LinearReadout":
         """Build a readout from the values of `to_arrays`; raise `ValueError` if their shapes do not match."""
         targets = from_json(Targets, {name: settings[name] for name in ("outputs", "classes")})
-        names, width = ("coef", "intercept"), targets.columns
-        found = {name: arrays[name].astype(np.float64, casting="same_kind") for name in names}
-        check_arrays(found, {"coef": (len(found["coef"]) or 1, width), "intercept": (width,)})
+        coef, intercept = (
+            arrays[name].astype(np.float64, casting="same_kind") for name in ("coef", "intercept")
+        )
+        weights = {"coef": coef, "intercept": intercept}
+        check_arrays(weights, {"coef": (len(coef) or 1, targets.columns), "intercept": (targets.columns,)})
         link = settings.get("link", "softmax")  # absent from readouts of format 2
         temperature = float(settings["temperature"])
         if not 1e-6 < temperature < 1e6:  # `Targets.fit_temperature` returns values from exp(-7) to exp(7)
             raise ValueError(f"its temperature is {temperature:g}, not between 1e-6 and 1e6")
-        return cls(**found, targets=targets, temperature=temperature, link=link)
+        return cls(**weights, targets=targets, temperature=temperature, link=link)
 
 
 def check_width(weights: int, features: int) -> None:
@@ -255,21 +263,23 @@ class Tally:
     def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> "Tally":
         """Count a block: scores (A, m, T) of each readout, labels (m, outputs), and weights (m,), 1 by default."""
         weights = self.targets.weights(y, weights)
-        counted = np.ones(len(y)) if weights is None else weights
+        if weights is None:
+            weights = np.ones(len(y))
         report_work(SCORE_WORK * scores.size)
         if self.targets.classes:
-            hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
+            hits = (self.targets.predict(scores) == y).sum(axis=2) @ weights
             distances = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
-            self._distances = self._distances + distances @ counted
+            self._distances = self._distances + distances @ weights
         else:
             values = y.astype(np.float64)
-            hits = counted @ np.square(scores - values)
+            hits = weights @ np.square(scores - values)
+            # Sums around the first value, so that those of squares keep their digits.
             if not self.samples:
-                self._origin = values[0]  # so that sums of squares keep their digits
-            self._sum += counted @ (values - self._origin)
-            self._squares += counted @ np.square(values - self._origin)
+                self._origin = values[0]
+            self._sum += weights @ (values - self._origin)
+            self._squares += weights @ np.square(values - self._origin)
         self._hits = self._hits + hits
-        self.samples += float(counted.sum())
+        self.samples += float(weights.sum())
         return self
 
     def accuracy(self) -> np.ndarray:
@@ -298,21 +308,6 @@ def accuracy_of(readout: Readout, blocks: Iterable[Block]) -> float:
     return float(tally.accuracy()[0])
 
 
-def best_penalty(
-    alphas: np.ndarray, accuracies: np.ndarray, losses: np.ndarray, errors: np.ndarray | None = None
-) -> int:
-    """Return the index of the most accurate penalty; ties go to the smaller loss, then to the larger penalty.
-
-    With standard errors (A,), return the largest penalty whose accuracy is within one standard error
-    of the highest.
-    """
-    # On few rows, many penalties are equally accurate, and the largest of them is often far too large.
-    best = int(np.lexsort((alphas, -losses, accuracies))[-1])
-    if errors is None:
-        return best
-    return int(np.argmax(np.where(accuracies >= accuracies[best] - errors[best], alphas, -np.inf)))
-
-
 def metric_name(classes: int) -> str:
     """Return the name of the score: ``accuracy``, or ``R²`` without classes."""
     return "accuracy" if classes else "R²"
@@ -331,9 +326,11 @@ def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     is a sample. Otherwise each row is a sample: its tokens concatenated, and the labels of its
     readout tokens concatenated.
     """
-    if 1 < x.shape[1] == y.shape[1]:
-        known = has_labels(y)
-        return x[known], y[known]
+    tokens, readout_tokens = x.shape[1], y.shape[1]
+    each_token_is_a_sample = tokens > 1 and tokens == readout_tokens
+    if each_token_is_a_sample:
+        is_labelled = has_labels(y)
+        return x[is_labelled], y[is_labelled]
     return x.reshape(len(x), -1), y.reshape(len(y), -1)
 
 

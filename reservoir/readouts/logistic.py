@@ -3,8 +3,8 @@
 For standardised features z_i, weights p_i and a penalty alpha (scikit-learn's 1 / C), the readout of
 an output solves
 
-    min over W, b   sum_i p_i ( log sum_c exp(b_c + W_c' z_i) - (b + W' z_i)_{y_i} )  +  alpha / 2 ||
-    W ||^2 .
+    min over W, b   sum_i p_i ( log sum_c exp(b_c + W_c' z_i) - (b + W' z_i)_{y_i} )
+                    + alpha / 2 || W ||^2 .
 
 At W = 0 and equal class probabilities the Hessian in W is k Z'PZ + alpha I, with P = diag(p) and k =
 1 / classes (1 / 4 for two classes, which have one column). Let Z'PZ have eigenvectors V and
@@ -17,36 +17,28 @@ Hessian).
 
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import eigh
 from scipy.special import expit
 
 from reservoir.errors import InputError
+from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.ridge import (
-    BLOCK_ROWS,
-    LARGE_MATRIX,
-    KernelMatrix,
-    LinearPath,
-    Moments,
-    Training,
-    blas_threads,
-    gather,
-    inverse,
-    positive,
-    score,
-)
+from reservoir.readouts.linear_path import LinearPath, score_path
+from reservoir.readouts.moments import BLOCK_ROWS, Moments, inverse
+from reservoir.readouts.penalties import LOGISTIC_ALPHAS, check_penalties
+from reservoir.readouts.products import LARGE_MATRIX, blas_threads
+from reservoir.readouts.ridge import FewSamples, TrainingData, gather
 from reservoir.readouts.sweep import Sweep
 from reservoir.work import report_work
 
-LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
-
-Evaluation = tuple[float, np.ndarray]  # value and gradient at a point
+ValueAndGradient = tuple[float, np.ndarray]  # of a function at a point
 EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-8  # relative error of values that are summed from products in float32
-ARMIJO = 1e-4
-MAX_SEARCH_STEPS = 20
+ARMIJO = 1e-4  # share of the predicted decrease that a step must reach (Nocedal and Wright, section 3.1)
+MAX_SEARCH_STEPS = 20  # each is at most half of the one before, so the last is a millionth of the first
 LBFGS_STEPS = 10  # number of steps from which the inverse Hessian is built
 
 
@@ -58,16 +50,16 @@ def logistic_sweep(
     *,
     moments: Moments | None = None,
 ) -> Sweep:
-    """Fit a logistic readout for every penalty and choose one by validation; known ``moments`` of train save a pass."""
+    """Fit a logistic readout for every penalty and choose one by validation; ``moments`` of train save a pass."""
     path = logistic_path(train, targets, alphas, gather(train, targets) if moments is None else moments)
-    return Sweep(path, score(path, valid, targets))
+    return Sweep(path, score_path(path, valid, targets))
 
 
 def logistic_path(
     train: Iterable[Block],
     targets: Targets,
     alphas: np.ndarray,
-    training: Training,
+    training: TrainingData,
     *,
     tolerance: float = 1e-4,
     passes: int = 200,
@@ -84,55 +76,55 @@ def logistic_path(
         )
     size = len(training.xx if isinstance(training, Moments) else training.x)
     with blas_threads(many=size >= LARGE_MATRIX):
-        problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), training)
-        found = problem.minimise(tolerance, passes)
-        weights, offset = problem.models({number: point for number, (point, _) in enumerate(found)})
+        problem = _Problem(train, targets, np.asarray(check_penalties(alphas), np.float64), training)
+        minima = problem.minimise(tolerance, passes)
+        weights, offset = problem.models({number: minimum.point for number, minimum in enumerate(minima)})
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
     if targets.classes == 2:  # a score is half the log odds
         weights, offset = weights / 2, offset / 2
-    converged = np.array([solved for _, solved in found]).reshape(len(alphas), -1).min(axis=1)
+    # A penalty has converged if the problems of all its outputs have.
+    converged = np.array([minimum.converged for minimum in minima]).reshape(len(alphas), -1).min(axis=1)
     offset = offset.reshape(len(alphas), -1)
     return LinearPath(alphas, weights, offset, problem.mean, problem.scale, converged)
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum:
+    """The best point of a minimisation, and whether it is the minimum up to the tolerance."""
+
+    point: np.ndarray
+    converged: bool
 
 
 class _Problem:
     """The losses of every penalty and output, in unknowns for which the Hessian is the identity at the start."""
 
     def __init__(
-        self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: Training
+        self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: TrainingData
     ) -> None:
         self.train, self.targets = train, targets
-        # Principal axes of the standardised features, Z'PZ = V diag(l) V'; for samples, from their kernel matrix.
-        if isinstance(training, Moments):
-            self.mean, self.scale, count = training.mean, inverse(training.std), training.count
-            matrix = training.xx * self.scale * self.scale[:, None]
-            values, vectors = eigh(matrix, driver="evd", overwrite_a=True)
-        else:
-            kernel = KernelMatrix(training.x, training.weights)
-            self.mean, self.scale, count = kernel.mean, kernel.scale, float(kernel.weights.sum())
-            roots = np.sqrt(kernel.weights)[:, None]
-            values, vectors = eigh(kernel.products * roots.T * roots, driver="evd", overwrite_a=True)
-            z = kernel.x - self.mean
-            z *= self.scale
-            z *= roots
-            vectors = z.T @ vectors
-            vectors /= np.sqrt(np.maximum(values, np.finfo(float).tiny))
+        axes = _axes_of_moments(training) if isinstance(training, Moments) else _axes_of_samples(training)
+        self.mean, self.scale = axes.mean, axes.scale
+        # Axes along which nothing varies but rounding errors are left out.
+        values = axes.values
         varies = values > len(values) * EPSILON * values[-1]
-        self.axes = vectors[:, varies]
+        self.axes = axes.vectors[:, varies]
         self.columns = targets.classes if targets.classes > 2 else 1
         curvature = 1 / targets.classes if targets.classes > 2 else 1 / 4
         self.alphas = np.repeat(alphas, targets.outputs)
         # A row is a problem (a penalty and an output); its columns are the axes and, last, the
-        # unpenalised intercept.
-        along = 1 / np.sqrt(curvature * values[varies] + self.alphas[:, None])
-        self.steps = np.pad(along, ((0, 0), (0, 1)), constant_values=1 / np.sqrt(curvature * count))
+        # unpenalised intercept. Weights are steps times unknowns: (k l + alpha)^-1/2 along each axis.
+        along_axes = 1 / np.sqrt(curvature * values[varies] + self.alphas[:, None])
+        of_intercept = 1 / np.sqrt(curvature * axes.count)
+        self.steps = np.pad(along_axes, ((0, 0), (0, 1)), constant_values=of_intercept)
 
-    def minimise(self, tolerance: float, passes: int) -> list[tuple[np.ndarray, bool]]:
-        """Return the best point of each problem and whether it is solved; the unsolved ones share each pass."""
+    def minimise(self, tolerance: float, passes: int) -> list[Minimum]:
+        """Return the minimum of each problem; the unsolved ones share each pass over the features."""
         start = np.zeros(self.steps.shape[1] * self.columns)
+        # Each solver yields the next point that it wants to be evaluated, and stops at its minimum.
         solvers = [lbfgs(start, tolerance, passes) for _ in self.alphas]
         points = {number: next(solver) for number, solver in enumerate(solvers)}
-        minima: dict[int, tuple[np.ndarray, bool]] = {}
+        minima: dict[int, Minimum] = {}
         while points:
             for number, evaluation in self.evaluate(points).items():
                 try:
@@ -148,12 +140,15 @@ class _Problem:
         flat = along.reshape(len(along), len(points) * self.columns)
         return self.axes @ flat[:-1], flat[-1]
 
-    def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, Evaluation]:
+    def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, ValueAndGradient]:
         """Return the value and gradient of some problems, in one pass over the features."""
         weights, offset = self.models(points)
         weights *= self.scale[:, None]
         outputs = np.array([number % self.targets.outputs for number in points])
-        losses, gradient, sums = np.zeros(len(points)), np.zeros(weights.shape), np.zeros(len(offset))
+        # Sum the losses, and their derivatives by the weights of centred features and by the intercepts.
+        losses = np.zeros(len(points))
+        gradient = np.zeros(weights.shape)
+        intercept_gradient = np.zeros(len(offset))
         for whole, labels in self.train:
             # Where all features are constant, every row must be rounded to the same value.
             dtype = np.result_type(whole.dtype, np.float32) if self.axes.size else np.float64
@@ -170,13 +165,14 @@ class _Problem:
                 losses += loss.sum(axis=0, dtype=np.float64)
                 flat = residual.reshape(len(x), -1)
                 gradient += centred.T @ flat
-                sums += flat.sum(axis=0, dtype=np.float64)
+                intercept_gradient += flat.sum(axis=0, dtype=np.float64)
+        # By the chain rule: along the axes, and then along the unknowns, which the steps multiply.
         along = self.axes.T @ (gradient * self.scale[:, None])
-        along = np.concatenate([along, sums[None]]).reshape(len(along) + 1, len(points), -1)
+        along = np.concatenate([along, intercept_gradient[None]]).reshape(len(along) + 1, len(points), -1)
         evaluations = {}
         for i, (number, point) in enumerate(points.items()):
             penalised, alpha = self._along(number, point), self.alphas[number]
-            penalised[-1] = 0
+            penalised[-1] = 0  # the intercept
             value = losses[i] + alpha / 2 * float(np.square(penalised).sum())
             steps = (along[:, i] + alpha * penalised) * self.steps[number][:, None]
             evaluations[number] = value, steps.ravel()
@@ -189,8 +185,10 @@ class _Problem:
     def _losses(self, scores: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return losses (m, p) and their derivatives (m, p, columns) with respect to the scores, for labels (m, p)."""
         if self.columns == 1:
+            # Two classes: log(1 + exp(s)) - y s, with the derivative sigmoid(s) - y.
             scores, y = scores[..., 0], y.astype(scores.dtype)
             return np.logaddexp(0, scores) - y * scores, (expit(scores) - y)[..., None]
+        # More: log sum_c exp(s_c) - s_y, with the derivative softmax(s) - 1 at y and softmax(s) elsewhere.
         labels = y[..., None].astype(np.int64)
         shifted = scores - np.minimum(scores.max(axis=-1, keepdims=True), np.finfo(scores.dtype).max)
         loss = -np.take_along_axis(shifted, labels, axis=-1)[..., 0]
@@ -202,10 +200,41 @@ class _Problem:
         return loss, residual
 
 
+@dataclass(frozen=True)
+class _Axes:
+    """Principal axes of standardised features, Z'PZ = V diag(l) V': l (r,) ascending and V (w, r)."""
+
+    values: np.ndarray
+    vectors: np.ndarray
+    mean: np.ndarray
+    scale: np.ndarray
+    count: float  # sum of the sample weights
+
+
+def _axes_of_moments(moments: Moments) -> _Axes:
+    scale = inverse(moments.std)
+    matrix = moments.xx * scale * scale[:, None]
+    values, vectors = eigh(matrix, driver="evd", overwrite_a=True)
+    return _Axes(values, vectors, moments.mean, scale, moments.count)
+
+
+def _axes_of_samples(training: FewSamples) -> _Axes:
+    # With S = P^1/2 Z and its products SS' = U diag(l) U', the axes are V = S'U l^-1/2.
+    kernel = KernelMatrix(training.x, training.weights)
+    roots = np.sqrt(kernel.weights)[:, None]
+    values, vectors = eigh(kernel.products * roots.T * roots, driver="evd", overwrite_a=True)
+    z = kernel.x - kernel.mean
+    z *= kernel.scale
+    z *= roots
+    vectors = z.T @ vectors
+    vectors /= np.sqrt(np.maximum(values, np.finfo(float).tiny))
+    return _Axes(values, vectors, kernel.mean, kernel.scale, float(kernel.weights.sum()))
+
+
 def lbfgs(
     x: np.ndarray, tolerance: float, evaluations: int
-) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
-    """Minimise one smooth convex function: a generator of points that is sent (value, gradient).
+) -> Generator[np.ndarray, ValueAndGradient, Minimum]:
+    """Minimise one smooth convex function f: a generator of points that is sent the value and gradient of each.
 
     A step is shortened until the value falls by 1e-4 of the decrease that the slope predicts. The
     problem is solved if the next step d has || d || <= tolerance * || x ||, or if its predicted
@@ -219,15 +248,18 @@ def lbfgs(
     used = 1
     pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=LBFGS_STEPS)
     while True:
-        direction = -inverse_hessian_product(pairs, gradient)
-        slope = float(gradient @ direction)
-        if np.linalg.norm(direction) <= tolerance * np.linalg.norm(x) or -slope <= negligible:
-            return x, True
+        # The direction d = -H gradient, and the slope of f along it.
+        d = -inverse_hessian_product(pairs, gradient)
+        slope = float(gradient @ d)
+        if np.linalg.norm(d) <= tolerance * np.linalg.norm(x) or -slope <= negligible:
+            return Minimum(x, converged=True)
+        # Backtracking: after a step that is too long, the next is the minimum of the parabola through the
+        # value and the slope at x and the value at the trial point (equation 3.57), within 0.1 to 0.5 of it.
         step = 1.0
         for _ in range(MAX_SEARCH_STEPS):
             if used == evaluations:
-                return x, False
-            trial = x + step * direction
+                return Minimum(x, converged=False)
+            trial = x + step * d
             trial_value, trial_gradient = yield trial
             used += 1
             rise = trial_value - value
@@ -235,26 +267,38 @@ def lbfgs(
                 break
             step *= float(np.clip(-slope * step / (2 * (rise - slope * step)), 0.1, 0.5))
         else:
-            return x, False
-        moved, turned = trial - x, trial_gradient - gradient
-        curvature = float(moved @ turned)
-        if curvature > 0:
-            pairs.append((moved, turned, curvature))
+            return Minimum(x, converged=False)
+        # s = x_new - x,  y = gradient_new - gradient. H stays positive definite only with pairs of s'y > 0.
+        s, y = trial - x, trial_gradient - gradient
+        sy = float(s @ y)
+        if sy > 0:
+            pairs.append((s, y, sy))
         x, value, gradient = trial, trial_value, trial_gradient
 
 
 def inverse_hessian_product(
     pairs: Sequence[tuple[np.ndarray, np.ndarray, float]], gradient: np.ndarray
 ) -> np.ndarray:
-    """Return H g from steps s, changes of the gradient y and products s'y, oldest first (two-loop recursion)."""
-    product = gradient.copy()
-    shares = []
-    for moved, turned, curvature in reversed(pairs):
-        shares.append(float(moved @ product) / curvature)
-        product -= shares[-1] * turned
+    """Return H g from steps s, changes y of the gradient and products s'y, oldest first (algorithm 7.4).
+
+    H is the inverse Hessian of L-BFGS, with rho = 1 / s'y:
+
+        H = gamma I at first, gamma = s'y / y'y of the last pair,
+        then for each pair, oldest first:   H <- (I - rho s y') H (I - rho y s') + rho s s'
+
+    The two loops multiply the factors of this product with g from both sides, without forming H.
+    """
+    q = gradient.copy()
+    alphas: list[float] = []
+    for s, y, sy in reversed(pairs):
+        alpha = float(s @ q) / sy  # rho s'q
+        alphas.append(alpha)
+        q -= alpha * y
+    r = q
     if pairs:
-        _, turned, curvature = pairs[-1]
-        product *= curvature / float(turned @ turned)
-    for (moved, turned, curvature), share in zip(pairs, reversed(shares), strict=True):
-        product += (share - float(turned @ product) / curvature) * moved
-    return product
+        _, y, sy = pairs[-1]
+        r *= sy / float(y @ y)
+    for (s, y, sy), alpha in zip(pairs, reversed(alphas), strict=True):
+        beta = float(y @ r) / sy
+        r += (alpha - beta) * s
+    return r

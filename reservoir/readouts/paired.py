@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from reservoir.readouts.evaluation import Z95, Evaluation, compare
+from reservoir.readouts.evaluation import Z95, Evaluation, p_value_of_difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ def paired_difference(
     ``y`` and both arrays in ``predicted`` are (n, outputs); ``units`` (n,) names the row of each
     sample, or its group if the rows have groups.
     """
+    # Of each sample, the numerator (gain) and the denominator (spread) of the difference, a ratio of sums.
     first, second = predicted
     if evaluations[0].classes:
         gain = ((first == y).astype(np.float64) - (second == y)).mean(axis=1, keepdims=True)
@@ -47,20 +48,21 @@ def paired_difference(
         values = y.astype(np.float64)
         gain = np.square(second - values) - np.square(first - values)
         spread = np.square(values - values.mean(axis=0))
-    p_value = compare(*evaluations)
+    p_value = p_value_of_difference(*evaluations)
     # A constant output has no R².
     varies = spread.sum(axis=0) > 0
     if not varies.any():
         return Difference(value=0.0, interval=None, p_value=p_value)
+    # Their sums over each unit, which are independent.
     number = np.unique(units, return_inverse=True)[1]
-    of_units = [np.zeros((number.max() + 1, int(varies.sum()))) for _ in range(2)]
-    for sums, parts in zip(of_units, (gain, spread), strict=True):
-        np.add.at(sums, number, parts[:, varies])
-    gains, spreads = of_units
+    gains, spreads = np.zeros((2, number.max() + 1, int(varies.sum())))
+    np.add.at(gains, number, gain[:, varies])
+    np.add.at(spreads, number, spread[:, varies])
     whole = spreads.sum(axis=0)
     ratios = gains.sum(axis=0) / whole
     value = float(ratios.mean())
-    if evaluations[0].classes and set(np.unique(gains)) <= {-1.0, 0.0, 1.0} and (spreads == 1).all():
+    one_label_per_unit = set(np.unique(gains)) <= {-1.0, 0.0, 1.0} and (spreads == 1).all()
+    if evaluations[0].classes and one_label_per_unit:
         interval = paired_interval(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
     else:
         # Both numerator and denominator of a ratio of sums over units vary: linearisation, as for survey data.
@@ -76,7 +78,8 @@ def paired_interval(wins: int, losses: int, rows: int) -> tuple[float, float]:
     are few of them. Reference: Bonett and Price (2012), Adjusted Wald confidence interval for a
     difference of binomial proportions based on paired data.
     """
-    more, less = (wins + 1) / (rows + 2), (losses + 1) / (rows + 2)
+    more = (wins + 1) / (rows + 2)
+    less = (losses + 1) / (rows + 2)
     reach = Z95 * math.sqrt((more + less - (more - less) ** 2) / (rows + 2))
     return max(-1.0, more - less - reach), min(1.0, more - less + reach)
 

@@ -15,32 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.readouts.linear import (
-    Block,
-    FoldBlock,
-    LinearReadout,
-    Tally,
-    Targets,
-    best_penalty,
-)
-from reservoir.readouts.ridge import (
-    DEFAULT_ALPHAS,
-    FoldScorer,
-    KernelMatrix,
-    LinearPath,
-    Moments,
-    by_fold,
-    fold_moments,
-    gather,
-    head,
-    held_out_scores,
-    ridge_path,
-    score,
-    solve,
-)
-
-MAX_ALPHAS = 1000  # the models of all penalties are in memory at once
-ALPHA_LIMITS = 1e-6, 1e10
+from reservoir.readouts.kernel import KernelMatrix, kernel_fold_scores
+from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Tally, Targets
+from reservoir.readouts.linear_path import LinearPath, score_path
+from reservoir.readouts.moments import Moments, by_fold, fold_moments
+from reservoir.readouts.penalties import DEFAULT_ALPHAS, best_penalty
+from reservoir.readouts.ridge import gather, head, path_from_moments, ridge_path
+from reservoir.readouts.ridge_system import FoldScorer, primal_system
 
 
 @dataclass(eq=False)
@@ -69,7 +50,7 @@ class Sweep:
     # optional weights; None without cross-validation.
     held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
     # What each sample adds to the accuracy of the chosen penalty, (n,); only for cross-validation.
-    merits: np.ndarray | None = None
+    sample_scores: np.ndarray | None = None
     kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
 
     def __post_init__(self) -> None:
@@ -95,40 +76,28 @@ def sweep(
     alphas: np.ndarray = DEFAULT_ALPHAS,
     *,
     moments: Moments | None = None,
-    emphasis: np.ndarray | None = None,
+    feature_weights: np.ndarray | None = None,
 ) -> Sweep:
     """Fit a ridge readout for every penalty and choose one by validation; train and valid are iterated once each.
 
-    Known ``moments`` of train save its pass. ``emphasis`` (w,) holds factors of the standardised
-    features.
+    The ``moments`` of train, if they are at hand, save its pass. ``feature_weights`` (w,) multiply the
+    standardised features.
     """
-    path = solve(gather(train, targets) if moments is None else moments, alphas, emphasis)
-    return Sweep(path, score(path, valid, targets))
+    training = gather(train, targets) if moments is None else moments
+    path = ridge_path(training, alphas, feature_weights)
+    return Sweep(path, score_path(path, valid, targets))
 
 
-def parse_alphas(text: str) -> np.ndarray:
-    """Return the penalties of ``LO:HI:N``: N values from LO to HI in equal ratios."""
-    try:
-        low, high, number = text.split(":")
-        lo, hi, n = float(low), float(high), int(number)
-    except ValueError:
-        lo, hi, n = 0.0, 0.0, 0
-    if not (0 < lo <= hi < np.inf and 1 <= n <= MAX_ALPHAS) or (n == 1 and lo != hi):
-        remedy = f"give LO:HI:N with 0 < LO <= HI and N from 1 to {MAX_ALPHAS:,}, such as 1e-2:1e6:25"
-        raise InputError(f"penalties {text!r}: {remedy}", "N is 1 only if LO = HI")
-    return np.geomspace(lo, hi, n)
+@dataclass(frozen=True, eq=False)
+class _FittedFolds:
+    """Everything that cross-validation fits: the final path, and what scores each fold in each repeat."""
 
-
-def extended_alphas(alphas: np.ndarray, best: int) -> np.ndarray | None:
-    """Return the grid extended to 1e-6 or 1e10 if the best penalty is at its end; None if nothing can be added."""
-    low, high = float(np.min(alphas)), float(np.max(alphas))
-    # New penalties continue the ratio of the grid, or a third of a decade if that is larger.
-    ratio = max(10 ** (1 / 3), (high / low) ** (1 / max(1, len(alphas) - 1)))
-    ends = low / ALPHA_LIMITS[0], ALPHA_LIMITS[1] / high
-    below, above = (int(np.log(max(1, end)) / np.log(ratio) + 1e-9) for end in ends)
-    less = low / ratio ** np.arange(below, 0, -1) if alphas[best] == low else []
-    more = high * ratio ** np.arange(1, above + 1) if alphas[best] == high else []
-    return np.concatenate([less, np.sort(alphas), more]) if len(less) + len(more) else None
+    path: DeferredPath
+    scorers: list[list[FoldScorer]]  # of each repeat and fold
+    samples: Iterable[
+        FoldBlock
+    ]  # what the scorers take as features, with labels, folds and optional weights
+    kernel: KernelMatrix | None = None
 
 
 def cross_sweep(
@@ -139,9 +108,9 @@ def cross_sweep(
     folds: int = 5,
     repeats: int = 1,
     moments: Sequence[Moments] | None = None,
-    emphasis: np.ndarray | None = None,
+    feature_weights: np.ndarray | None = None,
     one_standard_error: bool = False,
-    known: KernelMatrix | None = None,
+    of_first_features: KernelMatrix | None = None,
 ) -> Sweep:
     """Fit a ridge readout for every penalty, and choose one by repeated K-fold cross-validation.
 
@@ -150,69 +119,107 @@ def cross_sweep(
     held-out scores of the first repeat.
 
     ``train`` is iterated several times; a sample of weight 2 counts as two. ``moments`` are those
-    that `fold_moments` returned before, and save a pass. ``emphasis`` (w,) and ``known`` are as in
-    `KernelMatrix`. With ``one_standard_error``, the largest penalty within one standard error (over
-    folds) of the best accuracy is chosen.
+    that `fold_moments` returned before, and save a pass. ``feature_weights`` (w,) and
+    ``of_first_features`` are as in `KernelMatrix`. With ``one_standard_error``, the largest penalty
+    within one standard error (over folds) of the best accuracy is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds", "give at least 2")
-    few, kernel = None if moments else head(train)[0], None
-    scorers: list[list[FoldScorer]] = []  # of each repeat and fold
+    few = None if moments else head(train)[0]
     if few is not None:
-        x, y, fold, *weights = few
-        kernel, coded = KernelMatrix(x, targets.weights(y, *weights), emphasis, known), targets.encode(y)
-        path = DeferredPath(alphas, functools.partial(kernel.path, coded))
-        train = [(np.arange(len(y)), y, fold, *weights)]  # samples are looked up by their numbers
-        for one in fold.reshape(len(y), -1).T:
-            scores = held_out_scores(kernel.products, kernel.weights, coded, one, alphas)
-            scorers.append([lambda n, chosen, scores=scores: scores[chosen, n]] * folds)
+        fitted = _fit_few(few, targets, alphas, folds, feature_weights, of_first_features)
     else:
         parts = moments or [
-            one for repeat in range(repeats) for one in fold_moments(train, targets, folds, repeat)
+            part for repeat in range(repeats) for part in fold_moments(train, targets, folds, repeat)
         ]
-        whole = functools.reduce(operator.add, parts[:folds])
-        scale = whole.scale(emphasis)
-        path = DeferredPath(alphas, functools.partial(ridge_path, whole, scale=scale))
-        for repeat in range(repeats):
-            mine = parts[repeat * folds : (repeat + 1) * folds]
-            # The moments of the other folds are added: differences from the total give constant
-            # channels some variance.
-            of_folds = []
-            for k, one in enumerate(mine):
-                rest = functools.reduce(operator.add, [*mine[:k], *mine[k + 1 :]])
-                of_folds.append(rest.system(scale).scorer(alphas, one.count, targets))
-            scorers.append(of_folds)
-    tally, errors = Tally(targets), []
-    for repeat, of_folds in enumerate(scorers):
-        tallies = [Tally(targets) for _ in range(folds)]
-        for k, x, *labels in by_fold(train, repeat):
-            scores = of_folds[k](x, slice(None))
+        fitted = _fit_moments(train, parts, targets, alphas, folds, feature_weights)
+    # Score each sample under every penalty by the models of the other folds.
+    tally = Tally(targets)
+    errors: list[np.ndarray] = []
+    for repeat, scorers in enumerate(fitted.scorers):
+        fold_tallies = [Tally(targets) for _ in range(folds)]
+        for k, x, *labels in by_fold(fitted.samples, repeat):
+            scores = scorers[k](x, slice(None))
             tally.update(scores, *labels)
             if one_standard_error:
-                tallies[k].update(scores, *labels)
+                fold_tallies[k].update(scores, *labels)
         if one_standard_error:
-            errors.append(np.std([one.accuracy() for one in tallies], axis=0, ddof=1) / np.sqrt(folds))
-    found = Sweep(path, tally, np.mean(errors, axis=0) if errors else None, kernel=kernel)
-    scores, labels = _held_out_scores(train, targets, scorers, found.best)
-    found.merits = np.mean([targets.merits(part, *labels) for part in scores], axis=0)
-    first_repeat = (scores[0], *labels)
-    found.held_out = lambda: first_repeat
-    return found
+            accuracies = [fold_tally.accuracy() for fold_tally in fold_tallies]
+            errors.append(np.std(accuracies, axis=0, ddof=1) / np.sqrt(folds))
+    result = Sweep(fitted.path, tally, np.mean(errors, axis=0) if errors else None, kernel=fitted.kernel)
+    # Score once more under the chosen penalty alone, sample by sample, for comparisons with other sweeps.
+    scores_of_repeats, labels = _scores_of_penalty(fitted.samples, targets, fitted.scorers, result.best)
+    result.sample_scores = np.mean(
+        [targets.sample_scores(scores, *labels) for scores in scores_of_repeats], axis=0
+    )
+    held_out = scores_of_repeats[0], *labels
+    result.held_out = lambda: held_out
+    return result
 
 
-def _held_out_scores(
-    train: Iterable[FoldBlock], targets: Targets, scorers: Sequence[Sequence[FoldScorer]], best: int
+def _fit_few(
+    few: tuple[np.ndarray, ...],
+    targets: Targets,
+    alphas: np.ndarray,
+    folds: int,
+    feature_weights: np.ndarray | None,
+    of_first_features: KernelMatrix | None,
+) -> _FittedFolds:
+    """Fit all folds by the products of the samples, which are fewer than the features."""
+    x, y, fold, *weights = few
+    kernel = KernelMatrix(x, targets.weights(y, *weights), feature_weights, of_first_features)
+    coded = targets.encode(y)
+    scorers: list[list[FoldScorer]] = []
+    for fold_of_sample in fold.reshape(len(y), -1).T:
+        scores = kernel_fold_scores(kernel.products, kernel.weights, coded, fold_of_sample, alphas)
+        # Every sample has been scored already, and is looked up by its number.
+        scorers.append([lambda n, chosen, scores=scores: scores[chosen, n]] * folds)
+    return _FittedFolds(
+        path=DeferredPath(alphas, functools.partial(kernel.path, coded)),
+        scorers=scorers,
+        samples=[(np.arange(len(y)), y, fold, *weights)],
+        kernel=kernel,
+    )
+
+
+def _fit_moments(
+    train: Iterable[FoldBlock],
+    parts: Sequence[Moments],
+    targets: Targets,
+    alphas: np.ndarray,
+    folds: int,
+    feature_weights: np.ndarray | None,
+) -> _FittedFolds:
+    """Fit all folds from the moments of each fold in each repeat, ``parts``."""
+    whole = functools.reduce(operator.add, parts[:folds])
+    scale = whole.scale(feature_weights)
+    scorers: list[list[FoldScorer]] = []
+    for start in range(0, len(parts), folds):
+        repeat = parts[start : start + folds]
+        # The moments of the other folds are added: differences from the total give constant
+        # channels some variance.
+        scorers_of_folds: list[FoldScorer] = []
+        for k, part in enumerate(repeat):
+            rest = functools.reduce(operator.add, [*repeat[:k], *repeat[k + 1 :]])
+            scorers_of_folds.append(primal_system(rest, scale).scorer(alphas, part.count, targets))
+        scorers.append(scorers_of_folds)
+    path = DeferredPath(alphas, functools.partial(path_from_moments, whole, scale=scale))
+    return _FittedFolds(path=path, scorers=scorers, samples=train)
+
+
+def _scores_of_penalty(
+    samples: Iterable[FoldBlock], targets: Targets, scorers: Sequence[Sequence[FoldScorer]], index: int
 ) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
-    """Return the scores (n, T) of the best penalty in each repeat, and labels and weights, in the samples' order."""
-    chosen = slice(best, best + 1)
+    """Return the scores (n, T) of one penalty in each repeat, and labels and weights, in the samples' order."""
+    chosen = slice(index, index + 1)
     scores: list[list[np.ndarray]] = [[] for _ in scorers]  # of each repeat and block
     labels: list[tuple[np.ndarray, ...]] = []
-    for x, y, fold, *weights in train:
+    for x, y, fold, *weights in samples:
         labels.append((y, *weights))
-        for repeat, number in enumerate(fold.reshape(len(y), -1).T):
+        for repeat, fold_of_sample in enumerate(fold.reshape(len(y), -1).T):
             block = np.empty((len(y), targets.columns))
-            for k in np.unique(number).tolist():
-                held = number == k
-                block[held] = scorers[repeat][k](x[held], chosen)[0]
+            for k in np.unique(fold_of_sample).tolist():
+                is_held_out = fold_of_sample == k
+                block[is_held_out] = scorers[repeat][k](x[is_held_out], chosen)[0]
             scores[repeat].append(block)
     return [*map(np.concatenate, scores)], tuple(map(np.concatenate, zip(*labels, strict=True)))

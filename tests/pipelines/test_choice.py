@@ -15,7 +15,6 @@ from reservoir_pipelines.fitting.candidates import choose_candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fitters import (
-    FIXED_ALPHA,
     ColumnFit,
     LogisticFitter,
     RidgeFitter,
@@ -35,16 +34,19 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 from reservoir.errors import InputError
 from reservoir.options import FitOptions
+from reservoir.readouts.penalties import FIXED_ALPHA
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import texts_of
 
 MODEL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
 
 
-def fit_of(name, merits):
-    """Return a fit with these merits of held-out rows."""
-    result = Result(columns=tuple(name.split("+")), readout="ridge", alpha=1.0, valid_score=float(np.mean(merits)))
-    return ColumnFit(results=(result,), best=0, solve=None, merits=lambda: np.asarray(merits, float))
+def fit_of(name, sample_scores):
+    """Return a fit with these sample_scores of held-out rows."""
+    result = Result(
+        columns=tuple(name.split("+")), readout="ridge", alpha=1.0, valid_score=float(np.mean(sample_scores))
+    )
+    return ColumnFit(results=(result,), best=0, solve=None, sample_scores=lambda: np.asarray(sample_scores, float))
 
 
 def test_a_baseline_or_another_column_is_chosen_only_if_it_is_clearly_better():
@@ -106,9 +108,9 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     assert fitter.repeats == 5 and all("raw" not in fit.result.columns for fit in fits)
     rows = known.rows["train"] + known.rows["valid"]
     for fit_, source, by in fit_baselines(known, fits, fitter):
-        assert (by.folds, by.repeats) == (fitter.folds, 5) and len(fit_.merits()) == rows
+        assert (by.folds, by.repeats) == (fitter.folds, 5) and len(fit_.sample_scores()) == rows
         assert len(held_out_units(source, KNOWN)) == rows
-        assert fit_.merits().mean() == pytest.approx(fit_.result.valid_score)
+        assert fit_.sample_scores().mean() == pytest.approx(fit_.result.valid_score)
     source, settings = known.raw(), {"classes": 3, "alphas": np.array([1.0, 10.0]), "folds": 4}
     repeated = LogisticFitter(**settings, repeats=3).fit(source)
     first = LogisticFitter(**settings).fit(source)
@@ -116,7 +118,7 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     # A readout that is fitted to some of the rows scores all of them, so that it can be compared.
     fewer = replace(source, some={"train": np.arange(0, known.rows["train"], 2)})
     thinned = fit_source(LogisticFitter(**settings, repeats=3), fewer)
-    assert len(thinned.merits()) == rows and thinned.results[0].readout == "logistic"
+    assert len(thinned.sample_scores()) == rows and thinned.results[0].readout == "logistic"
 
 
 def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from reservoir.features import forward, load
 from reservoir.readouts.estimators import code_labels, fold_numbers
-from reservoir.readouts.ridge import DEFAULT_ALPHAS
+from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import cross_sweep
 from tests.files import flip
 

@@ -10,7 +10,7 @@ from reservoir_pipelines.fitting.cost import RidgeSize, cost_line
 from reservoir_pipelines.output import Meter
 
 from reservoir.readouts.linear import Targets
-from reservoir.readouts.ridge import DEFAULT_ALPHAS
+from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import cross_sweep, sweep
 from reservoir.work import listening
 

@@ -25,7 +25,13 @@ from sklearn.preprocessing import StandardScaler
 from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds
-from reservoir.readouts.evaluation import compare, evaluate_classes, evaluate_values, r2_interval, reliability
+from reservoir.readouts.evaluation import (
+    evaluate_classes,
+    evaluate_values,
+    p_value_of_difference,
+    r2_interval,
+    reliability,
+)
 from reservoir.tasks.words import texts_of
 from tests.tasks.samples import write_csv
 
@@ -53,7 +59,7 @@ def test_the_interval_of_tokens_belongs_to_their_accuracy_if_sequences_differ_in
     found = evaluate_classes(right * 1, np.ones(len(right), int), ["no", "yes"], counts=counts)
     of_row = np.stack([np.add.reduceat(right * 1, np.cumsum(counts) - counts), counts])
     drawn = of_row[:, draw.integers(200, size=(2000, 200))].sum(axis=2)
-    assert found.scores["accuracy"] == pytest.approx(right.mean()) == found.merits.mean()
+    assert found.scores["accuracy"] == pytest.approx(right.mean()) == found.row_scores.mean()
     assert found.interval == pytest.approx(np.quantile(drawn[0] / drawn[1], [0.025, 0.975]), abs=0.003)
 
 
@@ -262,7 +268,7 @@ def test_rows_of_a_group_count_once_in_the_interval_and_in_the_comparison(tmp_pa
     right = groups % 4 > 0, groups % 5 < 3  # all rows of a group are right, or none
     one, other = (evaluate_classes(np.ones(400, int), guess.astype(int), ["a", "b"]) for guess in right)
     alike = [evaluate_classes(np.ones(400, int), guess.astype(int), ["a", "b"], groups=groups) for guess in right]
-    assert compare(one, other) < 0.001 and compare(*alike) > 0.05
+    assert p_value_of_difference(one, other) < 0.001 and p_value_of_difference(*alike) > 0.05
     assert np.ptp(alike[0].interval) > 2.5 * np.ptp(one.interval) and alike[0].to_dict()["groups"] == 40
     x = DRAW.normal(size=(400, 4)).round(3) + right[0][:, None]
     rows = zip(groups, *x.T, np.where(right[0], "good", "poor"), strict=True)

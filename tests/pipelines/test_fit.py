@@ -28,10 +28,10 @@ from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from reservoir import InputError
 from reservoir.options import FitOptions
-from reservoir.readouts.evaluation import compare, evaluate
+from reservoir.readouts.evaluation import evaluate_blocks, p_value_of_difference
 from reservoir.readouts.linear import RereadableBlocks, Targets, balanced_weights
-from reservoir.readouts.logistic import LOGISTIC_ALPHAS
-from reservoir.readouts.ridge import accumulate, fold_moments
+from reservoir.readouts.moments import accumulate, fold_moments
+from reservoir.readouts.penalties import LOGISTIC_ALPHAS
 from reservoir.readouts.sweep import sweep
 from tests.refusals import outcome
 
@@ -405,7 +405,7 @@ class Held(Samples):
     splits: Any
     columns: tuple[str, ...] = ("held",)
     view: Any = field(default_factory=View)
-    emphasis: Any = None
+    feature_weights: Any = None
 
     def blocks(self, split):
         yield self.splits[split]
@@ -472,9 +472,10 @@ def test_random_labels_give_chance_accuracy_and_uniform_p_values():
         raw, *sources = (held(rng.standard_normal((300, width)), y) for width in (20, 20, 60, 200))
         trials = [fitter.fit(source) for source in sources]
         best = max(range(3), key=lambda i: trials[i].result.merit)
-        found = evaluate(trials[best].readout, sources[best].blocks("test"), ["a", "b"])
+        found = evaluate_blocks(trials[best].readout, sources[best].blocks("test"), ["a", "b"])
         accuracies.append(found.scores["accuracy"])
-        p_values.append(compare(found, evaluate(fitter.fit(raw).readout, raw.blocks("test"), ["a", "b"])))
+        of_raw = evaluate_blocks(fitter.fit(raw).readout, raw.blocks("test"), ["a", "b"])
+        p_values.append(p_value_of_difference(found, of_raw))
         assert trials[best].result.valid_score > 0.5  # the best of many is above chance by selection
     assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(draws * 60)
     for level in (0.05, 0.1, 0.25, 0.5):

@@ -4,17 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.linear import Targets
-from reservoir.readouts.ridge import (
-    BLOCK_ROWS,
-    Arithmetic,
-    KernelMatrix,
-    LinearPath,
-    Scorer,
-    accumulate,
-    arithmetic,
-    products_on,
-)
+from reservoir.readouts.linear_path import LinearPath, Scorer
+from reservoir.readouts.moments import BLOCK_ROWS, accumulate
+from reservoir.readouts.products import Arithmetic, arithmetic, products_on
 from reservoir.readouts.sweep import cross_sweep, sweep
 
 ROWS = 2 * BLOCK_ROWS + 300

@@ -10,9 +10,12 @@ from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, Str
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
+from reservoir.readouts.kernel import KernelMatrix, kernel_fold_scores
 from reservoir.readouts.linear import Tally, Targets
-from reservoir.readouts.ridge import KernelMatrix, fold_moments, held_out_scores, training_moments
-from reservoir.readouts.sweep import best_penalty, cross_sweep, sweep
+from reservoir.readouts.moments import fold_moments, training_moments
+from reservoir.readouts.penalties import best_penalty
+from reservoir.readouts.ridge_system import primal_system
+from reservoir.readouts.sweep import cross_sweep, sweep
 
 
 @settings(max_examples=50, deadline=None)
@@ -123,10 +126,10 @@ def test_scores_in_both_forms_equal_refits_on_the_other_folds(classes):
     targets, alphas = Targets(y.shape[1], classes), np.array([0.5, 2, 10, 70, 300])
     z, coded = StandardScaler().fit_transform(x.astype(np.float64)), targets.encode(y)
     scale = training_moments([(x, y)], targets).scale()
-    by_kernel = held_out_scores(KernelMatrix(x).products, np.ones(40), coded, folds, alphas)
+    by_kernel = kernel_fold_scores(KernelMatrix(x).products, np.ones(40), coded, folds, alphas)
     for held in (folds == k for k in range(5)):
         moments = training_moments([(x[~held], y[~held])], targets)
-        scorer = moments.system(scale).scorer(alphas, held.sum(), targets)
+        scorer = primal_system(moments, scale).scorer(alphas, held.sum(), targets)
         models = [Ridge(alpha).fit(z[~held], coded[~held]) for alpha in alphas]
         wanted = np.stack([model.predict(z[held]).reshape(held.sum(), -1) for model in models])
         np.testing.assert_allclose(by_kernel[:, held], wanted, atol=2e-4)

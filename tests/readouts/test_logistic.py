@@ -8,8 +8,10 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Targets, balanced_weights
+from reservoir.readouts.linear_path import Scorer, score_path
 from reservoir.readouts.logistic import logistic_path, logistic_sweep
-from reservoir.readouts.ridge import Scorer, gather, score, training_moments
+from reservoir.readouts.moments import training_moments
+from reservoir.readouts.ridge import gather
 
 ALPHAS = np.array([0.3, 10.0, 1000.0])
 
@@ -95,7 +97,7 @@ def test_logistic_sweep_scores_every_penalty():
     found = logistic_sweep(train, valid, Targets(1, 3))
     again = logistic_sweep(train, valid, Targets(1, 3), moments=training_moments(train, Targets(1, 3)))
     np.testing.assert_array_equal(found.accuracy, again.accuracy)
-    np.testing.assert_array_equal(found.accuracy, score(found.path, valid, Targets(1, 3)).accuracy())
+    np.testing.assert_array_equal(found.accuracy, score_path(found.path, valid, Targets(1, 3)).accuracy())
     model = make_pipeline(StandardScaler(), LogisticRegression(C=1 / found.alpha, tol=1e-6, max_iter=2000))
     expected = model.fit(x[:600], y[:600, 0]).score(x[600:], y[600:, 0])
     assert abs(found.accuracy[found.best] - expected) <= 0.005

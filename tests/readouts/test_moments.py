@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reservoir.errors import InputError
-from reservoir.readouts.ridge import BLOCK_ROWS, Moments, accumulate
+from reservoir.readouts.moments import BLOCK_ROWS, Moments, accumulate
 
 ROWS = 3 * BLOCK_ROWS + 517
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score
 
-from reservoir.readouts.evaluation import compare, evaluate_classes, evaluate_values
+from reservoir.readouts.evaluation import evaluate_classes, evaluate_values, p_value_of_difference
 from reservoir.readouts.paired import paired_difference, paired_interval
 
 
@@ -26,7 +26,7 @@ def test_the_difference_of_r2_has_the_interval_of_a_bootstrap(outputs, groups):
     evaluations = [evaluate_values(y, predicted, groups=groups) for predicted in (first, second)]
     found = paired_difference((evaluations[0], evaluations[1]), y, (first, second), units)
     assert found.value == pytest.approx(r2_score(y, first) - r2_score(y, second))
-    assert found.p_value == compare(*evaluations)
+    assert found.p_value == p_value_of_difference(*evaluations)
     low, high = found.interval
     expected = bootstrap(lambda rows: r2_score(y[rows], first[rows]) - r2_score(y[rows], second[rows]), units)
     np.testing.assert_allclose((low, high), expected, atol=0.15 * np.ptp(expected))

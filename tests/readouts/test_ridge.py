@@ -13,22 +13,14 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from reservoir.errors import InputError
+from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.linear import LinearReadout, Tally, Targets, balanced_weights
-from reservoir.readouts.ridge import (
-    DEFAULT_ALPHAS,
-    Arithmetic,
-    KernelMatrix,
-    Scorer,
-    accumulate,
-    blas_threads,
-    fold_moments,
-    gather,
-    products_on,
-    ridge_path,
-    solve,
-    training_moments,
-)
-from reservoir.readouts.sweep import cross_sweep, extended_alphas, parse_alphas, sweep
+from reservoir.readouts.linear_path import Scorer
+from reservoir.readouts.moments import accumulate, fold_moments, training_moments
+from reservoir.readouts.penalties import DEFAULT_ALPHAS, extended_alphas, parse_alphas
+from reservoir.readouts.products import Arithmetic, blas_threads, products_on
+from reservoir.readouts.ridge import gather, path_from_moments, ridge_by_definition, ridge_path
+from reservoir.readouts.sweep import cross_sweep, sweep
 
 ALPHAS = DEFAULT_ALPHAS[::3]
 
@@ -54,7 +46,7 @@ def labels(x, targets=3, seed=1):
     return np.where(noisy > np.median(noisy, axis=0), 1.0, -1.0)
 
 
-def reference(x, y, alpha):
+def by_scikit_learn(x, y, alpha):
     scaler = StandardScaler().fit(x.astype(np.float64))
     solver = "svd" if len(x) < 1000 else "cholesky"
     ridge = Ridge(alpha=alpha, solver=solver).fit(scaler.transform(x.astype(np.float64)), y)
@@ -64,7 +56,7 @@ def reference(x, y, alpha):
 
 def assert_path_is(path, x, y, rtol):
     for i, alpha in enumerate(path.alphas):
-        coef, intercept = reference(x, y, alpha)
+        coef, intercept = ridge_by_definition(x, y, alpha)
         scale = x.astype(np.float64).std(axis=0)[:, None]
         got, want = path.coef[i] * scale, coef * scale
         assert np.linalg.norm(got - want) <= rtol * np.linalg.norm(want), f"alpha {alpha}"
@@ -77,12 +69,23 @@ KINDS = ["plain", "offset", "constant", "duplicate", "float16"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "width"), [(400, 40), (40, 60)])
+@pytest.mark.parametrize("alpha", [0.1, 100])
+def test_the_definition_of_ridge_is_that_of_scikit_learn(kind, rows, width, alpha):
+    x = features(rows, width, kind)
+    for values, expected in zip(
+        ridge_by_definition(x, labels(x), alpha), by_scikit_learn(x, labels(x), alpha), strict=True
+    ):
+        np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-8 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "width"), [(4000, 40), (400, 40), (40, 60)])
 @pytest.mark.parametrize("store", [np.float32, np.float16])
 def test_solve_equals_scaler_and_ridge_for_stored_features(kind, rows, width, store):
     x = features(rows, width, kind).astype(store)
     y = labels(x)
-    assert_path_is(solve(gather([(x, y)], Targets(3, 0)), ALPHAS), x, y, 1e-5)
+    assert_path_is(ridge_path(gather([(x, y)], Targets(3, 0)), ALPHAS), x, y, 1e-5)
 
 
 @settings(max_examples=25, deadline=None)
@@ -164,7 +167,7 @@ def test_weighted_solutions_equal_weighted_scaler_and_ridge(rows, width):
     y = (labels(x)[:, :1] > 0).astype(int)
     targets = Targets(1, 2, balanced_weights(np.bincount(y[:, 0])))
     weights = targets.weights(y)
-    path = solve(gather([(x, y)], targets), ALPHAS)
+    path = ridge_path(gather([(x, y)], targets), ALPHAS)
     scaler = StandardScaler().fit(x, sample_weight=weights)
     for i, alpha in enumerate(ALPHAS):
         ridge = Ridge(alpha=alpha).fit(scaler.transform(x), targets.encode(y), sample_weight=weights)
@@ -178,12 +181,12 @@ def test_class_weights_need_one_output():
 
 
 @pytest.mark.parametrize(("rows", "width"), [(80, 12), (20, 30)])
-def test_emphasis_scales_standardised_features(rows, width):
-    x, emphasis = features(rows, width, "offset"), np.geomspace(0.1, 10, width)
+def test_feature_weights_scales_standardised_features(rows, width):
+    x, feature_weights = features(rows, width, "offset"), np.geomspace(0.1, 10, width)
     y, fold = labels(x, 1), draw_folds(rows, 4)
-    z, targets = StandardScaler().fit_transform(x) * emphasis, Targets(1, 0)
-    whole = sweep([(x, y)], [(x, y)], targets, ALPHAS, emphasis=emphasis)
-    crossed = cross_sweep([(x, y, fold)], targets, ALPHAS, folds=4, emphasis=emphasis)
+    z, targets = StandardScaler().fit_transform(x) * feature_weights, Targets(1, 0)
+    whole = sweep([(x, y)], [(x, y)], targets, ALPHAS, feature_weights=feature_weights)
+    crossed = cross_sweep([(x, y, fold)], targets, ALPHAS, folds=4, feature_weights=feature_weights)
     for number, alpha in enumerate(ALPHAS):
         expected = Ridge(alpha=alpha).fit(z, y).predict(z).reshape(-1, 1)
         for found in (whole, crossed):
@@ -193,18 +196,19 @@ def test_emphasis_scales_standardised_features(rows, width):
         assert crossed.accuracy[number] == pytest.approx(r2_score(y, held_out), abs=1e-5)
 
 
-@pytest.mark.parametrize("emphasis", [None, np.repeat([0.5, 2.0], [30, 20])])
-def test_kernel_matrix_is_summed_from_that_of_the_first_features(emphasis):
+@pytest.mark.parametrize("feature_weights", [None, np.repeat([0.5, 2.0], [30, 20])])
+def test_kernel_matrix_is_summed_from_that_of_the_first_features(feature_weights):
     x = features(20, 50, "offset")
-    whole, summed = KernelMatrix(x, None, emphasis), KernelMatrix(x, None, emphasis, KernelMatrix(x[:, :30]))
+    whole = KernelMatrix(x, None, feature_weights)
+    summed = KernelMatrix(x, None, feature_weights, KernelMatrix(x[:, :30]))
     np.testing.assert_allclose(summed.products, whole.products, rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(summed.scale, whole.scale)
 
 
 def test_kernel_matrix_of_the_first_samples_gives_their_own_models():
     x, y = features(40, 50, "constant"), labels(features(40, 50, "constant"), 2)
-    found = KernelMatrix(x).first(25).path(y[:25], ALPHAS)
-    by_hand = ridge_path(accumulate([(x[:25], y[:25], None)]), ALPHAS, accumulate([(x, y, None)]).scale())
+    found = KernelMatrix(x).of_first_rows(25).path(y[:25], ALPHAS)
+    by_hand = path_from_moments(accumulate([(x[:25], y[:25], None)]), ALPHAS, accumulate([(x, y, None)]).scale())
     np.testing.assert_allclose(found.coef, by_hand.coef, rtol=1e-6, atol=1e-10)
     np.testing.assert_allclose(found.intercept, by_hand.intercept, rtol=1e-6, atol=1e-8)
 

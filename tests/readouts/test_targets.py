@@ -19,7 +19,8 @@ from reservoir.readouts.evaluation import (
     standard_error,
 )
 from reservoir.readouts.linear import Tally, Targets, samples, unsample
-from reservoir.readouts.sweep import best_penalty, sweep
+from reservoir.readouts.penalties import best_penalty
+from reservoir.readouts.sweep import sweep
 
 
 @given(

@@ -26,9 +26,9 @@ from reservoir.features import check_lengths, column_shapes
 from reservoir.option_fields import keyword
 from reservoir.plan import RAW, Plan, default_column, resolve
 from reservoir.pooling import raw_features
-from reservoir.readouts.estimators import code_labels, drop_weightless, fold_numbers, sample_weights
+from reservoir.readouts.estimators import check_sample_weights, code_labels, drop_weightless, fold_numbers
 from reservoir.readouts.linear import LinearReadout, Targets
-from reservoir.readouts.ridge import DEFAULT_ALPHAS
+from reservoir.readouts.penalties import DEFAULT_ALPHAS, fixed_penalty, prefers_large_penalty
 from reservoir.readouts.sweep import Sweep, cross_sweep
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.source import full_lengths
@@ -52,8 +52,6 @@ from reservoir_pipelines.fitting.fitters import (
     ColumnFit,
     add_fit,
     fit_penalties,
-    fixed_penalty,
-    prefers_large_penalty,
 )
 from reservoir_pipelines.fitting.folds import can_choose, draw_folds
 from reservoir_pipelines.training.run_folder import check_digest
@@ -304,7 +302,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
         several = {"multi_output": len(shape) == 2 and shape[1] > 1} | self._checks
         (checked, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **several)
         _refuse_missing("y", labels)
-        weights = sample_weights(sample_weight, checked)
+        weights = check_sample_weights(sample_weight, checked)
         coded, targets = self._coded(labels, weights)
         rows = self._learn(checked, lengths, weights)
         features = self._features(rows)

@@ -28,12 +28,12 @@ def better_baseline(
 
 def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     """Return whether a fit is better on the same held-out samples by more than a standard error of the difference."""
-    if fit.merits is None or other.merits is None or fit.result.merit <= other.result.merit:
+    if fit.sample_scores is None or other.sample_scores is None or fit.result.merit <= other.result.merit:
         return False
     # A column with a sample for each readout token is compared by row with one that has a sample for each row.
-    merits = fit.merits(), other.merits()
-    samples = min(len(values) for values in merits)
-    ours, others = (values.reshape(samples, -1).mean(axis=1) for values in merits)
+    sample_scores = fit.sample_scores(), other.sample_scores()
+    samples = min(len(values) for values in sample_scores)
+    ours, others = (values.reshape(samples, -1).mean(axis=1) for values in sample_scores)
     differences = ours - others
     return float(differences.mean()) > standard_error(differences, units_of_samples(units, samples))
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from reservoir.readouts.linear import SCORE_WORK
-from reservoir.readouts.ridge import REDUCTION_WORK
+from reservoir.readouts.tridiagonal import REDUCTION_WORK
 from reservoir.work import listening
 from reservoir_pipelines.output import meter, size_text, time_text
 

@@ -10,7 +10,7 @@ from reservoir_cache import make_folder
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
-from reservoir.readouts.ridge import Arithmetic, products_on
+from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.reservoir import choose_device
 from reservoir.tasks import valid_is_test
 from reservoir_pipelines.files import writing

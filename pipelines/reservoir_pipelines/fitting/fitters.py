@@ -17,6 +17,7 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import RAW
+from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.linear import (
     Block,
     LinearReadout,
@@ -27,18 +28,19 @@ from reservoir.readouts.linear import (
     accuracy_of,
     balanced_weights,
 )
-from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
-from reservoir.readouts.ridge import (
+from reservoir.readouts.linear_path import Scorer
+from reservoir.readouts.logistic import logistic_path, logistic_sweep
+from reservoir.readouts.moments import fold_moments, training_moments
+from reservoir.readouts.penalties import (
     DEFAULT_ALPHAS,
-    KernelMatrix,
-    Scorer,
-    fold_moments,
-    gather,
-    head,
-    solve,
-    training_moments,
+    LOGISTIC_ALPHAS,
+    extended_alphas,
+    fixed_penalty,
+    parse_alphas,
+    prefers_large_penalty,
 )
-from reservoir.readouts.sweep import Sweep, cross_sweep, extended_alphas, parse_alphas, sweep
+from reservoir.readouts.ridge import gather, head, ridge_path
+from reservoir.readouts.sweep import Sweep, cross_sweep, sweep
 from reservoir_pipelines.fitting.cost import RidgeSize
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
 from reservoir_pipelines.fitting.moments import stored_moments
@@ -48,9 +50,6 @@ from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, RawSource, Sou
 from reservoir_pipelines.output import meter
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
-# Penalty if none can be chosen. With one row per class of 24 sets of series, all from 0.01 to 1,000 were equally
-# accurate (.475), and larger ones less (.454).
-FIXED_ALPHA = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ class ColumnFit:
     best: int
     solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` found a better fit
     # Returns what each held-out sample adds to the best score, (n,): those of train and valid for folds, else of valid.
-    merits: Callable[[], np.ndarray] | None = None
+    sample_scores: Callable[[], np.ndarray] | None = None
     # As in `Sweep`: held-out scores of cross-validation, kept as long as the model.
     held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
 
@@ -92,9 +91,13 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
         )
         for alpha, score, loss, converged in settings
     )
-    merits = None if swept.merits is None else partial(np.asarray, swept.merits)
+    sample_scores = None if swept.sample_scores is None else partial(np.asarray, swept.sample_scores)
     return ColumnFit(
-        results=results, best=swept.best, solve=swept.readout, merits=merits, held_out=swept.held_out
+        results=results,
+        best=swept.best,
+        solve=swept.readout,
+        sample_scores=sample_scores,
+        held_out=swept.held_out,
     )
 
 
@@ -106,7 +109,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     fits[1:] = [
         fit
         if fit is best or fit.result.columns == (RAW,)
-        else replace(fit, solve=None, merits=None, held_out=None)
+        else replace(fit, solve=None, sample_scores=None, held_out=None)
         for fit in fits[1:]
     ]
 
@@ -284,11 +287,13 @@ class RidgeFitter(PenaltyFitter):
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
-        targets, emphasis = self.targets(source), source.emphasis
+        targets, feature_weights = self.targets(source), source.feature_weights
         if not self.folds:
             train, valid = source.stream("train"), source.stream("valid")
             moments = stored_moments(source, targets, train) or [None]
-            swept = partial(sweep, train, valid, targets, moments=moments[0], emphasis=emphasis)
+            swept = partial(
+                sweep, train, valid, targets, moments=moments[0], feature_weights=feature_weights
+            )
             return self.best_of(source, swept)
         numbers = assign_folds(source, self.folds, self.classes, self.repeats)
         stream = RereadableBlocks(fold_blocks, (source, numbers))
@@ -305,12 +310,12 @@ class RidgeFitter(PenaltyFitter):
                 repeats=self.repeats,
                 one_standard_error=self.one_standard_error,
                 moments=moments,
-                emphasis=emphasis,
-                known=next(
+                feature_weights=feature_weights,
+                of_first_features=next(
                     (one for of, one in self._kernels.items() if source.columns[: len(of)] == of), None
                 ),
             )
-            if found.kernel and emphasis is None:
+            if found.kernel and feature_weights is None:
                 self._kernels.clear()
                 self._kernels[source.columns] = found.kernel
             return found
@@ -322,9 +327,11 @@ class RidgeFitter(PenaltyFitter):
         targets, labels = self.targets(source), source.labels("train")
         # it covers train and valid, so no features are read
         if kernel := self._kernels.get(source.columns):
-            path = kernel.first(len(labels)).path(targets.encode(labels), np.array([alpha]))
+            path = kernel.of_first_rows(len(labels)).path(targets.encode(labels), np.array([alpha]))
         else:
-            path = solve(gather(source.stream("train"), targets), np.array([alpha]), source.emphasis)
+            path = ridge_path(
+                gather(source.stream("train"), targets), np.array([alpha]), source.feature_weights
+            )
         return path.readout(0, targets, chosen.temperature)
 
     def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
@@ -333,7 +340,7 @@ class RidgeFitter(PenaltyFitter):
             training = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
         else:
             training = gather(_all_blocks(source), chosen.targets)
-        path = solve(training, np.array([alpha]), source.emphasis)
+        path = ridge_path(training, np.array([alpha]), source.feature_weights)
         return path.readout(0, chosen.targets, chosen.temperature)
 
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
@@ -354,7 +361,12 @@ class RidgeFitter(PenaltyFitter):
                 for size, (train, moments) in zip(sizes, trainings, strict=True):
                     valid = source.blocks("valid")
                     swept = sweep(
-                        train, valid, targets, self.alphas, moments=moments, emphasis=source.emphasis
+                        train,
+                        valid,
+                        targets,
+                        self.alphas,
+                        moments=moments,
+                        feature_weights=source.feature_weights,
                     )
                     score = float(swept.accuracy[swept.best])
                     readouts.append(CurveReadout(size, score, swept.readout()))
@@ -404,7 +416,7 @@ class LogisticFitter(PenaltyFitter):
         numbers = assign_folds(whole, self.folds, self.classes, self.repeats)
         fitted = fitted_samples(source, whole)
         x, y = map(np.concatenate, zip(*_all_blocks(source), strict=True))
-        tally, merits, first = Tally(targets), list[np.ndarray](), list[np.ndarray]()
+        tally, sample_scores, first = Tally(targets), list[np.ndarray](), list[np.ndarray]()
         labels = np.concatenate([whole.labels(split) for split in KNOWN])
         for fold in numbers.T:
             paths = []
@@ -414,13 +426,13 @@ class LogisticFitter(PenaltyFitter):
                 paths.append(Scorer(logistic_path(train, targets, self.alphas, gather(train, targets))))
             scores = _scores_by_fold(paths, whole, fold, len(self.alphas), targets.columns)
             tally.update(scores, labels)
-            merits.append(np.stack([targets.merits(one, labels) for one in scores]))
+            sample_scores.append(np.stack([targets.sample_scores(one, labels) for one in scores]))
             first = first or [*scores]
         path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
         found = Sweep(path, tally)
         held_out = first[found.best], labels
         found.held_out = lambda: held_out
-        found.merits = np.mean([part[found.best] for part in merits], axis=0)
+        found.sample_scores = np.mean([part[found.best] for part in sample_scores], axis=0)
         return column_fit("logistic", source.columns, found)
 
 
@@ -561,13 +573,6 @@ def _literal(text: str) -> Any:
         return text.strip()
 
 
-def prefers_large_penalty(classes: int, repeats: int) -> bool:
-    """Return whether the largest penalty within one standard error of the best is chosen, as for few rows of values."""
-    # Folds are repeated if rows are few. Then a single fold may decide a regression by chance, in which a larger
-    # penalty does less harm.
-    return not classes and repeats > 1
-
-
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
     """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
     readout, balanced = options.readout, options.class_weight == "balanced"
@@ -616,20 +621,19 @@ class Choice(NamedTuple):
 
 
 def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
-    """Return the fit of a source, with the merits of its held-out samples."""
+    """Return the fit of a source, with the sample_scores of its held-out samples."""
     found = fitter.fit(source)
-    return found if found.merits else replace(found, merits=partial(_valid_merits, found, source))
+    return (
+        found
+        if found.sample_scores
+        else replace(found, sample_scores=partial(_valid_sample_scores, found, source))
+    )
 
 
-def _valid_merits(fit: ColumnFit, source: Source) -> np.ndarray:
+def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:
     readout = fit.readout
     pairs = [(readout.scores(x), y) for x, y in source.blocks("valid")]
-    return readout.targets.merits(*map(np.concatenate, zip(*pairs, strict=True)))
-
-
-def fixed_penalty(alphas: np.ndarray) -> np.ndarray:
-    """Return the penalty (1,) of a grid that is nearest to `FIXED_ALPHA`, on a log scale."""
-    return alphas[[np.abs(np.log(alphas / FIXED_ALPHA)).argmin()]]
+    return readout.targets.sample_scores(*map(np.concatenate, zip(*pairs, strict=True)))
 
 
 def size_of(source: Source, fitter: Fitter) -> RidgeSize:

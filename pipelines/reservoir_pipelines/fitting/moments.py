@@ -8,7 +8,7 @@ import numpy as np
 from reservoir_cache import load_arrays, save_arrays
 
 from reservoir.readouts.linear import Targets
-from reservoir.readouts.ridge import Moments, fold_moments, training_moments
+from reservoir.readouts.moments import Moments, fold_moments, training_moments
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, Source
 
 

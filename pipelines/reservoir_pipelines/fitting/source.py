@@ -101,7 +101,7 @@ class Samples(ABC, Generic[S]):
     name: str
     view: EntryView[S]
     some: SomeRows | None = None
-    emphasis: np.ndarray | None = None  # weights of the features, (w,), if some are raw
+    feature_weights: np.ndarray | None = None  # weights of the features, (w,), if some are raw
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -289,7 +289,7 @@ class JoinedSource(Samples[S]):
         return self.parts[0].tokens()
 
     @cached_property
-    def emphasis(self) -> np.ndarray | None:
+    def feature_weights(self) -> np.ndarray | None:
         """The weight of each feature, (w,), if the raw input is one of the parts."""
         raw = [isinstance(part, RawSource) for part in self.parts]
         return balance_raw(np.repeat(raw, [part.width() for part in self.parts])) if any(raw) else None

@@ -5,7 +5,13 @@ from statistics import NormalDist
 
 import numpy as np
 
-from reservoir.readouts.evaluation import MIN_UNITS, SIGNIFICANT, Evaluation, compare, standard_error
+from reservoir.readouts.evaluation import (
+    MIN_UNITS,
+    SIGNIFICANT,
+    Evaluation,
+    p_value_of_difference,
+    standard_error,
+)
 from reservoir_pipelines.fitting.choice import units_of_samples
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.fitters import ColumnFit
@@ -20,10 +26,10 @@ CAUTION_ERRORS = (
 def compare_with(ours: Scores, baseline: Scores) -> Against:
     """Return what the test rows show of the reservoir's readout against a baseline."""
     one, other = ours.evaluation, baseline.evaluation
-    p_value, units = compare(one, other), len(one.merits)
+    p_value, units = p_value_of_difference(one, other), len(one.row_scores)
     difference = float(ours.result.test_score or 0) - float(baseline.result.test_score or 0)
-    # The sign of the mean merit decides, because the p-value is about it; balanced accuracy may differ.
-    gain = float(one.merits.sum() - other.merits.sum())
+    # The sign of the mean score of the rows decides, because the p-value is about it; balanced accuracy may differ.
+    gain = float(one.row_scores.sum() - other.row_scores.sum())
     verdict = "no difference"
     if p_value is None or units < MIN_UNITS:
         verdict = "cannot be judged"
@@ -51,11 +57,11 @@ def cautions(scores: Scores, fit: ColumnFit, units: np.ndarray) -> list[str]:
     written = f"CAUTION: {metric} {score_text(test, result.metric)} on {rows} is"
     if test < constant:
         lines.append(f"{written} below {name}; add rows or discard the readout")
-    if result.test_interval and fit.merits is not None:
+    if result.test_interval and fit.sample_scores is not None:
         # The standard error of the test score towards validation, from the interval, and that of validation.
         of_test = (result.test_interval[1] - test) / NormalDist().inv_cdf(0.975)
-        merits = fit.merits()
-        of_valid = standard_error(merits, units_of_samples(units, len(merits)))
+        sample_scores = fit.sample_scores()
+        of_valid = standard_error(sample_scores, units_of_samples(units, len(sample_scores)))
         if result.valid_score - test > CAUTION_ERRORS * math.hypot(of_test, of_valid):
             valid = f"validation ({score_text(result.valid_score, result.metric)})"
             remedy = "trust the test score, and check that the rows of all splits are alike"

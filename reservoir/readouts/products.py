@@ -1,0 +1,99 @@
+"""Matrix products of the readouts: with NumPy on the CPU, or with torch on a device."""
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy.linalg import get_blas_funcs
+from threadpoolctl import ThreadpoolController
+
+from reservoir.work import report_work
+
+_add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
+
+# From this number of multiplications of a product, or rows of a reduced matrix, BLAS uses all its
+# threads. With fewer, they mostly wait for each other: the readouts of 1,078 digits took 10 s in two
+# threads and 7 s in one.
+LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
+
+_blas = cache(ThreadpoolController)
+
+
+def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
+    """Return a context in which BLAS and LAPACK use one thread, or with ``many`` all of their threads."""
+    return _blas().limit(limits=None if many else 1, user_api="blas")
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Matrix products with NumPy on the CPU, or with torch on a ``device`` named as in torch, such as ``cuda:1``.
+
+    Data is moved to the device block by block. Moments and kernel matrices are in float64, scores in
+    the precision of the features, and never in TF32, whose 10-bit mantissa would cost three digits.
+    """
+
+    device: str | None = None
+
+    def put(self, x: np.ndarray) -> Any:
+        """Return a tensor of the same dtype on the device, or without a device the array itself."""
+        if self.device is None:
+            return x
+        import torch
+
+        return torch.tensor(np.ascontiguousarray(x), device=self.device)
+
+    def fetch(self, x: Any) -> np.ndarray:
+        """Return a tensor as a NumPy array."""
+        return x if self.device is None else x.cpu().numpy()
+
+    def product(self, a: Any, b: Any) -> Any:
+        """Return the matrix product of ``a`` (m, n) and ``b`` (n, k); `products_on` disables TF32."""
+        # At the start, so that a line of progress includes the product that runs while it is printed.
+        report_work(math.prod(a.shape) * b.shape[-1])
+        if self.device is None:
+            with blas_threads(many=a.size * b.shape[-1] >= LARGE_PRODUCT):
+                return a @ b
+        return a @ b
+
+    def add_square(self, total: Any, x: Any) -> None:
+        """Add x'x to the lower triangle of ``total`` (w, w) in place, for ``x`` (m, w); both are of float64."""
+        report_work(math.prod(x.shape) * len(total) / 2)
+        if self.device is None:
+            with blas_threads(many=x.size * len(total) >= LARGE_PRODUCT):
+                # BLAS reads Fortran order. A C array and the transpose of one are read as they are, without a copy.
+                in_blas_order, trans = (x.T, 0) if x.flags.c_contiguous else (x, 1)
+                _add_square(1.0, in_blas_order, beta=1.0, c=total.T, trans=trans, overwrite_c=1)
+        else:
+            total.addmm_(x.T, x)
+
+
+_current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=Arithmetic())  # noqa: B039, it is frozen
+arithmetic = _current.get  # the arithmetic of the innermost `products_on`
+
+
+@contextmanager
+def products_on(chosen: Arithmetic) -> Iterator[None]:
+    """Use one arithmetic for all readouts that are fitted inside the ``with`` block, on a device without TF32."""
+    exact: AbstractContextManager[None] = nullcontext()
+    if chosen.device is not None:
+        from reservoir.devices import exact_products  # imports torch
+
+        exact = exact_products()
+    token = _current.set(chosen)
+    try:
+        with exact:
+            yield
+    finally:
+        _current.reset(token)
+
+
+def fill_upper(matrix: np.ndarray) -> np.ndarray:
+    """Copy the lower triangle of a matrix (n, n) to the upper one, in place, and return the matrix."""
+    for row in range(1, len(matrix)):
+        matrix[:row, row] = matrix[row, :row]
+    return matrix

@@ -1,0 +1,92 @@
+"""The systems (A + alpha I) x = b of all penalties alpha, after one reduction of A to tridiagonal form.
+
+With A = Q T Q', Q orthogonal and T tridiagonal,
+
+    (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
+
+takes linear time for each further penalty, in addition to the products with Q.
+
+References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
+"""
+
+from functools import partial
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, eigvalsh_tridiagonal, get_lapack_funcs
+
+from reservoir.readouts.products import LARGE_MATRIX, blas_threads
+from reservoir.work import report_work
+
+_reduce, _reduce_work, _apply, _solve = get_lapack_funcs(
+    ("sytrd", "sytrd_lwork", "ormqr", "ptsv"), dtype=np.float64
+)
+
+# A reduction of n columns takes 2/3 n^3 multiplications. Half of them wait for memory, which takes three times as long.
+REDUCTION_WORK = 4 / 3
+
+
+class Reduction:
+    """A matrix A (n, n) in tridiagonal form, A = Q T Q', and Q' b of some b (n, t); A is overwritten."""
+
+    def __init__(self, matrix: np.ndarray, b: np.ndarray) -> None:
+        n = len(matrix)
+        report_work(REDUCTION_WORK * n**3)
+        # For 768 columns the reduction took a quarter of the time of a symmetric eigendecomposition,
+        # which begins with it. The transpose of a symmetric C array is the same matrix in Fortran
+        # order, so nothing is copied.
+        work = int(_reduce_work(n, lower=1)[0])
+        with blas_threads(many=n >= LARGE_MATRIX):
+            reduced, diagonal, off_diagonal, factors, _ = _reduce(
+                matrix.T, lower=1, lwork=work, overwrite_a=1
+            )
+        self._diagonal, self._off_diagonal = diagonal, off_diagonal
+        # LAPACK returns Q as Householder reflections: their vectors, and their scalar factors.
+        self._reflectors = np.asfortranarray(reduced[1:, :-1])
+        self._factors = factors
+        # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them
+        # above the rounding error of the largest one is used as it is; a smaller one is raised until
+        # it does: T + alpha I must be definite.
+        lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
+        top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max()
+        self._least_penalty = n * np.finfo(np.float64).eps * top - lowest
+        self._rotated_b = self.rotate(b)
+
+    def rotate(self, b: np.ndarray, trans: bytes = b"T") -> np.ndarray:
+        """Return Q' b, or Q b with ``trans`` b"N", for ``b`` (n, t)."""
+        report_work(len(b) ** 2 * b.shape[1])
+        # The reflections do not change the first coordinate.
+        rest = np.array(b[1:], np.float64, order="F")
+        apply = partial(_apply, b"L", trans, self._reflectors, self._factors, overwrite_c=1)
+        with blas_threads(many=len(b) >= LARGE_MATRIX):
+            # A first call with the length -1 returns the size of the workspace.
+            rest, _, info = apply(rest, int(apply(rest, -1)[1][0]))
+        assert info == 0
+        return np.concatenate([b[:1], rest])
+
+    def solve(self, alphas: np.ndarray) -> np.ndarray:
+        """Return (T + alpha I)^-1 Q' b for every penalty, (n, a, t)."""
+        solved = np.empty((len(self._diagonal), len(alphas), self._rotated_b.shape[1]))
+        for i, alpha in enumerate(np.maximum(alphas, self._least_penalty)):
+            *_, solved[:, i], info = _solve(self._diagonal + alpha, self._off_diagonal, self._rotated_b)
+            assert info == 0, "a definite matrix has a factorisation"
+        return solved
+
+
+def solve_penalties(matrix: np.ndarray, b: np.ndarray, alphas: np.ndarray) -> np.ndarray:
+    """Return (A + alpha I)^-1 b for every penalty, (a, n, t), of a semidefinite A (n, n), which is overwritten."""
+    n = len(b)
+    if n == 1:
+        return b / (matrix + alphas[:, None, None])
+    # A single penalty above the rounding errors of A needs only a Cholesky factorisation: a tenth of
+    # the time.
+    if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
+        report_work(n**3 / 6 + n**2 * b.shape[1])
+        matrix[np.diag_indices(n)] += alphas[0]
+        with blas_threads(many=n >= LARGE_MATRIX):
+            factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
+            return cho_solve(factor, b, check_finite=False)[None]
+    # x = Q (T + alpha I)^-1 Q' b: reduce A once, solve a tridiagonal system for each penalty, and
+    # rotate all solutions back together.
+    reduction = Reduction(matrix, b)
+    solved = reduction.solve(alphas)
+    return reduction.rotate(solved.reshape(n, -1), b"N").reshape(solved.shape).transpose(1, 0, 2)
