@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from reservoir_cache import (
+    DataSpec,
     Entry,
     FeatureStore,
     Layout,
@@ -31,7 +32,8 @@ from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
 from reservoir_pipelines.data.arrays import padded
 from reservoir_pipelines.data.labels import read_integers
 from reservoir_pipelines.data.values import as_values, check_rounding, rounding
-from reservoir_pipelines.extraction.run import compute_missing, frozen_fields
+from reservoir_pipelines.extraction.blocks import compute_missing
+from reservoir_pipelines.extraction.spec import model_spec
 from reservoir_pipelines.files import ROWS, stamp, writing
 
 
@@ -252,7 +254,7 @@ class RowCache:
         self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray, digests: list[bytes]
     ) -> None:
         rows, joined = {ROWS: len(digests)}, b"".join(digests)
-        spec = replace(self._spec, data={"digest": hashlib.sha256(joined).hexdigest(), "rows": rows})
+        spec = replace(self._spec, data=DataSpec(digest=hashlib.sha256(joined).hexdigest(), rows=rows))
         shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, self.columns)
         check_space(self.root, required_bytes(spec, self.layout, rows, shapes))
         with writing(self.root, "pass another folder as cache, or set RESERVOIR_CACHE"):
@@ -274,8 +276,8 @@ _caches: dict[tuple[Any, ...], RowCache] = {}
 
 def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
     """Return the row cache of a model, one per process."""
-    task, data = model.fpt.task.to_dict(), {"digest": "", "rows": {ROWS: 1}}
-    spec = Spec(task=task, data=data, **frozen_fields(model), store="float32")
+    data = DataSpec(digest="", rows={ROWS: 1})
+    spec = model_spec(model, model.fpt.task.to_dict(), data, "float32")
     layout = Layout(block_rows=plan.block_rows, batch_rows=plan.batch_rows)
     made = RowCache(root, plan.title, spec, plan.columns, layout)
     return _caches.setdefault((root, spec.key, plan.columns, layout), made)

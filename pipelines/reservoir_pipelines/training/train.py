@@ -38,7 +38,7 @@ from reservoir.training.rows import PaddedBatches, StoredRows, TargetScale, Trai
 from reservoir.training.steps import DEFAULT_STEPS, FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract, origin_of
-from reservoir_pipelines.extraction.run import draw_rows, make_spec
+from reservoir_pipelines.extraction.spec import draw_rows, make_spec
 from reservoir_pipelines.files import cache_root, write_checked
 from reservoir_pipelines.fitting.predictions_file import (
     BEST,
@@ -215,11 +215,11 @@ def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
 def _config(job: _Job) -> dict[str, Any]:
     options, model, prepared = job.options, job.model, job.prepared
     store = (options.store or "float16") if options.from_cache else "float32"
-    spec = make_spec(prepared, job.numbers, model, store).to_dict()
+    spec = make_spec(prepared, job.numbers, model, store)
     if not devices.on_gpu(model.device):  # so that the keys of older runs stay valid
-        spec["backbone"].pop("gelu", None)
+        spec = replace(spec, backbone=replace(spec.backbone, gelu=None))
     settings = {
-        "spec": spec,
+        "spec": spec.to_json(),
         "train": sorted(options.train or ()),
         "recipe": {name: getattr(options, name) for name in RECIPE} | {"seed": model.settings.seed},
         "processes": job.ranks.count,
