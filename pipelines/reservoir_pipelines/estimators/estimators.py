@@ -54,7 +54,7 @@ from reservoir_pipelines.fitting.fitters import (
 )
 from reservoir_pipelines.fitting.folds import can_choose, draw_folds
 from reservoir_pipelines.signatures import described
-from reservoir_pipelines.training.run_folder import check_digest
+from reservoir_pipelines.training.trainable import check_digest
 
 K = TypeVar("K", bound=type)
 
