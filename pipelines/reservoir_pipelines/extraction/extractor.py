@@ -63,7 +63,7 @@ def load_extractor(
         root=root,
         prepared=prepared,
         title=plan.title,
-        shapes=plan.shapes,
+        shapes={str(column): shape for column, shape in plan.shapes.items()},  # the cache knows names only
         layout=_layout(plan, prepared, sum((planned or spec.rows).values())),
         model=model,
         rows=rows,

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from reservoir import devices
-from reservoir.backbones.recurrent import redraw_first_states
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import (
@@ -23,13 +22,13 @@ from reservoir.options import (
 from reservoir.plan import BATCH_TOKENS, is_native, resolve_model
 from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel, Reservoir
-from reservoir.tasks import TASKS, valid_is_test
+from reservoir.tasks import source_of
 from reservoir.tasks.sound import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
+from reservoir.tasks.variants import Variant, variant_of
 from reservoir.training.groups import trained_layer
 from reservoir.training.rows import (
-    PaddedBatches,
     Rows,
     StoredRows,
     TargetScale,
@@ -58,6 +57,11 @@ class Request:
     options: TrainOptions
     place: PlaceOptions  # with the root of the cache
 
+    @property
+    def variant(self) -> Variant:
+        """The variant of the task that the options choose."""
+        return variant_of(self.source.given, self.task)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -81,13 +85,13 @@ class Job:
     @classmethod
     def load(cls, request: Request, ranks: Processes) -> "Job":
         """Prepare the data, load the model and resolve the defaults."""
-        options, source = request.options, request.source
-        settings = resolve_model(request.reservoir, published=source.published)
+        options, source, variant = request.options, request.source, request.variant
+        settings = resolve_model(request.reservoir, random_inits=variant.random_inits)
         with ranks.first_alone():
             prepared = prepare(request.task, source, cache=request.place.cache, model=request.reservoir)
         if ranks.first:
             notify(*prepared.notes_for(native=settings.input == "native"))
-        generator = TASKS[request.task](**prepared.task.parameters) if request.task in TASKS else Source()
+        generator = source_of(prepared.task)
         row_kind = _row_kind(generator, request.task, options)
         if (
             request.reservoir.input is None
@@ -101,10 +105,9 @@ class Job:
             options.train,
             ranks.device(request.place.device),
             options.compute,
-            output_init="linear" if source.published else "orthogonal",
+            output_init=variant.output_init,
         )
-        if source.published:
-            redraw_first_states(model.fpt)
+        variant.before_training(model.fpt)
         rows = draw_rows(prepared, source.limit)
         default = default_rate(model.fpt.backbone.family.name, prepared.task.name)
         return cls(
@@ -130,7 +133,7 @@ class Job:
     @property
     def keeps_last(self) -> bool:
         """Whether the last weights are scored, because the test rows are the validation rows."""
-        return valid_is_test(self.prepared.task.name, self.prepared.task.parameters)
+        return self.generator.no_selection is not None
 
     @property
     def title(self) -> str:
@@ -147,8 +150,10 @@ class Job:
         if not devices.on_gpu(model.device):  # so that the keys of older runs stay valid
             spec = replace(spec, backbone=replace(spec.backbone, gelu=None))
         recipe = {name: getattr(options, name) for name in RECIPE} | {"seed": model.settings.seed}
-        if request.source.published:  # the output layer and dropout of the authors' code
-            recipe |= {"output_init": "linear", "dropout_below": True}
+        if request.variant.output_init != Variant().output_init:
+            recipe |= {"output_init": request.variant.output_init}
+        if request.variant.drops_in_frozen_layers:
+            recipe |= {"dropout_below": True}
         if self.keeps_last:
             recipe |= {"keep": "last"}
         settings = {
@@ -209,7 +214,7 @@ class Job:
 
     def _training_rows(self, split: Callable[[str], Split], *, is_cached: bool) -> Rows:
         """Return what draws the rows of a step."""
-        seed, parameters = self.model.settings.seed, self.prepared.task.parameters
+        seed = self.model.settings.seed
 
         def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
             key = random_key(seed, "view", epoch, size=8)
@@ -217,17 +222,20 @@ class Job:
 
         if self.row_kind == "fresh":
             return fresh_rows(self.generator, seed)
-        if parameters.get("protocol") == "paper" and "batch" in parameters and not is_cached:
-            return PaddedBatches(split("train"), seed, self.options.batch)
-        return StoredRows(split("train"), seed, augment if self.row_kind == "augmented" else None)
+        stored = split("train")
+        # The task's own way to draw rows needs their symbols, which cached hidden states do not have.
+        own_rows = None if is_cached else self.generator.training_rows(stored, seed, self.options.batch)
+        return own_rows or StoredRows(stored, seed, augment if self.row_kind == "augmented" else None)
 
     def _cached_split(self) -> Callable[[str], Split]:
         """Return a function that reads the cached inputs of the output layer for a split."""
         request, options, model = self.request, self.options, self.model
-        if trained_layer(model.fpt) != "final" or (options.dropout and request.source.published):
+        if trained_layer(model.fpt) != "final" or (
+            options.dropout and request.variant.drops_in_frozen_layers
+        ):
             raise InputError(
                 "--from-cache: cached states fit only the output layer, and no dropout in frozen layers",
-                "pass --train output, with --protocol paper also --dropout 0, or remove the flag",
+                "pass --train output, and --dropout 0 if frozen layers have dropout, or remove the flag",
             )
         extract_options = ExtractOptions(
             **vars(as_group(model.settings, ReservoirOptions)),

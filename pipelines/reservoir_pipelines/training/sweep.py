@@ -8,7 +8,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import TrainOptions
-from reservoir.tasks import valid_is_test
+from reservoir.tasks import TASKS, task_named
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.training.job import Request
 from reservoir_pipelines.training.result import Training
@@ -46,9 +46,12 @@ def sweep(request: Request, train_once: Callable[..., Training]) -> Training:
     ``train_once`` is called with a request, and with ``test=False`` for all but the best.
     """
     options = request.options
-    if valid_is_test(request.task, request.source.given):
-        problem = f"--sweep: with --protocol paper the test rows of {request.task} are its validation rows"
-        raise InputError(f"{problem}, which would choose the value", "remove --sweep or --protocol paper")
+    is_named = request.task in TASKS
+    if is_named and (obstacle := task_named(request.task, **request.source.given).no_selection):
+        raise InputError(
+            f"--sweep of {request.task}: {obstacle.reason}, which would choose the value",
+            f"remove --sweep, or {obstacle.remedy}",
+        )
     combinations = _combinations(options)
     trials = list[_Trial]()
     for number, values in enumerate(combinations, start=1):

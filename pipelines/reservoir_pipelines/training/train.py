@@ -54,7 +54,7 @@ def train_once(request: Request, *, test: bool = True) -> Training:
             return result
         if job.keeps_last and ranks.first:
             notify(f"{request.task}: the test rows are the validation rows, so the last step is scored")
-        set_dropout(job.model.fpt, job.options.dropout, below=request.source.published)
+        set_dropout(job.model.fpt, job.options.dropout, below=request.variant.drops_in_frozen_layers)
         with frozen_unchanged(job.model.fpt):
             steps = job.steps()
             trained = _train_steps(job, folder, steps)
