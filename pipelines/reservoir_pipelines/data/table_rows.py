@@ -102,7 +102,8 @@ def _is_long(reading: TableArrays, *, ids_repeat: bool) -> bool:
 
     Without a column of times, the rows may be steps in some order, or whole sequences of one group.
     """
-    roles, options, path = reading.roles, reading.options, reading.table.path
+    roles, options = reading.roles, reading.options
+    path = reading.table.path
     if reading.new or not ids_repeat:
         return False
     if roles.sequence:
