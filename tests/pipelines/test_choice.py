@@ -14,18 +14,15 @@ from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import choose_candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
+from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.entry_source import ColumnSource
 from reservoir_pipelines.fitting.entry_view import KNOWN, OutOfReachError
 from reservoir_pipelines.fitting.evaluate import Test
-from reservoir_pipelines.fitting.fitters import (
-    ColumnFit,
-    LogisticFitter,
-    RidgeFitter,
-    fit_source,
-    make_fitter,
-)
+from reservoir_pipelines.fitting.fitter import fit_source
 from reservoir_pipelines.fitting.folds import can_choose, held_out_units
 from reservoir_pipelines.fitting.layers import refit_layers
+from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
+from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
@@ -135,9 +132,8 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     fits, _ = fit_columns(known, candidates, fitter)
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CALLS", 0)
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CHEAP", 5e7)
-    monkeypatch.setattr(
-        RidgeFitter, "as_ridge", lambda fitter, **_: replace(fitter, alphas=np.array([1e9]), widens=False)
-    )
+    weak = replace(fitter, alphas=np.array([1e9]), widens=False)
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines._ridge_of", lambda fitter, chooses: weak)
     raw, *_ = fit_baselines(known, fits, fitter, True)
     used, rows = len(raw.source.some["train"]), known.rows["train"]
     assert used < rows and raw.fit.result.readout == f"logistic on {used:,} of {rows:,} training rows"

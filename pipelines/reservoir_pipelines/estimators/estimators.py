@@ -46,8 +46,10 @@ from reservoir_pipelines.estimators.row_cache import row_cache
 from reservoir_pipelines.estimators.shared_model import TASK, shared_model
 from reservoir_pipelines.fitting.array_source import ArrayColumns
 from reservoir_pipelines.fitting.candidates import Candidates
-from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, RidgeFitter, fit_source
+from reservoir_pipelines.fitting.column_fit import ColumnFit
+from reservoir_pipelines.fitting.fitter import Choice, Fitter, fit_source
 from reservoir_pipelines.fitting.folds import draw_folds, folds_can_choose
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.select import Selection, select
 from reservoir_pipelines.output import silenced
 from reservoir_pipelines.signatures import described

@@ -12,9 +12,10 @@ from reservoir.column import RAW, common_place, layers_first_to_last
 from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate_labels
 from reservoir.readouts.paired import Difference, paired_difference
 from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.cost import work_meter
 from reservoir_pipelines.fitting.evaluate import Scores
-from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, size_of
+from reservoir_pipelines.fitting.fitter import Choice, Fitter, size_of
 from reservoir_pipelines.fitting.folds import groups_of_splits
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout, refit
@@ -68,7 +69,7 @@ def layer_scores(
     if not layers:
         return ()
     # Test scores are only shown.
-    leader = max(layers, key=lambda layer: layer.fit.result.merit)
+    leader = max(layers, key=lambda layer: layer.fit.result.sort_key)
     of_layers: list[LayerScore] = []
     for layer in layers:
         of_layer, of_leader = scores[layer.final], scores[leader.final]
@@ -83,7 +84,7 @@ def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
     for fit in fits:
         layer = common_place(fit.columns)
         if layer is not None and fit.columns != (RAW,):
-            best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.merit)
+            best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.sort_key)
     return {layer: best[layer] for layer in layers_first_to_last(best)}
 
 

@@ -77,8 +77,8 @@ class Result(Record):
         return (named if self.metric == "accuracy" else {}) | super().to_dict()
 
     @property
-    def merit(self) -> tuple[float, float, float]:
-        """The rank: by validation score, then by smaller loss, then by larger penalty."""
+    def sort_key(self) -> tuple[float, float, float]:
+        """What ranks results: validation score, then smaller loss, then larger penalty."""
         return self.valid_score, -self.valid_loss, self.alpha or 0.0
 
     @property

@@ -13,8 +13,8 @@ from reservoir.readouts.evaluation import (
     standard_error,
 )
 from reservoir_pipelines.fitting.choice import units_of_samples
+from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.evaluate import Scores
-from reservoir_pipelines.fitting.fitters import ColumnFit
 from reservoir_pipelines.fitting.results import Against
 from reservoir_pipelines.output import count_text, score_text
 
