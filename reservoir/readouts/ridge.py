@@ -81,7 +81,7 @@ def gather(blocks: Iterable[Block], targets: Targets) -> TrainingData:
     if few is None:
         return training_moments(stream, targets)
     x, y = few
-    return FewSamples(x=x, y=targets.encode(y), weights=targets.weights(y))
+    return FewSamples(x=x, y=targets.coded(y), weights=targets.weights(y))
 
 
 def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:

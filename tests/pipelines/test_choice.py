@@ -25,7 +25,7 @@ from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.refit import refit_all
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.result import Result
 from reservoir_pipelines.fitting.select import fit_columns, select
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit

@@ -21,7 +21,7 @@ from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.fitting.results import Result, score_matrix
+from reservoir_pipelines.fitting.result import Result, score_matrix
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.source import Samples
 from reservoir_pipelines.fitting.stored_moments import stored_moments
@@ -535,7 +535,7 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     extracted = extract("digits", limit=600, **settings)
     source, targets = ColumnSource(EntryView(extracted.store, KNOWN), Column("final", "mean")), Targets(1, 10)
     part = source.view["train"]
-    expected = [accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])]
+    expected = [accumulate([(part["final/mean"], targets.coded(part.labels[:, 0]))])]
     numbers = assign_folds(source, 3, 10)
     folds = [*fold_blocks(source, numbers)]
     expected += fold_moments(folds, targets, 3)

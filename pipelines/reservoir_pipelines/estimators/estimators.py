@@ -102,10 +102,10 @@ def with_parameters(*own: str) -> Any:
     defaults = {item.name: item.default for item in items}
 
     def decorate(kind: K) -> K:
-        def __init__(self: Any, **given: Any) -> None:
-            for name in given.keys() - defaults.keys():
+        def __init__(self: Any, **parameters: Any) -> None:
+            for name in parameters.keys() - defaults.keys():
                 raise TypeError(f"{kind.__name__} has no parameter {name!r}{nearest(name, defaults)}")
-            vars(self).update(defaults | given)
+            vars(self).update(defaults | parameters)
 
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         named = [keyword(name, default) for name, default in defaults.items()]
@@ -162,7 +162,8 @@ class _ReservoirEstimator(BaseEstimator):
 
     def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
         """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
-        names, x, lengths = list(getattr(x, "columns", ())), unnested(x), None
+        names = list(getattr(x, "columns", ()))
+        x, lengths = unnested(x), None
         if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
             raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
         x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
@@ -178,8 +179,10 @@ class _ReservoirEstimator(BaseEstimator):
             x, lengths = pad_sequences(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which validate_data refuses
                 return check_array(x, **checks), lengths
-        found = _validate(self, x, *more, reset=reset, **checks)
-        return found, full_lengths(found[0] if more else found) if lengths is None else lengths
+        checked = _validate(self, x, *more, reset=reset, **checks)
+        if lengths is None:
+            lengths = full_lengths(checked[0] if more else checked)
+        return checked, lengths
 
     def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> PaddedRows:
         """Resolve the plan for the data and learn the scale of values; return X as rows."""
@@ -444,13 +447,13 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the labels (n_samples,) of sequences, or 0 and 1 (n_samples, n_classes) if they have several."""
-        found = self._apply(LinearReadout.predict, X)
-        return found if self._several else self.classes_[found[:, 0]]
+        labels = self._apply(LinearReadout.predict, X)
+        return labels if self._several else self.classes_[labels[:, 0]]
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the probability of each class, (n_samples, n_classes)."""
-        found = self._apply(LinearReadout.probabilities, X)
-        return found[:, :, 1] if self._several else found[:, 0]
+        probabilities = self._apply(LinearReadout.probabilities, X)
+        return probabilities[:, :, 1] if self._several else probabilities[:, 0]
 
     def __sklearn_tags__(self) -> Any:
         """Declare that a sample may have several labels."""

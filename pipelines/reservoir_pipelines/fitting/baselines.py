@@ -104,9 +104,9 @@ def _naming_rows(fit: ColumnFit, source: RawSource[KnownSplit]) -> ColumnFit:
 def _mean(raw: RawSource[KnownSplit], ridge: RidgeFitter) -> Choice:
     """Return the readout of a constant feature, which predicts the mean of the training rows."""
     task = raw.task
-    each = task.readout_tokens if task.each else 1
+    tokens = task.readout_tokens if task.each else 1
     mean = replace(
-        raw, baseline=Baseline("the mean"), features=lambda x, _: np.ones((len(x), each, 1), np.float32)
+        raw, baseline=Baseline("the mean"), features=lambda x, _: np.ones((len(x), tokens, 1), np.float32)
     )
     fit = fit_source(replace(ridge, alphas=np.ones(1), widens=False), mean)
     constant = replace(fit, results=(replace(fit.result, readout="constant", alpha=None),))

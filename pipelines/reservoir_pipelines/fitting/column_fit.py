@@ -9,7 +9,7 @@ import numpy as np
 from reservoir.column import RAW, Columns, names_of
 from reservoir.readouts.linear import Readout
 from reservoir.readouts.sweep import Sweep
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.result import Result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,13 +95,11 @@ class Choice(NamedTuple):
 
 
 def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
-    """Return the fit of a source, with the sample_scores of its held-out samples."""
-    found = fitter.fit(source)
-    return (
-        found
-        if found.sample_scores
-        else replace(found, sample_scores=partial(_valid_sample_scores, found, source))
-    )
+    """Return the fit of a source, with the scores of its held-out samples."""
+    fit = fitter.fit(source)
+    if fit.sample_scores:
+        return fit
+    return replace(fit, sample_scores=partial(_valid_sample_scores, fit, source))
 
 
 def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:

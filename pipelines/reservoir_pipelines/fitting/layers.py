@@ -17,9 +17,9 @@ from reservoir_pipelines.fitting.cost import work_meter
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.fitter import Choice, Fitter, size_of
 from reservoir_pipelines.fitting.folds import groups_of_splits
+from reservoir_pipelines.fitting.layer_score import LayerScore
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout, refit
-from reservoir_pipelines.fitting.results import LayerScore
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

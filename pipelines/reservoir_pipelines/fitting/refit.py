@@ -15,7 +15,7 @@ from reservoir_pipelines.fitting.entry_view import KnownSplit
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
 from reservoir_pipelines.fitting.predictions import predict_blocks, predict_held_out
 from reservoir_pipelines.fitting.predictions_file import Predicted
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.result import Result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

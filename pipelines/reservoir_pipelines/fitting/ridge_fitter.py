@@ -99,7 +99,7 @@ class RidgeFitter(PenaltyFitter):
         targets, labels = self.targets(source), source.labels("train")
         # The kernel matrix of cross-validation covers train and valid, so no features are read.
         if kernel := self._kernels.get(source.columns):
-            path = kernel.of_first_rows(len(labels)).path(targets.encode(labels), np.array([alpha]))
+            path = kernel.of_first_rows(len(labels)).path(targets.coded(labels), np.array([alpha]))
         else:
             path = ridge_path(
                 gather(source.stream("train"), targets), np.array([alpha]), source.feature_weights

@@ -19,11 +19,12 @@ from reservoir_pipelines.fitting.fitter import Choice, Fitter, fit_source, size_
 from reservoir_pipelines.fitting.folds import held_out_units
 from reservoir_pipelines.fitting.learning_curve import CurveReadout
 from reservoir_pipelines.fitting.pool import Known
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.result import Result
 from reservoir_pipelines.fitting.source import Source
 
 RACED_ROWS = 2000  # training rows from which a race saves time
-RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race
+RACE_SHARE = 1 / 10  # of the training rows are in the race
+MIN_RACE_ROWS, MAX_RACE_ROWS = 600, 5000
 RACE_VALID_ROWS = 2000  # most validation rows in the race, if these choose the readout
 
 

@@ -16,7 +16,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import Readout, Targets, accuracy_of
 from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.fitter import Fitter, targets_of
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.result import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
 from reservoir_pipelines.fitting.source import Source
 
