@@ -10,6 +10,7 @@ import pytest
 from reservoir_cache import FeatureStore, SplitFeatures
 from reservoir_pipelines import ReservoirClassifier, export, extract, fit, predict
 from reservoir_pipelines.fitting import fit as fit_module
+from reservoir_pipelines.fitting.array_source import ArrayColumns
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import choose_candidates
@@ -236,6 +237,18 @@ def test_estimators_choose_the_same_if_test_rows_cannot_be_read(narrow_mini, unr
     second = ReservoirClassifier(**settings).fit(x, y % 3)
     assert (first.column_, first.alpha_) == (second.column_, second.alpha_)
     np.testing.assert_array_equal(first.cv_results_["score"], second.cv_results_["score"])
+
+
+def test_what_estimators_select_from_has_no_way_to_test_rows():
+    y = np.arange(8)[:, None] % 2
+    known = ArrayColumns(
+        features=lambda column: np.ones((8, 3)), y=y, units=np.arange(8), fold_of_sample=y, weights=None
+    )
+    for source in (known.raw(), known.source((Column("embed", "mean"), RAW))):
+        for read in (source.labels, source.counts, source.groups, lambda split, of=source: [*of.blocks(split)]):
+            assert len(read("train")) and not len(read("valid"))
+            with pytest.raises(OutOfReachError, match="test rows are out of reach"):
+                read("test")
 
 
 def test_what_selects_has_no_way_to_test_rows(series_entry):

@@ -77,6 +77,7 @@ class Bundle:
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
         parts: list[Part] = []
+        # A readout of a statistic of the raw input reads no model.
         statistic = chosen.source.features if isinstance(chosen.source, RawSource) else None
         if isinstance(statistic, Statistic):
             parts.append(
@@ -89,6 +90,7 @@ class Bundle:
                 )
             )
         for column in () if parts else chosen.source.columns:
+            # Raw input and imported features have no model that predict could run; a column has that of its entry.
             source = known.column(column)
             entry = source.view.entry
             digest = "" if isinstance(source, RawSource) else entry.spec.backbone["digest"]

@@ -42,21 +42,19 @@ def refit_layers(
     of_layers = best_of_layers(fits)
     if len(of_layers) < 2:
         return []
+    # The fits of columns do not keep their models, which together need much memory, so the chosen setting of each
+    # layer is fitted once more.
+    choices: dict[str, Choice] = {}
+    for name, fit in of_layers.items():
+        choices[name] = Choice(fit, known.source(fit.columns), fitter.with_setting_of(fit))
+    works = [size_of(choice.source, choice.fitter).work + choice.refit_work for choice in choices.values()]
     layers: list[Layer] = []
-    sources = [known.source(fit.columns) for fit in of_layers.values()]
-    fitters = [fitter.with_setting_of(fit) for fit in of_layers.values()]
-    works = [
-        size_of(source, single).work + Choice(fit, source, single).refit_work
-        for fit, source, single in zip(of_layers.values(), sources, fitters, strict=True)
-    ]
     with work_meter("layers", works) as part:
-        for (name, fit), source, single, work in zip(
-            of_layers.items(), sources, fitters, works, strict=True
-        ):
+        for (name, choice), work in zip(choices.items(), works, strict=True):
+            fit, source, single = choice
             with part(work):
                 final = best
                 if fit.result != best.result:
-                    # The fits of columns do not keep their models, which together need much memory.
                     final = refit(Choice(single.fit(source), source, single), known.task)
                 layers.append(Layer(name=name, fit=fit, final=final))
     return layers
