@@ -31,7 +31,7 @@ from reservoir_pipelines.estimators.padded_rows import (
 from reservoir_pipelines.estimators.parameters import OPTIONS
 from reservoir_pipelines.estimators.row_cache import row_cache
 from reservoir_pipelines.estimators.shared_model import TASK, shared_model
-from reservoir_pipelines.training.run_folder import check_digest
+from reservoir_pipelines.training.trainable import check_digest
 
 # scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
 _validate: Callable[..., Any] = validate_data
