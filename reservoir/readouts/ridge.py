@@ -51,9 +51,8 @@ class FewSamples(NamedTuple):
     weights: np.ndarray | None
 
 
-TrainingData = (
-    Moments | FewSamples
-)  # which `gather` returns, and each of which has its form of the solution
+# What `gather` returns; each of the two has its form of the solution.
+TrainingData = Moments | FewSamples
 
 
 def ridge_path(

@@ -17,9 +17,8 @@ from reservoir_pipelines.fitting.predictions_file import BEST, PREDICTIONS
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.training.run_folder import RESULT
 
-SPLIT = (
-    "test"  # a readout was chosen by its score on validation rows, so only test rows compare two of them
-)
+# A readout was chosen by its score on validation rows, so only test rows compare two of them.
+SPLIT = "test"
 
 
 @dataclass(frozen=True, kw_only=True)

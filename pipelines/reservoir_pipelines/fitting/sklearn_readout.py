@@ -39,9 +39,9 @@ class EstimatorReadout:
             return np.eye(classes)[self.predict(x).astype(int)]
         # With several outputs, both are lists. A class that no training row has gets the probability 0.
         chances, names = self.model.predict_proba(x), self.model.classes_
-        outputs = (
-            list(zip(chances, names, strict=True)) if isinstance(chances, list) else [(chances, names)]
-        )
+        outputs = [(chances, names)]
+        if isinstance(chances, list):
+            outputs = list(zip(chances, names, strict=True))
         probabilities = np.zeros((len(x), len(outputs), classes))
         for number, (of_output, names_of_output) in enumerate(outputs):
             probabilities[:, number, np.asarray(names_of_output).astype(int)] = of_output

@@ -18,9 +18,8 @@ from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.output import count_text, score_text
 
-CAUTION_ERRORS = (
-    2  # standard errors by which a test score may lie below validation before a caution is printed
-)
+# Standard errors by which a test score may lie below validation before a caution is printed.
+CAUTION_ERRORS = 2
 
 
 def compare_with(ours: Scores, baseline: Scores) -> Against:
