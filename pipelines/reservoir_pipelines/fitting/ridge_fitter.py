@@ -33,6 +33,11 @@ class RidgeFitter(PenaltyFitter):
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[Columns, KernelMatrix] = field(init=False, default_factory=dict)
 
+    @property
+    def one_standard_error(self) -> bool:
+        """Whether the largest penalty within one standard error of the best is chosen."""
+        return prefers_large_penalty(self.classes, self.repeats)
+
     def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
         if self.coding is not None:
@@ -75,7 +80,7 @@ class RidgeFitter(PenaltyFitter):
                 alphas,
                 folds=self.folds,
                 repeats=self.repeats,
-                one_standard_error=prefers_large_penalty(self.classes, self.repeats),
+                one_standard_error=self.one_standard_error,
                 moments=moments,
                 feature_weights=feature_weights,
                 of_first_features=self._kernel_of_first(source.columns),
