@@ -144,7 +144,7 @@ def test_what_selects_does_not_import_the_code_that_reads_test_rows():
             new -= {"reservoir_pipelines", "reservoir_pipelines.api"}
             reached[start] |= new
             waiting += new
-        assert f"{fitting}.fitters" in reached[start]
+        assert f"{fitting}.fitter" in reached[start]
         assert f"{fitting}.evaluate" not in reached[start], start
 
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
     from reservoir_pipelines.comparison.compare import Comparison
     from reservoir_pipelines.extraction.forecast import Forecast
-    from reservoir_pipelines.fitting.results import Fit, Result
+    from reservoir_pipelines.fitting.fit_result import Fit
+    from reservoir_pipelines.fitting.result import Result
     from reservoir_pipelines.prediction.explain import Explanation
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
@@ -137,7 +138,7 @@ def fit_tables(done: Fit) -> list[Table]:
     if done.against:
         tables.append((("",), [(one.sentence,) for one in done.against]))
     if done.layer_scores:
-        from reservoir_pipelines.fitting.results import layer_table
+        from reservoir_pipelines.fitting.layer_score import layer_table
 
         tables.append(layer_table(done.layer_scores, done.evaluation.groups))
     tables += evaluation_tables(done.evaluation, done.best.metric)
