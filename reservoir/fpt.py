@@ -15,7 +15,7 @@ from reservoir.pooling import Last, find_pooling
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 
-GAIN = 1.41
+GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
 
 
 class InputLayer(nn.Module):

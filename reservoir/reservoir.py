@@ -13,7 +13,7 @@ from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
-from reservoir.fpt import FPT, InputLayer, kernels
+from reservoir.fpt import FPT, GAIN, InputLayer, kernels
 from reservoir.inputs.edges import edges
 from reservoir.inputs.native import Reader, open_native
 from reservoir.options import ReservoirOptions
@@ -27,12 +27,16 @@ MAX_SYMBOLS = 64  # largest vocabulary of windows, which have one channel per sy
 
 
 class Reservoir(ReservoirOptions):
-    """`ReservoirOptions` with every default resolved (see `reservoir.plan`)."""
+    """`ReservoirOptions` with every default resolved (see `reservoir.plan`).
+
+    The defaults of these fields are the plain model of Lu et al. (2021): each value is a token, without
+    windows. The plan replaces them where the kind of data has better ones.
+    """
 
     backbone: str = DEFAULT_BACKBONE
     init: str = "pretrained"
     input: str = "orthogonal"
-    gain: float = 1.41
+    gain: float = GAIN
     patch: int = 1
     stride: int = 1
     dilations: str = "1"
