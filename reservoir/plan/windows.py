@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
@@ -16,6 +17,7 @@ from reservoir.plan.native import native_obstacle, suits
 from reservoir.plan.reasons import PLAIN, reasons_of
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.variants import variant_of
 
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
@@ -33,7 +35,8 @@ class ModelChoice:
 
 def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoice:
     """Return the model for a task with a ``longest`` training row; its own input is used if it can read the data."""
-    reservoir = resolve_model(options, published=options.published)
+    random_inits = variant_of(options.given).random_inits
+    reservoir = resolve_model(options, random_inits=random_inits)
     suited = suits(task, reservoir)
     obstacle = ""
     if suited and options.input is None:
@@ -47,7 +50,7 @@ def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoi
     windows = {"input": "native"} if native else default_windows(task)
     why = PLAIN
     if windows and options.input in (None, windows["input"]):
-        reservoir = resolve_model(options, windows, published=options.published)
+        reservoir = resolve_model(options, windows, random_inits=random_inits)
         why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
     reasons = _reasons(task, options, reservoir, why)
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
@@ -69,9 +72,15 @@ def _reasons(task: Task, options: ExtractOptions, reservoir: Reservoir, why: str
 
 
 def resolve_model(
-    options: ModelOptions, windows: Mapping[str, Any] | None = None, *, published: bool = False
+    options: ModelOptions,
+    windows: Mapping[str, Any] | None = None,
+    *,
+    random_inits: Mapping[str, str] = MappingProxyType({}),
 ) -> Reservoir:
-    """Return the options of a model, all resolved; ``windows`` are the default windows for the data."""
+    """Return the options of a model, all resolved.
+
+    ``windows`` are the default windows for the data, and ``random_inits`` those of a `Variant`.
+    """
     backbone, init = options.backbone, options.init
     # A folder as --init is the backbone, with its own weights.
     if init is not None and Path(init).is_dir():
@@ -80,7 +89,7 @@ def resolve_model(
         backbone, init = str(Path(init).resolve()), "pretrained"
     name = full_name(backbone or DEFAULT_BACKBONE)
     if init is None or init.startswith("random"):
-        init = choose_init(name, init, published=published)
+        init = choose_init(name, init, random_inits=random_inits)
     # Explicit options win over the windows for the data, and these over the fields of `Reservoir`.
     explicit = {
         key: value for key, value in vars(as_group(options, ReservoirOptions)).items() if value is not None

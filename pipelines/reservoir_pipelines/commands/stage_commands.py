@@ -315,14 +315,14 @@ def backbone(
     given: dict[str, Any],
 ) -> Answer:
     """Describe a backbone, or import one from a file."""
+    from reservoir.paper.counts import paper_counts
     from reservoir_pipelines.card import card
 
     if foreign or name is None:
         return _import(name, foreign, given)
     model, source = as_group(given, opt.ModelOptions), as_group(given, opt.TaskOptions)
-    done = card(
-        name, model, source, as_group(given, opt.CacheOptions), as_group(given, opt.OutOptions), task=task
-    )
+    cache, out = as_group(given, opt.CacheOptions), as_group(given, opt.OutOptions)
+    done = card(name, model, source, cache, out, task, counts={"paper": paper_counts})
     return Answer(done, [fact_table({name: value for name, value in done.items() if name != "deviations"})])
 
 

@@ -8,9 +8,10 @@ from reservoir.column import RAW, Baseline
 from reservoir.raw_input import raw_features
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
+from reservoir_pipelines.fitting.entry_source import RawSource
+from reservoir_pipelines.fitting.entry_view import KnownSplit
 from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, RidgeFitter, fit_source
 from reservoir_pipelines.fitting.pool import Known
-from reservoir_pipelines.fitting.source import KnownSplit, RawSource
 from reservoir_pipelines.fitting.statistics import learn_statistics
 from reservoir_pipelines.output import notify
 
@@ -22,9 +23,7 @@ CALLS = 2e8
 MIN_ROWS = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 
 
-def fit_baselines(
-    known: Known, fits: list[ColumnFit], fitter: Fitter, *, chooses: bool = True
-) -> list[Choice]:
+def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
     """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
 
     Baselines have the rows, the folds and the repeats of the ``fits`` of columns. Without ``chooses``, they

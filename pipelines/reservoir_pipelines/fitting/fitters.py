@@ -42,11 +42,13 @@ from reservoir.readouts.penalties import (
 from reservoir.readouts.ridge import gather, head, ridge_path
 from reservoir.readouts.sweep import Sweep, cross_sweep, sweep
 from reservoir_pipelines.fitting.cost import RidgeSize
+from reservoir_pipelines.fitting.entry_source import RawSource
+from reservoir_pipelines.fitting.entry_view import KNOWN, KnownSplit
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
-from reservoir_pipelines.fitting.moments import stored_moments
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
-from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, RawSource, Source, in_memory_if_small
+from reservoir_pipelines.fitting.source import Source, in_memory_if_small
+from reservoir_pipelines.fitting.stored_moments import stored_moments
 from reservoir_pipelines.output import meter
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
@@ -272,12 +274,14 @@ class RidgeFitter(PenaltyFitter):
 
     kind = "ridge"
     has_curve = True
-    one_standard_error: bool = False
+    coding: Targets | None = None  # of the labels, if it is decided before the fit
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[Columns, KernelMatrix] = field(init=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
+        if self.coding is not None:
+            return self.coding
         splits = KNOWN if self.folds or self.refits else ("train",)
         return targets_of(source, self.classes, balanced=self.balanced, splits=splits)
 
@@ -310,7 +314,7 @@ class RidgeFitter(PenaltyFitter):
                 alphas,
                 folds=self.folds,
                 repeats=self.repeats,
-                one_standard_error=self.one_standard_error,
+                one_standard_error=prefers_large_penalty(self.classes, self.repeats),
                 moments=moments,
                 feature_weights=feature_weights,
                 of_first_features=next(
@@ -413,10 +417,12 @@ class LogisticFitter(PenaltyFitter):
 
         If the source has only some of the rows, readouts are fitted to these, and score all rows.
         """
-        whole = replace(source, some=None) if isinstance(source, RawSource) else source
+        whole, fitted = source, slice(None)
+        if isinstance(source, RawSource) and source.some:
+            whole = replace(source, some=None)
+            fitted = fitted_samples(source, whole)
         targets = targets_of(source, self.classes, balanced=self.balanced, splits=KNOWN)
         numbers = assign_folds(whole, self.folds, self.classes, self.repeats)
-        fitted = fitted_samples(source, whole)
         x, y = map(np.concatenate, zip(*_all_blocks(source), strict=True))
         tally, sample_scores, first = Tally(targets), list[np.ndarray](), list[np.ndarray]()
         labels = np.concatenate([whole.labels(split) for split in KNOWN])
@@ -443,7 +449,7 @@ def _all_blocks(source: Source) -> Iterator[Block]:
     return itertools.chain.from_iterable(map(source.blocks, KNOWN))
 
 
-def fitted_samples(source: Source, whole: Source) -> np.ndarray:
+def fitted_samples(source: RawSource[KnownSplit], whole: RawSource[KnownSplit]) -> np.ndarray:
     """Return the numbers of a source's samples of train and valid among those of all rows, (n,)."""
     rows, start = [], 0
     for split in KNOWN:
@@ -615,7 +621,6 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         folds=folds,
         repeats=repeats,
         refits=options.select == "auto" and not folds,
-        one_standard_error=prefers_large_penalty(classes, repeats),
     )
 
 

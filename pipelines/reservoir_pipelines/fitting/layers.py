@@ -15,6 +15,7 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.cost import work_meter
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, size_of
+from reservoir_pipelines.fitting.folds import groups_of_splits
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout, refit
 from reservoir_pipelines.fitting.results import LayerScore
@@ -92,12 +93,8 @@ def _evaluate_validation(final: FinalReadout, task: Task) -> Evaluation:
     predicted = np.concatenate([final.predictions[split].labels for split in splits])
     labels = np.concatenate([source.labels(split) for split in splits])
     counts = np.concatenate([source.counts(split) for split in splits])
-    groups = [source.view[split].groups for split in splits]
-    together = (
-        None if any(of is None for of in groups) else np.concatenate([g for g in groups if g is not None])
-    )
     names = [str(task.label(number)) for number in range(task.classes)]
-    return evaluate_labels(labels, predicted, names, None, counts, together)
+    return evaluate_labels(labels, predicted, names, None, counts, groups_of_splits(source.view, splits))
 
 
 def _score(layer: Layer, scores: Scores, difference: Difference | None, task: Task) -> LayerScore:

@@ -15,16 +15,14 @@ from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import SPLITS, Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
-from reservoir_pipelines.fitting.source import (
-    KNOWN,
+from reservoir_pipelines.fitting.entry_source import (
     ColumnSource,
-    EntryView,
+    EntrySource,
     JoinedSource,
-    KnownSplit,
     RawSource,
     SomeRows,
-    Source,
 )
+from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView, KnownSplit
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 
 # What `fit` takes: the result of `extract`, or the folder of an entry.
@@ -154,7 +152,7 @@ class Known:
             return path_below(path.parent, name)
         return path_below(path.parents[2], "readouts", self.entry.spec.task["name"], name)
 
-    def source(self, columns: Columns) -> Source:
+    def source(self, columns: Columns) -> EntrySource:
         """Return the samples of a column, or of several side by side."""
         parts = tuple(self.column(column) for column in columns)
         return parts[0] if len(parts) == 1 else JoinedSource(parts)

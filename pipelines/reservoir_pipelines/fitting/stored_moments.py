@@ -9,7 +9,9 @@ from reservoir_cache import load_arrays, save_arrays
 
 from reservoir.readouts.linear import Targets
 from reservoir.readouts.moments import Moments, fold_moments, training_moments
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, Source
+from reservoir_pipelines.fitting.entry_source import ColumnSource
+from reservoir_pipelines.fitting.entry_view import KNOWN
+from reservoir_pipelines.fitting.source import Source
 
 
 def stored_moments(
