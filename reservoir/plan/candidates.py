@@ -121,8 +121,8 @@ def readout_candidates(
     ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
     ``native`` is True for native input and for several entries.
     """
-    if not native and rows <= MAX_KERNEL_ROWS and (known := _known_candidates(task, available)):
-        return known
+    if not native and rows <= MAX_KERNEL_ROWS and (best_of_kind := _known_candidates(task, available)):
+        return best_of_kind
     # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels
     # of all tokens.
     many_targets = task.readout_tokens * task.outputs > MAX_TARGETS

@@ -3,7 +3,8 @@
 from reservoir.backbones import find
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
-from reservoir.inputs.native import TextReader, has_tokenizer, open_reader
+from reservoir.inputs.native import open_reader
+from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.sound import holds_samples
 from reservoir.tasks.task import Task
