@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,8 +11,6 @@ from reservoir.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Pad = Literal["valid", "same"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,7 @@ class Windows:
     patch: int = 1
     stride: int = 1
     dilations: tuple[int, ...] = (1,)
-    pad: Pad = "valid"
+    pad: str = "valid"  # or "same"
     normalise: str = "channel"
     symbols: int = 0  # channels of one-hot encoded symbols; 0 for floats
 

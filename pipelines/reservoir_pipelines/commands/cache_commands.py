@@ -49,7 +49,7 @@ def list_(given: dict[str, Any]) -> Answer:
 def show(entry: Name, given: dict[str, Any]) -> Answer:
     """Show everything about one entry."""
     found = _find(entry, cache_root(**given))
-    spec, made = found.spec.to_dict(), dict(found.made_with)
+    spec, made = found.spec.to_json(), dict(found.made_with)
     summary = _summary(store.summarize(found)) | {"running": found.running()}
     tables = [fact_table(summary), (*fact_table(spec), "specification"), (*fact_table(made), "made with")]
     return Answer(summary | {"spec": spec, "made_with": made}, tables)

@@ -20,7 +20,7 @@ from reservoir_pipelines.output import as_json, percent, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 
 if TYPE_CHECKING:
-    from reservoir_pipelines.training.run_folder import Training
+    from reservoir_pipelines.training.result import Training
 
 MAX_POINTS = 60  # points of a stored curve
 NUMBERS = ("samples", "rows", "groups", "auc")  # values of an evaluation of classes that are not in percent
@@ -131,7 +131,8 @@ def _layers(found: Values) -> dict[str, Any] | None:
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a training run."""
-    from reservoir_pipelines.training.run_folder import RunFolder, Training
+    from reservoir_pipelines.training.result import Training
+    from reservoir_pipelines.training.run_folder import RunFolder
 
     run = RunFolder(path)
     done = run.result(lambda values: Training.from_dict({**values, "run": str(path)}))
