@@ -18,7 +18,8 @@ import torch
 from reservoir_pipelines import import_backbone
 
 from reservoir.backbones import content_digest, find, load_backbone, load_native
-from reservoir.inputs.native import open_reader, read_tokenizer
+from reservoir.inputs.native import open_reader
+from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.tasks import task_named
 from reservoir.tasks.words import codes_of
 from tests.faults.fuzz import mutated
