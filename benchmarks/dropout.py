@@ -3,8 +3,8 @@
     python benchmarks/dropout.py                   # about five minutes
     python benchmarks/dropout.py --pairs 1 --only mini
 
-A step is forward, backward, clipping and Adam on the groups that an FPT trains, with the default dropout. The two models
-take turns on one thread; a line has the median of each, and of the ratios of the pairs with their range.
+A step is forward, backward, clipping and Adam on the groups that an FPT trains, with the default dropout. The two
+models take turns on one thread; a line has the median of each, and of the ratios of the pairs with their range.
 """
 
 import argparse

@@ -11,19 +11,20 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, dataclass_transform
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 from reservoir.errors import InputError
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SEEDS = 2**63  # seeds of torch's generators have 63 bits
+MAX_SHOWN = 200  # characters of a value in a message
 
+StrPath = str | PathLike[str]
 G = TypeVar("G", bound="Options")
 
 _where: set[str] = set()  # names of the options declared with ``where=True``
 
-panels: dict[str, str] = {}  # the heading in ``--help`` of each option
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "None": (NoneType, ""),
     "bool": (bool, "True or False"),
@@ -34,7 +35,7 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "Sequence[str]": ((list, tuple), "a list of strings"),
     "Mapping[str, Any]": (Mapping, "names with values"),
 }
-"""The types that each annotation of a field accepts, and their name in messages."""
+"""The types that each annotation of an option accepts, and their name in messages."""
 
 Check = Callable[[Any], str | None]  # returns what to do about an invalid value, or None
 
@@ -54,14 +55,60 @@ def option(
     help, ``flag`` and ``shown`` replace the name and the default. ``where`` marks a folder, a device,
     a process or a network address, which no file may set (see `without_where`).
     """
-    return field(
-        default=default,
-        metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where},
-    )
+    return field(default=default, metadata=_metadata(text, check, flag, shown, where))
 
 
-def _must(fit: Callable[[Any], object], remedy: str) -> Check:
-    return lambda value: None if fit(value) else remedy
+def as_path(value: StrPath | None) -> Path | None:
+    """Return a path; any other value stays as it is, for the check of types to refuse."""
+    return Path(value) if isinstance(value, str | PathLike) else value
+
+
+def path_option(
+    text: str,
+    *,
+    default: None,
+    converter: Callable[[StrPath | None], Path | None],
+    shown: str = "",
+) -> Any:
+    """Return a field for a path, which callers may give as text. It says where, so no file may set it.
+
+    Type checkers read ``default`` and ``converter`` where the field is declared, so that each
+    declaration repeats ``default=None, converter=as_path``.
+    """
+    metadata = _metadata(text, shown=shown, where=True, converter=converter)
+    return field(default=default, metadata=metadata)
+
+
+def argument(text: str, *, kw_only: Literal[False] = False) -> Any:
+    """Return a field for what a function works on, such as its task: it is required, and may be positional."""
+    return field(kw_only=kw_only, metadata=_metadata(text))
+
+
+def required(text: str) -> Any:
+    """Return a field for a keyword without a default."""
+    return field(metadata=_metadata(text))
+
+
+def _metadata(
+    text: str,
+    check: Check | None = None,
+    flag: str = "",
+    shown: str = "",
+    where: bool = False,
+    converter: Callable[[Any], Any] | None = None,
+) -> dict[str, Any]:
+    return {
+        "help": text,
+        "check": check,
+        "flag": flag,
+        "shown": shown,
+        "where": where,
+        "converter": converter,
+    }
+
+
+def _must(accepts: Callable[[Any], object], remedy: str) -> Check:
+    return lambda value: None if accepts(value) else remedy
 
 
 def at_least(low: int) -> Check:
@@ -106,15 +153,24 @@ def only(*names: str) -> Check:
     return _must(lambda value: value and value.keys() <= {*names} and [] not in value.values(), remedy)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+# `option` is not a field specifier, because a type checker sees a default only in an argument of that
+# name: it takes any assigned value for a default, and shows the call, with its line of help, in the
+# signature.
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(path_option, argument, required)
+)
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A group of options, checked when it is created. Each subclass becomes a frozen dataclass."""
+    """A group of options, checked when it is created. Each subclass becomes a frozen dataclass.
+
+    ``panel`` is the heading of its own options in the help of commands.
+    """
 
     def __init_subclass__(cls, panel: str = "Options") -> None:
         own = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
+        for item in own.values():
+            item.metadata = MappingProxyType({**item.metadata, "panel": panel})
         _where.update(name for name, item in own.items() if item.metadata.get("where"))
-        panels.update(dict.fromkeys(own, panel))
         inherited = getattr(cls, "__dataclass_fields__", {})
         # A new default of an inherited option keeps its check.
         for name in vars(cls).keys() & inherited.keys() - own.keys():
@@ -123,34 +179,43 @@ class Options:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            kinds, value = str(item.type).split(" | "), _plain(getattr(self, item.name))
-            if "Path" in kinds and isinstance(value, str):
-                value = Path(value)
+            kinds = str(item.type).split(" | ")
+            if not KINDS.keys() >= {*kinds}:
+                continue  # an argument such as a task or an entry, which its function checks
+            value = _plain(getattr(self, item.name))
+            if convert := item.metadata.get("converter"):
+                value = convert(value)
             object.__setattr__(self, item.name, value)
-            texts = not isinstance(value, list | tuple) or all(isinstance(each, str) for each in value)
-            numeric = isinstance(value, bool) and "bool" not in kinds  # Python counts True as a number
-            if numeric or not texts or not any(isinstance(value, KINDS[kind][0]) for kind in kinds):
-                words = " or ".join(KINDS[kind][1] for kind in kinds if kind != "None")
-                shown = " ".join(reprlib.repr(value).split())
-                raise InputError(
-                    f"{flag_of(item)} {shown}: give {words}. {item.metadata.get('help', '')}".strip()
-                )
-            check = item.metadata.get("check")
-            if check and value is not None and (fault := check(value)):
-                shown = str(value) if len(str(value)) <= 200 else f"{str(value)[:200]} ..."
-                raise InputError(f"{flag_of(item)} {shown}: {fault}")
+            _check(item, kinds, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain JSON values."""
-        return {n: str(v) if isinstance(v, Path) else v for n, v in asdict(self).items()}
+        return {
+            name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()
+        }
+
+
+def _check(item: Field[Any], kinds: Sequence[str], value: Any) -> None:
+    """Raise `InputError` if the value of an option has another type than ``kinds``, or fails its check."""
+    not_texts = isinstance(value, list | tuple) and not all(isinstance(text, str) for text in value)
+    truth_for_number = isinstance(value, bool) and "bool" not in kinds  # Python counts True as a number
+    right_type = any(isinstance(value, KINDS[kind][0]) for kind in kinds)
+    if not_texts or truth_for_number or not right_type:
+        words = " or ".join(KINDS[kind][1] for kind in kinds if kind != "None")
+        shown = " ".join(reprlib.repr(value).split())
+        raise InputError(f"{flag_of(item)} {shown}: give {words}. {item.metadata.get('help', '')}".strip())
+    check = item.metadata.get("check")
+    if check and value is not None and (fault := check(value)):
+        shown = str(value) if len(str(value)) <= MAX_SHOWN else f"{str(value)[:MAX_SHOWN]} ..."
+        raise InputError(f"{flag_of(item)} {shown}: {fault}")
 
 
 def _plain(value: Any) -> Any:
     """Convert paths to text and NumPy numbers to Python numbers, because files hold plain values."""
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_plain(each) for each in value)
+        return type(value)(_plain(inner) for inner in value)
     if isinstance(value, PathLike):
         return str(value)
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -211,7 +276,7 @@ def typed(name: str, arguments: Sequence[str], *groups: Options) -> str:
         if isinstance(value, bool):
             parts.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, Mapping):
-            parts += [part for name, each in value.items() for part in (flag, f"{name}={_listed(each)}")]
+            parts += [part for name, inner in value.items() for part in (flag, f"{name}={_listed(inner)}")]
         else:
             parts += [flag, _listed(value)]
     return shlex.join(parts)

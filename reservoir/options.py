@@ -15,12 +15,14 @@ from reservoir.errors import InputError
 from reservoir.option_fields import (
     Options,
     as_group,
+    as_path,
     at_least,
     dilation_list,
     flag_of,
     one_of,
     only,
     option,
+    path_option,
     positive,
     seed_number,
     share,
@@ -99,7 +101,9 @@ class VariantOptions(Options, panel="Data"):
 class TaskOptions(VariantOptions, OwnDataOptions, panel="Data"):
     """The files of a task and its parameters, or how your own files are read."""
 
-    data: Path | None = option(None, "Folder of the data set's files.", shown="RESERVOIR_DATA", where=True)
+    data: Path | None = path_option(
+        "Folder of the data set's files.", default=None, converter=as_path, shown="RESERVOIR_DATA"
+    )
     parameters: Mapping[str, Any] | None = option(
         None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
     )
@@ -207,8 +211,11 @@ class ReservoirOptions(ModelOptions, panel="Model"):
 class CacheOptions(Options, panel="Output"):
     """The root folder of the cache."""
 
-    cache: Path | None = option(
-        None, "Root folder of the cache.", shown="RESERVOIR_CACHE, else the user's", where=True
+    cache: Path | None = path_option(
+        "Root folder of the cache.",
+        default=None,
+        converter=as_path,
+        shown="RESERVOIR_CACHE, else the user's",
     )
 
 
@@ -272,7 +279,9 @@ class ClusterOptions(Options, panel="Run"):
 class OutOptions(Options, panel="Output"):
     """Where results are written."""
 
-    out: Path | None = option(None, "Folder or file of the results.", shown="in the cache", where=True)
+    out: Path | None = path_option(
+        "Folder or file of the results.", default=None, converter=as_path, shown="in the cache"
+    )
 
 
 class FitOptions(OutOptions, panel="Readout"):
@@ -313,7 +322,9 @@ class StepOptions(Options, panel="Training"):
 class RunOptions(Options, panel="Output"):
     """The folder of a run of train."""
 
-    run: Path | None = option(None, "Folder of a run of train.", shown="in the cache", where=True)
+    run: Path | None = path_option(
+        "Folder of a run of train.", default=None, converter=as_path, shown="in the cache"
+    )
 
 
 class TrustOptions(Options, panel="Run"):
@@ -338,6 +349,10 @@ class CoverageOptions(Options, panel="Output"):
         super().__post_init__()
         if self.abstain and self.coverage is None:
             raise InputError("--abstain needs --coverage", "add --coverage 0.9")
+
+
+class PredictOptions(LabelsOptions, CoverageOptions, TrustOptions, DeviceOptions):
+    """How a readout is applied to new sequences."""
 
 
 class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
@@ -417,3 +432,9 @@ class ExplainOptions(OutOptions, panel="Output"):
     """Which sequences are explained."""
 
     first: int = option(4, "Number of sequences to explain, from the first.", at_least(1))
+
+
+class ReportOptions(CacheOptions, OutOptions, panel="Options"):
+    """Which page is written, and where."""
+
+    markdown: bool = option(False, "Write only the tables, as Markdown.")

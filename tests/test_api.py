@@ -1,6 +1,6 @@
 """The public functions have the same signatures for editors, type checkers and a running program."""
 
-import importlib.util
+import ast
 import inspect
 import json
 import shutil
@@ -20,11 +20,11 @@ from pathlib import Path
 from reservoir_pipelines import Extraction, extract, fit, predict, report, train
 
 features: Extraction = extract("digits", backbone="gpt2", layers=["block01"], limit=60, cache=Path("cache"))
-found = fit(features, columns="block01/mean", select="cv5", out="readout")
-score: float = found.best.valid_score
-labels = [each.label for each in predict(found.saved, Path("new.csv"), device="cpu")]
-steps: int = train("bit-xor", train="output", learning_rate=1e-3, resume=True).steps
-page: Path = report([found.saved.parent], out="page.html", markdown=False).page
+result = fit(features, columns="block01/mean", select="cv5", out="readout")
+score: float = result.best.valid_score
+labels = [prediction.label for prediction in predict(result.saved, Path("new.csv"), device="cpu")]
+steps: int = train(task="bit-xor", train="output", learning_rate=1e-3, resume=True).steps
+page: Path = report([result.saved.parent], out="page.html", markdown=False).page
 print(features.rows, score, labels, steps, page)
 """
 WRONG_KEYWORD = """
@@ -37,16 +37,36 @@ from reservoir_pipelines import extract
 
 extract("digits", limit="sixty")
 """
+NOT_NAMED = """
+from reservoir_pipelines import extract
+
+extract("digits", "gpt2")
+"""
+NOT_GIVEN = """
+from reservoir_pipelines import pretrain
+
+pretrain("zipf")
+"""
+REVEALED = "\n".join(
+    ["import reservoir_pipelines", *(f"reveal_type(reservoir_pipelines.{n})" for n in reservoir_pipelines.FUNCTIONS)]
+)
 
 
 @pytest.fixture(scope="module")
 def pyright(tmp_path_factory):
-    """Return the rules that strict pyright reports for each file of a client outside the repository."""
+    """Return what strict pyright reports for each file of a client outside the repository."""
     checker = shutil.which("pyright", path=str(Path(sys.executable).parent)) or shutil.which("pyright")
     if checker is None:
         pytest.skip("needs pyright")
     folder = tmp_path_factory.mktemp("client")
-    sources = {"right": RIGHT, "wrong_keyword": WRONG_KEYWORD, "wrong_type": WRONG_TYPE}
+    sources = {
+        "right": RIGHT,
+        "wrong_keyword": WRONG_KEYWORD,
+        "wrong_type": WRONG_TYPE,
+        "not_named": NOT_NAMED,
+        "not_given": NOT_GIVEN,
+        "revealed": REVEALED,
+    }
     for name, text in sources.items():
         (folder / f"{name}.py").write_text(text)
     paths = [str(ROOT / path) for path in (".", "cache", "pipelines")]
@@ -54,8 +74,8 @@ def pyright(tmp_path_factory):
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [checker, "--outputjson", "--pythonpath", sys.executable]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    found = json.loads(done.stdout)["generalDiagnostics"]
-    return {name: [each for each in found if Path(each["file"]).stem == name] for name in sources}
+    reports = json.loads(done.stdout)["generalDiagnostics"]
+    return {name: [report for report in reports if Path(report["file"]).stem == name] for name in sources}
 
 
 def test_right_keywords_pass_strict_pyright(pyright):
@@ -64,19 +84,37 @@ def test_right_keywords_pass_strict_pyright(pyright):
 
 @pytest.mark.parametrize(
     ("client", "rule", "word"),
-    [("wrong_keyword", "reportCallIssue", "bakbone"), ("wrong_type", "reportArgumentType", "limit")],
+    [
+        ("wrong_keyword", "reportCallIssue", "bakbone"),
+        ("wrong_type", "reportArgumentType", "limit"),
+        ("not_named", "reportCallIssue", "1 positional"),
+        ("not_given", "reportCallIssue", "out"),
+    ],
 )
-def test_a_wrong_keyword_or_type_is_an_error_of_pyright(pyright, client, rule, word):
-    (found,) = pyright[client]
-    assert found["rule"] == rule and word in found["message"]
+def test_a_wrong_call_is_an_error_of_pyright(pyright, client, rule, word):
+    (report,) = pyright[client]
+    assert report["rule"] == rule and word in report["message"]
 
 
-def test_the_stub_is_current():
-    spec = importlib.util.spec_from_file_location("stub", ROOT / "docs" / "stub.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.STUB.read_text() == module.stub(), "run: python docs/stub.py"
+def test_pyright_shows_every_keyword_of_every_function_with_its_help(pyright):
+    texts = [report["message"] for report in pyright["revealed"] if report["severity"] == "information"]
+    assert len(texts) == len(reservoir_pipelines.FUNCTIONS)
+    for name, text in zip(reservoir_pipelines.FUNCTIONS, texts, strict=True):
+        function = getattr(reservoir_pipelines, name)
+        signature = inspect.signature(function)
+        assert f"-> {signature.return_annotation}" in text
+        for parameter in signature.parameters:
+            assert f"{parameter}: " in text, (name, parameter)
+    assert "Maximum rows per split" in texts[reservoir_pipelines.FUNCTIONS.index("extract")]
+
+
+def test_type_checkers_import_each_name_from_the_module_that_defines_it():
+    tree = ast.parse(Path(reservoir_pipelines.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = {alias.name: node.module for node in block.body for alias in node.names}
+    package = reservoir_pipelines.__name__
+    functions = dict.fromkeys(reservoir_pipelines.FUNCTIONS, "api")
+    assert imports == {n: f"{package}.{place}" for n, place in (reservoir_pipelines.PLACES | functions).items()}
 
 
 @pytest.mark.parametrize("name", reservoir_pipelines.FUNCTIONS)
@@ -97,11 +135,13 @@ def test_a_wrong_keyword_is_a_type_error_before_anything_runs(name):
 
 
 def test_keywords_and_options_are_checked_before_anything_runs():
-    with pytest.raises(TypeError, match=r"extract\(\) has no keyword 'bakbone'; did you mean 'backbone'"):
+    with pytest.raises(TypeError, match="did you mean 'backbone'"):
         reservoir_pipelines.extract("digits", bakbone="gpt2")
+    with pytest.raises(TypeError, match=r"predict\(\).*'file'"):
+        reservoir_pipelines.predict("readout")
     with pytest.raises(InputError, match="--seed -1"):
         reservoir_pipelines.extract("digits", seed=-1)
-    with pytest.raises(InputError, match=r"extract: task is of type list.*ReservoirClassifier"):
+    with pytest.raises(InputError, match=r"extract: task.*list"):
         reservoir_pipelines.extract([1, 2])  # pyright: ignore
-    with pytest.raises(InputError, match=r"predict: readout is of type list.*the attribute saved of the result of fit"):
+    with pytest.raises(InputError, match=r"predict: readout.*list"):
         reservoir_pipelines.predict([1], "new.csv")  # pyright: ignore

@@ -9,7 +9,46 @@
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__getattr__`
+    from reservoir_pipelines.api import attention as attention
+    from reservoir_pipelines.api import compare as compare
+    from reservoir_pipelines.api import explain as explain
+    from reservoir_pipelines.api import export as export
+    from reservoir_pipelines.api import export_features as export_features
+    from reservoir_pipelines.api import extract as extract
+    from reservoir_pipelines.api import fit as fit
+    from reservoir_pipelines.api import import_features as import_features
+    from reservoir_pipelines.api import plan as plan
+    from reservoir_pipelines.api import predict as predict
+    from reservoir_pipelines.api import prepare as prepare
+    from reservoir_pipelines.api import pretrain as pretrain
+    from reservoir_pipelines.api import report as report
+    from reservoir_pipelines.api import reproduce as reproduce
+    from reservoir_pipelines.api import train as train
+    from reservoir_pipelines.comparison.compare import Comparison as Comparison
+    from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
+    from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
+    from reservoir_pipelines.estimators.estimators import ReservoirTransformer as ReservoirTransformer
+    from reservoir_pipelines.extraction.export_features import ExportedFeatures as ExportedFeatures
+    from reservoir_pipelines.extraction.extract import Extraction as Extraction
+    from reservoir_pipelines.extraction.forecast import Forecast as Forecast
+    from reservoir_pipelines.fitting.results import Fit as Fit
+    from reservoir_pipelines.fitting.results import LayerScore as LayerScore
+    from reservoir_pipelines.fitting.results import Result as Result
+    from reservoir_pipelines.foreign_backbone import Imported as Imported
+    from reservoir_pipelines.foreign_backbone import import_backbone as import_backbone
+    from reservoir_pipelines.paper.attention_maps import Attention as Attention
+    from reservoir_pipelines.paper.pretrain import Pretraining as Pretraining
+    from reservoir_pipelines.paper.reproduce import Reproduction as Reproduction
+    from reservoir_pipelines.prediction.explain import Explanation as Explanation
+    from reservoir_pipelines.prediction.export import Export as Export
+    from reservoir_pipelines.prediction.predict import Prediction as Prediction
+    from reservoir_pipelines.prediction.predict import Predictions as Predictions
+    from reservoir_pipelines.preparation.prepared import Prepared as Prepared
+    from reservoir_pipelines.reports.report import Report as Report
+    from reservoir_pipelines.training.run_folder import Training as Training
 
 FUNCTIONS = (
     *(
@@ -25,7 +64,7 @@ FUNCTIONS = (
     ),
     *("predict", "prepare", "pretrain", "report", "reproduce", "train"),
 )
-"""The functions of ``api.py``. ``__init__.pyi`` has their signatures; ``python docs/stub.py`` writes it."""
+"""The functions of ``api.py``."""
 
 PLACES = {
     "Attention": "paper.attention_maps",

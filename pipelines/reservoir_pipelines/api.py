@@ -1,115 +1,69 @@
-"""The public functions: one per stage, every option a keyword.
+"""The public functions, one per stage; the fields of the dataclass in front of each are its parameters.
 
-Each function fills its stage's groups of options with the keywords and calls the stage. The decorator
-`takes` adds the options to its signature and docstring; ``__init__.pyi`` is a stub for editors and
-type checkers.
+Each function is called with its dataclass, whose options have been checked, and calls the stage. The
+decorator `takes` gives it the signature of the dataclass, for type checkers, editors and ``help``.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from reservoir import options as opt
-from reservoir.errors import nearest, require_path
-from reservoir.option_fields import Options, as_group, keyword, option
+from reservoir.errors import require_path
+from reservoir.option_fields import Options, argument, as_group, option, required
+from reservoir_pipelines.signatures import takes
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
-    import reservoir_pipelines as results  # the stub of this package exports the result classes
+    from reservoir_pipelines.comparison.compare import Comparison
+    from reservoir_pipelines.extraction.export_features import ExportedFeatures
+    from reservoir_pipelines.extraction.extract import Extraction
+    from reservoir_pipelines.extraction.forecast import Forecast
+    from reservoir_pipelines.fitting.results import Fit
+    from reservoir_pipelines.paper.attention_maps import Attention
+    from reservoir_pipelines.paper.pretrain import Pretraining
+    from reservoir_pipelines.paper.reproduce import Reproduction
+    from reservoir_pipelines.prediction.explain import Explanation
+    from reservoir_pipelines.prediction.export import Export
+    from reservoir_pipelines.prediction.predict import Predictions
+    from reservoir_pipelines.preparation.prepared import Prepared
+    from reservoir_pipelines.reports.report import Report
+    from reservoir_pipelines.training.run_folder import Training
 
     StrPath = str | PathLike[str]
-    Features = results.Extraction | FeatureStore | Path | str
+    Features = Extraction | FeatureStore | Path | str
 
-COMMON = {
-    "task": "Name of a task, or the path of your own data.",
-    "readout": "Folder or JSON file that fit wrote, or the folder of a run of train.",
-    "file": "New sequences: any file that a task can be made from, with or without labels, or an idx file of images.",
-}
-"""The descriptions of parameters that several functions have."""
-
-KINDS = {
-    "StrPath": "str or path-like",
-    "Path": "path-like",
-    "Sequence[str]": "sequence of str",
-    "Sequence[StrPath]": "sequence of path-like",
-    "Mapping[str, Any]": "mapping",
-}
-"""The words of documentation for the types of parameters."""
-
-FIRST_SECTION = re.compile(r"^\w+\n---", re.MULTILINE)
-
-F = TypeVar("F", bound=Callable[..., Any])
+TASK = "Name of a task, or the path of your own data."
+READOUT = "Folder or JSON file that fit wrote, or the folder of a run of train."
+NEW_FILE = "New sequences: any file that a task can be made from, with or without labels, or an idx file of images."
+# Commands show the same descriptions.
 
 
-def takes(*groups: type[Options], **own: str) -> Callable[[F], F]:
-    """Decorate a function: replace ``**options`` in its signature by the options of some groups, and describe them.
+class TaskArgument(Options):
+    """What is read."""
 
-    ``own`` has the descriptions of its other parameters. Commands show the same descriptions.
-    """
-
-    def document(function: F) -> F:
-        parameters = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
-        first = [_as_option(p, (COMMON | own)[p.name]) for p in parameters]
-        items = [item for group in groups for item in fields(group)]
-        options = [keyword(item.name, item.default, str(item.type)) for item in items]
-        returned = function.__annotations__["return"].removeprefix("results.")
-        signature = inspect.Signature([*parameters, *options], return_annotation=returned)
-        text = inspect.getdoc(function) or ""
-        section = FIRST_SECTION.search(text)
-        assert section, f"{function.__name__} has no example"
-        summary, rest = text[: section.start()], text[section.start() :]
-        added = ["Parameters", "----------", *map(described, [*first, *items]), ""]
-        if not rest.startswith("Returns\n"):
-            added += ["Returns", "-------", returned, ""]
-        added += [
-            "Raises",
-            "------",
-            "InputError",
-            "    If an option, a name or a file is wrong; the message says what to do.",
-            "",
-        ]
-        vars(function).update(groups=groups, own=first, summary=summary, __signature__=signature)
-        function.__doc__ = "\n".join([summary, *added, rest])
-        return function
-
-    return document
+    task: StrPath = argument(TASK)
 
 
-def _as_option(parameter: inspect.Parameter, text: str) -> Field[Any]:
-    item = option(parameter.default, text)
-    item.name, item.type = parameter.name, str(parameter.annotation)
-    return item
+class ReadoutArguments(Options):
+    """A readout, and what it is applied to."""
+
+    readout: StrPath = argument(READOUT)
+    file: StrPath = argument(NEW_FILE)
 
 
-def described(item: Field[Any]) -> str:
-    """Return the description of an option in the form of numpydoc."""
-    kinds = [KINDS.get(kind, kind) for kind in str(item.type).split(" | ") if kind != "None"]
-    required = item.default is inspect.Parameter.empty
-    default = "" if required else ", optional" if item.default is None else f", default={item.default!r}"
-    shown, text = item.metadata["shown"], item.metadata["help"]
-    text += ("" if text.endswith(".") else ".") + (f" Default: {shown}." if shown else "")
-    below = textwrap.fill(text, 108, initial_indent=" " * 4, subsequent_indent=" " * 4)
-    return f"{item.name} : {' or '.join(kinds)}{default}\n{below}"
+class PrepareArguments(
+    opt.CacheOptions, opt.DownloadOptions, opt.ClusterOptions, opt.TaskOptions, TaskArgument
+):
+    """The arguments of `prepare`."""
 
 
-def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
-    """Return a function's groups of options with the given values; raise `TypeError` for an unknown keyword."""
-    known = inspect.signature(function).parameters
-    for name in given.keys() - known.keys():
-        raise TypeError(f"{function.__name__}() has no keyword {name!r}{nearest(name, known)}")
-    return [as_group(given, group) for group in vars(function)["groups"]]
-
-
-@takes(opt.TaskOptions, opt.ClusterOptions, opt.DownloadOptions, opt.CacheOptions)
-def prepare(task: StrPath, **options: Any) -> results.Prepared:
+@takes(PrepareArguments)
+def prepare(arguments: PrepareArguments) -> Prepared:
     """Read a task's files into arrays, and split them.
 
     The other stages do this themselves when they need the data. The prepared data is in a cache
@@ -125,12 +79,18 @@ def prepare(task: StrPath, **options: Any) -> results.Prepared:
     """
     from reservoir_pipelines.preparation.prepare import prepare as run
 
-    chosen, cluster, files, place = groups_of(prepare, options)
-    return run(require_path(task, "prepare: task"), chosen, cache=place.cache, cluster=cluster, files=files)
+    task = require_path(arguments.task, "prepare: task")
+    return run(task, arguments, cache=arguments.cache, cluster=arguments, files=arguments)
 
 
-@takes(opt.ExtractOptions, opt.ClusterOptions, splits="Compute only these splits; all by default.")
-def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: Any) -> results.Extraction:
+class ExtractArguments(opt.ClusterOptions, opt.ExtractOptions, TaskArgument):
+    """The arguments of `extract`."""
+
+    splits: Sequence[str] | None = option(None, "Compute only these splits; all by default.")
+
+
+@takes(ExtractArguments)
+def extract(arguments: ExtractArguments) -> Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
     Cached features are reused: a finished extraction computes nothing, an interrupted one continues,
@@ -152,19 +112,28 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
     """
     from reservoir_pipelines.extraction.extract import extract as run
 
-    return run(require_path(task, "extract: task"), *groups_of(extract, options), splits=splits)
+    task = require_path(arguments.task, "extract: task")
+    options = as_group(arguments, opt.ExtractOptions)
+    return run(task, options, cluster=arguments, splits=arguments.splits)
 
 
-@takes(
-    opt.TaskOptions,
-    opt.CacheOptions,
-    file="An .npz, .h5, .parquet or .safetensors file of the features, or a folder of export-features.",
-    task="The task whose rows have these features; not needed for a folder, which has labels of its own.",
-    name="Name of the entry, such as the model that computed the features; a folder names it.",
-)
-def import_features(
-    file: StrPath, *, task: StrPath | None = None, name: str | None = None, **options: Any
-) -> results.Extraction:
+class ImportFeaturesArguments(opt.CacheOptions, opt.TaskOptions):
+    """The arguments of `import_features`."""
+
+    file: StrPath = argument(
+        "An .npz, .h5, .parquet or .safetensors file of the features, or a folder of export-features."
+    )
+    task: StrPath | None = option(
+        None,
+        "The task whose rows have these features; not needed for a folder, which has labels of its own.",
+    )
+    name: str | None = option(
+        None, "Name of the entry, such as the model that computed the features; a folder names it."
+    )
+
+
+@takes(ImportFeaturesArguments)
+def import_features(arguments: ImportFeaturesArguments) -> Extraction:
     """Cache features that another program computed.
 
     They become an entry of a task, which `fit` reads like any other entry. The file holds one array
@@ -193,27 +162,28 @@ def import_features(
     """
     from reservoir_pipelines.extraction.import_features import import_features as run
 
-    chosen = groups_of(import_features, options)
-    named = None if task is None else require_path(task, "import_features: task")
-    return run(Path(require_path(file, "import_features: file")), named, name, *chosen)
+    file = Path(require_path(arguments.file, "import_features: file"))
+    task = None if arguments.task is None else require_path(arguments.task, "import_features: task")
+    return run(file, task, arguments.name, as_group(arguments, opt.TaskOptions), arguments)
 
 
-@takes(
-    opt.CacheOptions,
-    entry="A task (its last extraction), a key or a folder; in Python also the result of extract.",
-    to="Folder to write, which must be empty or not exist.",
-    columns="Columns to write, comma-separated, or all.",
-    format="parquet, safetensors, or npy (an array per file, for np.load with mmap_mode). Default: parquet if pyarrow "
-    "is installed, else safetensors.",
-)
-def export_features(
-    entry: Features,
-    *,
-    to: StrPath,
-    columns: str | Sequence[str] = "all",
-    format: str | None = None,
-    **options: Any,
-) -> results.ExportedFeatures:
+class ExportFeaturesArguments(opt.CacheOptions, panel="Output"):
+    """The arguments of `export_features`."""
+
+    entry: Features = argument(
+        "A task (its last extraction), a key or a folder; in Python also the result of extract."
+    )
+    to: StrPath = required("Folder to write, which must be empty or not exist.")
+    columns: str | Sequence[str] = option("all", "Columns to write, comma-separated, or all.")
+    format: str | None = option(
+        None,
+        "parquet, safetensors, or npy (an array per file, for np.load with mmap_mode). "
+        "Default: parquet if pyarrow is installed, else safetensors.",
+    )
+
+
+@takes(ExportFeaturesArguments)
+def export_features(arguments: ExportFeaturesArguments) -> ExportedFeatures:
     """Write the features of an entry for other programs.
 
     Each split becomes a file with features, labels and row ids, or with ``npy`` a folder. Values are
@@ -232,16 +202,21 @@ def export_features(
     """
     from reservoir_pipelines.extraction.export_features import export_features as run
 
-    (place,) = groups_of(export_features, options)
-    return run(entry, Path(require_path(to, "export_features: to")), columns, format, place)
+    folder = Path(require_path(arguments.to, "export_features: to"))
+    return run(arguments.entry, folder, arguments.columns, arguments.format, arguments)
 
 
-@takes(
-    opt.ExtractOptions,
-    rows="Total number of rows; by default all rows of the task, or --limit per split.",
-    workers="Processes or GPUs like this one that share the work.",
-)
-def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> results.Forecast:
+class PlanArguments(opt.ExtractOptions, TaskArgument, panel="Data"):
+    """The arguments of `plan`."""
+
+    rows: int | None = option(
+        None, "Total number of rows; by default all rows of the task, or --limit per split."
+    )
+    workers: int = option(1, "Processes or GPUs like this one that share the work.")
+
+
+@takes(PlanArguments)
+def plan(arguments: PlanArguments) -> Forecast:
     """Estimate time, disk and memory of an extraction.
 
     A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the
@@ -255,16 +230,23 @@ def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options:
     """
     from reservoir_pipelines.extraction.forecast import plan as run
 
-    return run(require_path(task, "plan: task"), *groups_of(plan, options), rows=rows, workers=workers)
+    task = require_path(arguments.task, "plan: task")
+    return run(
+        task, as_group(arguments, opt.ExtractOptions), rows=arguments.rows, workers=arguments.workers
+    )
 
 
-@takes(
-    opt.FitOptions,
-    opt.DeviceOptions,
-    features="What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted "
-    "together; their columns are named 1:block06/mean, 2:block06/mean and so on.",
-)
-def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
+class FitArguments(opt.DeviceOptions, opt.FitOptions):
+    """The arguments of `fit`."""
+
+    features: Features | Sequence[Features] = argument(
+        "What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted "
+        "together; their columns are named 1:block06/mean, 2:block06/mean and so on."
+    )
+
+
+@takes(FitArguments)
+def fit(arguments: FitArguments) -> Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
     With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and
@@ -276,20 +258,24 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     Examples
     --------
     >>> from reservoir_pipelines import extract, fit
-    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
-    >>> found.best.metric, found.best.test_score > 0.5
+    >>> result = fit(extract("digits", limit=60, layers="block01", pool="mean"))
+    >>> result.best.metric, result.best.test_score > 0.5
     ('accuracy', True)
     """
     from reservoir_pipelines.fitting.fit import fit as run
 
-    return run(features, *groups_of(fit, options))
+    return run(arguments.features, as_group(arguments, opt.FitOptions), arguments)
 
 
-@takes(
-    first="Folder that fit or train wrote.",
-    second="Folder that is compared with it.",
-)
-def compare(first: StrPath, second: StrPath, **options: Any) -> results.Comparison:
+class CompareArguments(Options):
+    """The arguments of `compare`."""
+
+    first: StrPath = argument("Folder that fit or train wrote.")
+    second: StrPath = argument("Folder that is compared with it.")
+
+
+@takes(CompareArguments)
+def compare(arguments: CompareArguments) -> Comparison:
     """Compare two fits or runs on the same test rows.
 
     Rows are paired by their ids in ``predictions.csv``; rows that only one of them has are counted
@@ -306,12 +292,17 @@ def compare(first: StrPath, second: StrPath, **options: Any) -> results.Comparis
     """
     from reservoir_pipelines.comparison.compare import compare as run
 
-    folders = (Path(require_path(first, "compare: first")), Path(require_path(second, "compare: second")))
-    return run(*folders, *groups_of(compare, options))
+    first = require_path(arguments.first, "compare: first")
+    second = require_path(arguments.second, "compare: second")
+    return run(Path(first), Path(second))
 
 
-@takes(opt.DeviceOptions, opt.TrustOptions, opt.CoverageOptions, opt.LabelsOptions)
-def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predictions:
+class PredictArguments(opt.PredictOptions, ReadoutArguments):
+    """The arguments of `predict`."""
+
+
+@takes(PredictArguments)
+def predict(arguments: PredictArguments) -> Predictions:
     """Apply a saved readout to the sequences of a file.
 
     Returns
@@ -323,19 +314,24 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import extract, fit, predict
-    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> result = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
     >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
-    >>> len([each.label for each in predict("digits", "new.npz")])
+    >>> len([prediction.label for prediction in predict("digits", "new.npz")])
     3
     """
     from reservoir_pipelines.prediction.predict import predict as run
 
-    readout, file = require_path(readout, "predict: readout"), require_path(file, "predict: file")
-    return run(Path(readout), Path(file), *groups_of(predict, options))
+    readout = require_path(arguments.readout, "predict: readout")
+    file = require_path(arguments.file, "predict: file")
+    return run(Path(readout), Path(file), arguments)
 
 
-@takes(opt.ExplainOptions)
-def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
+class ExplainArguments(opt.ExplainOptions, ReadoutArguments):
+    """The arguments of `explain`."""
+
+
+@takes(ExplainArguments)
+def explain(arguments: ExplainArguments) -> Explanation:
     """Plot which positions of a sequence its label depends on.
 
     The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in the
@@ -345,19 +341,27 @@ def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanat
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import explain, extract, fit
-    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> result = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
     >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
     >>> [len(row.occluded) for row in explain("digits", "new.npz", first=2).rows]
     [16, 16]
     """
     from reservoir_pipelines.prediction.explain import explain as run
 
-    readout, file = require_path(readout, "explain: readout"), require_path(file, "explain: file")
-    return run(Path(readout), Path(file), *groups_of(explain, options))
+    readout = require_path(arguments.readout, "explain: readout")
+    file = require_path(arguments.file, "explain: file")
+    return run(Path(readout), Path(file), arguments)
 
 
-@takes(opt.OutOptions, to="Form of the file: torch (for torch.export.load) or onnx.")
-def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Export:
+class ExportArguments(opt.OutOptions, panel="Output"):
+    """The arguments of `export`."""
+
+    readout: StrPath = argument(READOUT)
+    to: str = option("torch", "Form of the file: torch (for torch.export.load) or onnx.")
+
+
+@takes(ExportArguments)
+def export(arguments: ExportArguments) -> Export:
     """Write a readout with its model as one file.
 
     The file maps raw sequences to logits and runs without this program. ``torch`` writes a program
@@ -371,17 +375,23 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
     Examples
     --------
     >>> from reservoir_pipelines import export, extract, fit
-    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), columns="block01/mean", out="digits")
+    >>> result = fit(extract("digits", limit=60, layers="block01", pool="mean"), columns="block01/mean", out="digits")
     >>> export("digits").model.name
     'model.pt2'
     """
     from reservoir_pipelines.prediction.export import export as run
 
-    return run(Path(require_path(readout, "export: readout")), *groups_of(export, options), to=to)
+    return run(Path(require_path(arguments.readout, "export: readout")), arguments, to=arguments.to)
 
 
-@takes(opt.ReservoirOptions, opt.RowOptions, opt.TrainOptions, opt.PlaceOptions)
-def train(task: StrPath, **options: Any) -> results.Training:
+class TrainArguments(
+    opt.PlaceOptions, opt.TrainOptions, opt.RowOptions, opt.ReservoirOptions, TaskArgument
+):
+    """The arguments of `train`."""
+
+
+@takes(TrainArguments)
+def train(arguments: TrainArguments) -> Training:
     """Train groups of parameters with the rest frozen.
 
     The best checkpoint is chosen by validation and scored on test once. On a CPU the same settings
@@ -401,17 +411,26 @@ def train(task: StrPath, **options: Any) -> results.Training:
     """
     from reservoir_pipelines.training.train import train as run
 
-    return run(require_path(task, "train: task"), *groups_of(train, options))
+    return run(
+        require_path(arguments.task, "train: task"),
+        reservoir=as_group(arguments, opt.ReservoirOptions),
+        source=as_group(arguments, opt.RowOptions),
+        options=as_group(arguments, opt.TrainOptions),
+        place=as_group(arguments, opt.PlaceOptions),
+    )
 
 
-@takes(
-    opt.ShapeOptions,
-    opt.PretrainOptions,
-    opt.PlaceOptions,
-    corpus="Text file (also .gz), folder, stream (nesting, zipf, uniform), several (zipf,nesting), or bit-memory.",
-    out="Folder of the new model, for --backbone; transformers can load it.",
-)
-def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretraining:
+class PretrainArguments(opt.PlaceOptions, opt.PretrainOptions, opt.ShapeOptions, panel="Output"):
+    """The arguments of `pretrain`."""
+
+    corpus: StrPath = argument(
+        "Text file (also .gz), folder, stream (nesting, zipf, uniform), several (zipf,nesting), or bit-memory."
+    )
+    out: StrPath = required("Folder of the new model, for --backbone; transformers can load it.")
+
+
+@takes(PretrainArguments)
+def pretrain(arguments: PretrainArguments) -> Pretraining:
     """Pretrain a backbone from random weights.
 
     The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its
@@ -426,12 +445,23 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
     """
     from reservoir_pipelines.paper.pretrain import pretrain as run
 
-    folder = Path(require_path(out, "pretrain: out"))
-    return run(require_path(corpus, "pretrain: corpus"), *groups_of(pretrain, options), out=folder)
+    return run(
+        require_path(arguments.corpus, "pretrain: corpus"),
+        shape=arguments,
+        options=as_group(arguments, opt.PretrainOptions),
+        place=as_group(arguments, opt.PlaceOptions),
+        out=Path(require_path(arguments.out, "pretrain: out")),
+    )
 
 
-@takes(opt.ReservoirOptions, opt.TaskOptions, opt.AttentionOptions, opt.PlaceOptions)
-def attention(task: StrPath, **options: Any) -> results.Attention:
+class AttentionArguments(
+    opt.PlaceOptions, opt.AttentionOptions, opt.TaskOptions, opt.ReservoirOptions, TaskArgument
+):
+    """The arguments of `attention`."""
+
+
+@takes(AttentionArguments)
+def attention(arguments: AttentionArguments) -> Attention:
     """Plot which tokens attend to which in one block.
 
     The maps are those of the first rows of a split, and their mean. If ``run`` is the folder of a run
@@ -450,21 +480,30 @@ def attention(task: StrPath, **options: Any) -> results.Attention:
     """
     from reservoir_pipelines.paper.attention_maps import attention as run
 
-    return run(require_path(task, "attention: task"), *groups_of(attention, options))
+    return run(
+        require_path(arguments.task, "attention: task"),
+        reservoir=as_group(arguments, opt.ReservoirOptions),
+        source=as_group(arguments, opt.TaskOptions),
+        options=arguments,
+        place=arguments,
+    )
 
 
-@takes(
-    opt.ReproduceOptions,
-    opt.ClusterOptions,
-    opt.TaskOptions,
-    opt.PlaceOptions,
-    names="Names of recipes, or paths of TOML files. An empty sequence means all recipes of the package.",
-    confirm="Called with the cells to run, and the folders and the device that they use, before any of them runs. "
-    "Nothing runs if it returns False.",
-)
-def reproduce(
-    names: StrPath | Sequence[StrPath], *, confirm: Callable[[Any, Any], bool] | None = None, **options: Any
-) -> results.Reproduction:
+class ReproduceArguments(opt.PlaceOptions, opt.TaskOptions, opt.ClusterOptions, opt.ReproduceOptions):
+    """The arguments of `reproduce`."""
+
+    names: StrPath | Sequence[StrPath] = argument(
+        "Names of recipes, or paths of TOML files. An empty sequence means all recipes of the package."
+    )
+    confirm: Callable[[Any, Any], bool] | None = option(
+        None,
+        "Called with the cells to run, and the folders and the device that they use, before any of them runs. "
+        "Nothing runs if it returns False.",
+    )
+
+
+@takes(ReproduceArguments)
+def reproduce(arguments: ReproduceArguments) -> Reproduction:
     """Run the unfinished cells of recipes, and fill in the tables that the recipes describe.
 
     Examples
@@ -475,32 +514,41 @@ def reproduce(
     """
     from reservoir_pipelines.paper.reproduce import reproduce as run
 
-    return run(_several(names, "reproduce: names"), *groups_of(reproduce, options), confirm=confirm)
+    names = _several(arguments.names, "reproduce: names")
+    return run(
+        names,
+        options=arguments,
+        cluster=arguments,
+        source=arguments,
+        place=arguments,
+        confirm=arguments.confirm,
+    )
 
 
-@takes(
-    opt.OutOptions,
-    opt.CacheOptions,
-    sources="The folders. An empty sequence means all reproductions and the latest fits of the cache.",
-    markdown="Write only the tables, as Markdown.",
-)
-def report(
-    sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **options: Any
-) -> results.Report:
+class ReportArguments(opt.ReportOptions):
+    """The arguments of `report`."""
+
+    sources: StrPath | Sequence[StrPath] = argument(
+        "The folders. An empty sequence means all reproductions and the latest fits of the cache."
+    )
+
+
+@takes(ReportArguments)
+def report(arguments: ReportArguments) -> Report:
     """Write a page with the results in folders of `reproduce`, `fit` and `train`.
 
     Examples
     --------
     >>> from reservoir_pipelines import extract, fit, report
-    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
-    >>> report([found.saved.parent], out="page.html").parts
+    >>> result = fit(extract("digits", limit=60, layers="block01", pool="mean"))
+    >>> report([result.saved.parent], out="page.html").parts
     1
     """
     from reservoir_pipelines.paper.page import REPRODUCTIONS
     from reservoir_pipelines.reports.report import report as run
 
-    folders = _several(sources, "report: sources")
-    return run(folders, *groups_of(report, options), markdown=markdown, kinds=(REPRODUCTIONS,))
+    folders = _several(arguments.sources, "report: sources")
+    return run(folders, arguments, kinds=(REPRODUCTIONS,))
 
 
 def _several(values: StrPath | Sequence[StrPath], what: str) -> list[str]:

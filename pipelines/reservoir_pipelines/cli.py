@@ -30,19 +30,27 @@ caches = typer.Typer(
     help="List, check and remove what is stored.", context_settings=HELP, rich_markup_mode=None
 )
 
-# Each command with its groups of options; a public function means all groups of that function.
+# Each command with its groups of options; a public function has its own.
 _DATA = (opt.TaskOptions, "data")
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
 command(app, stages.tasks, _DATA, opt.CacheOptions)
 command(app, doctor.doctor, _DATA, opt.CacheOptions)
 command(app, api.prepare, show=stages.prepared_answer)
-command(app, stages.extract, api.extract)
+command(app, stages.extract, opt.ExtractOptions, opt.ClusterOptions)
 command(app, api.plan, show=stages.plan_answer)
 command(app, api.import_features)
 command(app, api.export_features)
-command(app, stages.fit, api.fit, opt.CacheOptions, opt.ReservoirOptions, opt.RowOptions)
+command(
+    app,
+    stages.fit,
+    opt.FitOptions,
+    opt.DeviceOptions,
+    opt.CacheOptions,
+    opt.ReservoirOptions,
+    opt.RowOptions,
+)
 command(app, api.compare, show=stages.comparison_answer)
-command(app, stages.predict, api.predict)
+command(app, stages.predict, opt.PredictOptions)
 command(app, api.explain, show=stages.explanation_answer)
 command(app, api.export, show=stages.export_answer)
 command(app, stages.backbone, _MODEL, _DATA, opt.VariantOptions, opt.OutOptions, opt.CacheOptions)
@@ -50,7 +58,7 @@ command(app, api.attention)
 command(app, api.train, show=stages.training_answer)
 command(app, api.pretrain)
 command(app, stages.reproduce, opt.ReproduceOptions, opt.ClusterOptions, _DATA, opt.PlaceOptions)
-command(app, stages.report, api.report)
+command(app, stages.report, opt.ReportOptions)
 for _name in ("list_", "show", "verify", "repair", "remove", "prune"):
     command(caches, getattr(cache_commands, _name), opt.CacheOptions)
 app.add_typer(caches, name="cache")

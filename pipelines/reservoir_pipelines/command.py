@@ -4,7 +4,7 @@ import ast
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +12,12 @@ import typer
 from typer.core import TyperCommand
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.option_fields import flag_of, keyword, panels, refuse_modules
+from reservoir.option_fields import flag_of, keyword, refuse_modules
 from reservoir_pipelines.output import Table, fact_table, print_json, print_table
+from reservoir_pipelines.signatures import parameter_fields
 
 HELP = {"help_option_names": ["-h", "--help"]}  # the flags that print the help
 
-_EMPTY = inspect.Parameter.empty
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "Path": Path}
 
 SECTIONS = (
@@ -63,44 +63,35 @@ def command(
 ) -> None:
     """Register a function as a command with its own arguments, the options of some groups, --json and --config.
 
-    The function is a public one, whose result ``show`` turns into an answer, or it returns an answer
-    and has the parameters ``given``, a dict of the options that were set, and perhaps ``json``. A
-    group is a class of options, a tuple of such a class and the names of some of its options, or a
-    public function, which means all its groups.
+    The function is a public one, whose result ``show`` turns into an answer and whose parameters are
+    options already, or it returns an answer and has the parameters ``given``, a dict of the options
+    that were set, and perhaps ``json``. A group is a class of options, or a tuple of such a class and
+    the names of some of its options.
     """
-    public = hasattr(function, "groups")
-    parameters = inspect.signature(function, eval_str=not public).parameters
+    public = hasattr(function, "arguments")
     if public:
-        own = [
-            _required(item, parameters[item.name].kind)
-            for item in vars(function)["own"]
-            if item.default is _EMPTY
-        ]
-        found = [item for item in vars(function)["own"] if item.default is not _EMPTY] + _fields(function)
+        declared = parameter_fields(vars(function)["arguments"])
+        own = [_required(item) for item in declared if item.default is MISSING]
+        items = {item.name: item for item in declared if item.default is not MISSING}
     else:
+        parameters = inspect.signature(function, eval_str=True).parameters
         own = [p for p in parameters.values() if p.name not in ("given", "json")]
-        found = [item for group in groups for item in _fields(group) if item.name not in parameters]
-    items = {item.name: item for item in found}
+        declared = [item for group in groups for item in _fields(group)]
+        items = {item.name: item for item in declared if item.name not in parameters}
+    takes_json = not public and "json" in parameters
 
     def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
-        given = {name: value for name in items if (value := values.pop(name)) is not None}
-        for name, value in given.items():
+        options = {name: value for name in items if (value := values.pop(name)) is not None}
+        for name, value in options.items():
             if str(items[name].type).startswith("Mapping"):
-                given[name] = parse_parameters(value, flag_of(items[name]))
-        check_names({**values, **given}, values)
+                options[name] = parse_parameters(value, flag_of(items[name]))
+        check_names({**values, **options}, values)
         if public:
-            answer = show(function(**values, **given))
+            answer = show(function(**values, **options))
         else:
-            answer = function(**values, given=given, **({"json": json} if "json" in parameters else {}))
-        if answer is None:
-            return
-        if json:
-            print_json(answer.value)
-        else:
-            for table in [fact_table(answer.value)] if answer.tables is None else answer.tables:
-                print_table(*table)
-        if answer.wrong:
-            raise typer.Exit(1)
+            answer = function(**values, given=options, **({"json": json} if takes_json else {}))
+        if answer is not None:
+            _print(answer, json=json)
 
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     signature = inspect.Signature([*own, *map(_parameter, items.values()), *_COMMON])
@@ -110,6 +101,17 @@ def command(
         text = text.replace(f"``{item.name}``", flag_of(item))
     run.__doc__ = text.replace("`", "")
     app.command(function.__name__.rstrip("_").replace("_", "-"), cls=SectionedCommand)(run)
+
+
+def _print(answer: Answer, *, json: bool) -> None:
+    """Print an answer as JSON or as tables; exit with code 1 if it says that something is wrong."""
+    if json:
+        print_json(answer.value)
+    else:
+        for table in [fact_table(answer.value)] if answer.tables is None else answer.tables:
+            print_table(*table)
+    if answer.wrong:
+        raise typer.Exit(1)
 
 
 def check_names(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -149,18 +151,13 @@ def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, A
 
 def _fields(group: Any) -> list[Field[Any]]:
     kind, *names = group if isinstance(group, tuple) else (group,)
-    return [
-        item
-        for each in getattr(kind, "groups", [kind])
-        for item in fields(each)
-        if not names or item.name in names
-    ]
+    return [item for item in fields(kind) if not names or item.name in names]
 
 
-def _required(item: Field[Any], kind: Any) -> inspect.Parameter:
-    """Return the argument, or the flag of a keyword, for a parameter without a default."""
-    info = typer.Option if kind is inspect.Parameter.KEYWORD_ONLY else typer.Argument
-    return keyword(item.name, _EMPTY, Annotated[str, info(help=item.metadata["help"])])
+def _required(item: Field[Any]) -> inspect.Parameter:
+    """Return the argument for a field without a default, or the flag if callers have to name the field."""
+    info = typer.Option if item.kw_only else typer.Argument
+    return keyword(item.name, inspect.Parameter.empty, Annotated[str, info(help=item.metadata["help"])])
 
 
 def _parameter(item: Field[Any]) -> inspect.Parameter:
@@ -172,16 +169,15 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
     text = item.metadata["help"] + (f" [default: {shown}]" if shown != "" else "")
     flag = flag_of(item)
     more: dict[str, Any] = {"metavar": "NAME=VALUE"} if kind.startswith("Mapping") else {}
-    found = typer.Option(
+    info = typer.Option(
         f"{flag}/--no-{flag[2:]}" if item.default is True else flag,
         help=text,
         show_default=False,
-        rich_help_panel=panels.get(item.name),
+        rich_help_panel=item.metadata["panel"],
         **more,
     )
-    return keyword(
-        item.name, None, Annotated[(list[str] if several else _TYPES.get(kind, str)) | None, found]
-    )
+    of_value = list[str] if several else _TYPES.get(kind, str)
+    return keyword(item.name, None, Annotated[of_value | None, info])
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:

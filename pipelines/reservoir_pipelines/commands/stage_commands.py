@@ -61,7 +61,7 @@ def prepared_answer(prepared: Prepared) -> Answer:
 
 
 def extract(
-    task: Annotated[str, typer.Argument(help=api.COMMON["task"])],
+    task: Annotated[str, typer.Argument(help=api.TASK)],
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print every option, its value and the reason; compute nothing."),
@@ -228,8 +228,8 @@ def comparison_answer(found: Comparison) -> Answer:
 
 
 def predict(
-    readout: Annotated[Path, typer.Argument(help=api.COMMON["readout"])],
-    file: Annotated[Path, typer.Argument(help=api.COMMON["file"])],
+    readout: Annotated[Path, typer.Argument(help=api.READOUT)],
+    file: Annotated[Path, typer.Argument(help=api.NEW_FILE)],
     out: Annotated[
         Path | None, typer.Option(help="Write a .csv, .jsonl or .parquet file instead of stdout.")
     ] = None,

@@ -33,7 +33,6 @@ from reservoir.readouts.sweep import Sweep, cross_sweep
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir_pipelines.api import described
 from reservoir_pipelines.estimators.rowcache import (
     Rows,
     as_rows,
@@ -54,6 +53,7 @@ from reservoir_pipelines.fitting.fitters import (
     fit_penalties,
 )
 from reservoir_pipelines.fitting.folds import can_choose, draw_folds
+from reservoir_pipelines.signatures import described
 from reservoir_pipelines.training.run_folder import check_digest
 
 K = TypeVar("K", bound=type)

@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir import InputError, devices
 from reservoir.features import column_shapes, forward, length_limits
-from reservoir.options import CoverageOptions, DeviceOptions, LabelsOptions, TrustOptions
+from reservoir.options import PredictOptions
 from reservoir.plan import BLOCK_ROWS, RAW, rows_at_a_time
 from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
@@ -93,25 +93,18 @@ class Prediction:
         return dict(zip(map(str, self.classes), values, strict=True)) if values else {}
 
 
-def predict(
-    readout: Path,
-    file: Path,
-    place: DeviceOptions,
-    safety: TrustOptions,
-    cover: CoverageOptions,
-    known: LabelsOptions,
-) -> "Predictions":
+def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions":
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
-    bundle = open_readout(readout, trust=safety.trust)
+    bundle = open_readout(readout, trust=options.trust)
     task = bundle.task
-    if cover.abstain and not task.classes:
+    if options.abstain and not task.classes:
         raise InputError("--abstain: the readout gives numbers, not classes", "remove the flag")
-    radius = None if cover.coverage is None else bundle.radius(cover.coverage, readout)
+    radius = None if options.coverage is None else bundle.radius(options.coverage, readout)
     if radius is not None:
         notify(
-            f"coverage {cover.coverage:g} is approximate, because validation rows also chose the readout"
+            f"coverage {options.coverage:g} is approximate, because validation rows also chose the readout"
         )
-    new = read_new(file, task, known.labels)
+    new = read_new(file, task, options.labels)
     if bundle.lengths and new.lengths is None and new.x.dtype.kind != "U":  # texts have known lengths
         raise InputError(
             f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths",
@@ -128,7 +121,7 @@ def predict(
             "correct or remove them",
         )
     models = [
-        load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts
+        load_part(task, part, options.device, readout) if part.reservoir else None for part in bundle.parts
     ]
     rows = new._replace(x=x, lengths=lengths, groups=new.groups if bundle.groups else None)
     rows = _without_misfits(file, rows, [length_limits(model) for model in models if model])
@@ -137,7 +130,7 @@ def predict(
     truths = (
         [None] * len(rows.x) if rows.y is None else _truths(file, task, rows.y, np.asarray(rows.lengths))
     )
-    return Predictions(bundle, models, file, rows, truths, radius, cover.abstain)
+    return Predictions(bundle, models, file, rows, truths, radius, options.abstain)
 
 
 def _without_misfits(file: Path, rows: NewRows, limits: list[tuple[int, float]]) -> NewRows:

@@ -12,7 +12,7 @@ from typing import Any
 from reservoir_cache import replace_file
 
 from reservoir.errors import InputError
-from reservoir.options import CacheOptions, OutOptions
+from reservoir.options import ReportOptions
 from reservoir_pipelines.files import cache_root, read_checked, writing
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
@@ -56,23 +56,18 @@ class FolderKind:
 
 
 def report(
-    sources: Sequence[str | Path],
-    result: OutOptions,
-    place: CacheOptions,
-    *,
-    markdown: bool = False,
-    kinds: Sequence[FolderKind] = (),
+    sources: Sequence[str | Path], options: ReportOptions, *, kinds: Sequence[FolderKind] = ()
 ) -> Report:
     """Write a page about folders of `fit` and `train`, and of other kinds; see `api.report`."""
-    root = cache_root(place.cache)
+    root = cache_root(options.cache)
     parts = [_part(Path(path), number, kinds) for number, path in enumerate(sources, start=1)]
     parts = parts or _all_parts(root, kinds)
     if not parts:
         raise InputError(f"{root}: nothing to report yet", "run reservoir fit or reservoir reproduce first")
     for kind in kinds:
         kind.finish(parts)
-    out = result.out or root / ("report.md" if markdown else "report.html")
-    template, finalize = ("tables.md.j2", _on_one_line) if markdown else ("page.html", _visible)
+    out = options.out or root / ("report.md" if options.markdown else "report.html")
+    template, finalize = ("tables.md.j2", _on_one_line) if options.markdown else ("page.html", _visible)
     text = _render(parts, template, finalize)
     with writing(out):
         replace_file(out, lambda part: part.write_text(text, encoding="utf-8"))

@@ -1,0 +1,109 @@
+"""Public functions whose parameters are the fields of one dataclass: their signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+from reservoir.errors import nearest
+from reservoir.option_fields import Options
+
+KINDS = {
+    "StrPath": "str or path-like",
+    "Path": "path-like",
+    "Sequence[str]": "sequence of str",
+    "Sequence[StrPath]": "sequence of path-like",
+    "Mapping[str, Any]": "mapping",
+}
+"""The words of documentation for the types of parameters."""
+
+RAISES = """\
+Raises
+------
+InputError
+    If an option, a name or a file is wrong; the message says what to do.
+"""
+
+FIRST_SECTION = re.compile(r"^\w+\n---", re.MULTILINE)
+
+P = ParamSpec("P")
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P, R]]:
+    """Decorate a function of one dataclass ``arguments``, so that callers pass its fields instead.
+
+    Type checkers and editors take the signature from the constructor of the dataclass, and
+    `inspect.signature`, ``help`` and Sphinx from ``__signature__`` and the docstring, which describes
+    each field. The attributes ``arguments`` and ``summary`` are for the command line.
+    """
+    kind = cast(type[Options], arguments)
+
+    def decorate(function: Callable[[A], R]) -> Callable[P, R]:
+        name = function.__name__
+        returned = function.__annotations__["return"]
+        parameters = {item.name: _parameter(item) for item in parameter_fields(kind)}
+        signature = inspect.Signature([*parameters.values()], return_annotation=returned)
+        summary, examples = _divided(function)
+
+        @wraps(function)
+        def call(*values: P.args, **options: P.kwargs) -> R:
+            for unknown in options.keys() - parameters.keys():
+                raise TypeError(f"{name}() has no keyword {unknown!r}{nearest(unknown, parameters)}")
+            try:
+                signature.bind(*values, **options)
+            except TypeError as error:  # an argument is missing, or there are too many
+                raise TypeError(f"{name}(): {error}") from None
+            return function(arguments(*values, **options))
+
+        call.__doc__ = _docstring(summary, kind, returned, examples)
+        vars(call).update(arguments=kind, summary=summary, __signature__=signature)
+        return call
+
+    return decorate
+
+
+def parameter_fields(kind: type[Options]) -> list[Field[Any]]:
+    """Return the fields in the order of the signature: the arguments, the function's own keywords, its options."""
+    own = vars(kind).get("__annotations__", {})
+    return sorted(fields(kind), key=lambda item: (item.kw_only, item.name not in own))
+
+
+def _parameter(item: Field[Any]) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY if item.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    default = inspect.Parameter.empty if item.default is MISSING else item.default
+    return inspect.Parameter(item.name, kind, default=default, annotation=str(item.type))
+
+
+def _divided(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return the docstring of a function before its first section, and its sections."""
+    text = inspect.getdoc(function) or ""
+    section = FIRST_SECTION.search(text)
+    assert section, f"{function.__name__} has no example"
+    return text[: section.start()], text[section.start() :]
+
+
+def _docstring(summary: str, kind: type[Options], returned: str, sections: str) -> str:
+    """Return a numpydoc docstring in which each parameter is described."""
+    parts = [summary, "Parameters", "----------", *map(described, parameter_fields(kind)), ""]
+    if not sections.startswith("Returns\n"):
+        parts += ["Returns", "-------", returned, ""]
+    return "\n".join([*parts, RAISES, sections])
+
+
+def described(item: Field[Any]) -> str:
+    """Return the description of a parameter in the form of numpydoc."""
+    kinds = [KINDS.get(kind, kind) for kind in str(item.type).split(" | ") if kind != "None"]
+    default = ", optional" if item.default is None else f", default={item.default!r}"
+    if item.default is MISSING:
+        default = ""
+    shown, text = item.metadata["shown"], item.metadata["help"]
+    text += ("" if text.endswith(".") else ".") + (f" Default: {shown}." if shown else "")
+    below = textwrap.fill(text, 108, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    return f"{item.name} : {' or '.join(kinds)}{default}\n{below}"
