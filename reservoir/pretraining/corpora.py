@@ -41,11 +41,9 @@ class Text:
 
     def __init__(self, path: Path) -> None:
         text = _read(path)
-        self._name, self._sum, self.tokenizer = (
-            path.name,
-            hashlib.sha256(text).hexdigest(),
-            byte_tokenizer(),
-        )
+        self._name = path.name
+        self._sum = hashlib.sha256(text).hexdigest()
+        self.tokenizer = byte_tokenizer()
         ends = [int(len(text) * TRAIN), int(len(text) * (TRAIN + VALID))]
         parts = np.split(np.frombuffer(text, np.uint8), ends)
         self._tokens: dict[str, np.ndarray] = dict(zip(SPLITS, parts, strict=True))
@@ -112,9 +110,10 @@ class Stream:
     unit, tokenizer = "token", None
 
     def __init__(self, name: str, probabilities: np.ndarray) -> None:
-        self.vocabulary, self._name, self._probabilities = len(probabilities), name, probabilities
-        some = probabilities[probabilities > 0]
-        self.entropy: float | None = float(-(some * np.log2(some)).sum())
+        self._name, self._probabilities = name, probabilities
+        self.vocabulary = len(probabilities)
+        positive = probabilities[probabilities > 0]
+        self.entropy: float | None = float(-(positive * np.log2(positive)).sum())
 
     def windows(self, draw: np.random.Generator, count: int, tokens: int) -> np.ndarray:
         """Return windows, int64 (count, tokens)."""
@@ -156,7 +155,7 @@ class Nesting(Stream):
         sequences, lengths = self.sequences(draw, count * -(-tokens // self.shortest))
         is_real = np.arange(self.longest) < lengths[:, None]
         windows = zip(np.split(sequences, count), np.split(is_real, count), strict=True)
-        return np.stack([sequence[kept][:tokens] for sequence, kept in windows])
+        return np.stack([sequence[real][:tokens] for sequence, real in windows])
 
     def sequences(self, draw: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return sequences, int64 (count, longest), and their lengths."""
@@ -164,17 +163,19 @@ class Nesting(Stream):
         lengths = draw.choice(np.arange(self.shortest, self.longest + 1, 2), count)
         chance = draw.random((self.longest, count))
         opened = draw.choice(half, (self.longest, count), p=self._probabilities)
+        # The open tokens of all sequences side by side, and their number in each sequence.
         stack = np.zeros((self.longest // 2 + 1, count), np.int64)
         depth = np.zeros(count, np.int64)
-        found = np.empty((count, self.longest), np.int64)
+        sequences = np.empty((count, self.longest), np.int64)
         for at in range(self.longest):
             # After its end a sequence continues with tokens that are not read.
             opens = (depth == 0) | ((depth < lengths - at) & (chance[at] < self.push))
+            # A new token goes to the place ``depth``; a closing one repeats that below it, plus half the vocabulary.
             top = depth - ~opens
             stack[top, rows] = np.where(opens, opened[at], stack[top, rows])
-            found[:, at] = stack[top, rows] + half * ~opens
+            sequences[:, at] = stack[top, rows] + half * ~opens
             depth = top + opens
-        return found, lengths
+        return sequences, lengths
 
     def describe(self) -> dict[str, object]:
         """Return the name, the vocabulary and the parameters of the stream."""
@@ -244,9 +245,9 @@ def _single_corpus(name: str, vocabulary: int) -> Stream | Text:
             )
         return STREAMS[name](vocabulary)
     if not name or not Path(name).exists():
-        known = f"{', '.join(STREAMS)}, or bit-memory, which cannot be mixed"
+        streams = f"{', '.join(STREAMS)}, or bit-memory, which cannot be mixed"
         raise InputError(
-            f"corpus {name!r}: no such file or folder", f"name a text file, a folder, one of {known}"
+            f"corpus {name!r}: no such file or folder", f"name a text file, a folder, one of {streams}"
         )
     if vocabulary != BYTES:
         raise InputError(
