@@ -13,7 +13,7 @@ import time
 from unittest.mock import patch
 
 import torch
-from reservoir_pipelines.training import run_folder
+from reservoir_pipelines.training import trainable
 
 from reservoir.options import TrainOptions
 from reservoir.reservoir import LoadedModel, Reservoir
@@ -30,10 +30,10 @@ NAMES = ("fast", "plain")
 def trained_model(backbone: str, tokens: int, compute: str, *, fast: bool) -> LoadedModel:
     """Return an untrained model, built as by `train`, with or without the faster equivalents."""
     task = Task(name="speed", form=Vectors(DIM), max_tokens=tokens, classes=CLASSES)
-    speed_up = run_folder.speed_up if fast else lambda _model: None
-    with patch.object(run_folder, "speed_up", speed_up):
+    speed_up = trainable.speed_up if fast else lambda _model: None
+    with patch.object(trainable, "speed_up", speed_up):
         reservoir = Reservoir(backbone=backbone, init="random")
-        model, _ = run_folder.load_trainable(task, reservoir, None, "cpu", compute, "orthogonal")
+        model, _ = trainable.load_trainable(task, reservoir, None, "cpu", compute, "orthogonal")
     set_dropout(model.fpt, TrainOptions().dropout)
     model.fpt.train()
     return model

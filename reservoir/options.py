@@ -28,6 +28,7 @@ from reservoir.option_fields import (
     share,
     within,
 )
+from reservoir.pooling import pooling_help
 
 BY_DATA = "depends on the data; extract --dry-run prints it"
 
@@ -258,8 +259,7 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
     )
     pool: str | Sequence[str] | None = option(
         None,
-        "Poolings over the tokens, comma-separated: last, mean, words (mean without special tokens), std, min, max, "
-        "first, cls, segmentsK, quantilesK, sharesK, gridK, tokens, all.",
+        f"Poolings over the tokens, comma-separated: {pooling_help()}.",
         shown=BY_DATA,
     )
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))

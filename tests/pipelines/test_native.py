@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.training.run_folder import load_run
+from reservoir_pipelines.training.trainable import load_run
 from scipy.io import wavfile
 
 from reservoir import InputError, plan
@@ -64,12 +64,12 @@ def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):
     file = write_texts(tmp_path / "pets.jsonl", 120)
     done = extract(str(file), backbone=str(folder))
     spec = done.store.entry.spec
-    assert spec.input["kind"] == "native" and {"tokenizer", "embeddings"} < set(spec.input)
+    assert spec.input.kind == "native" and {"tokenizer", "embeddings"} < set(spec.input)
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.columns[-1] == "final/mean"
     message = capfd.readouterr().err
     assert "read by the model's own tokenizer, with 14 tokens" in message and "symbols" not in message
     drawn = extract(str(file), backbone=str(folder), input="gaussian", layers="embed", pool="mean")
-    assert drawn.store.entry.spec.input["kind"] == "gaussian" and drawn.entry != done.entry
+    assert drawn.store.entry.spec.input.kind == "gaussian" and drawn.entry != done.entry
     fit(done, columns="embed/mean+final/cls", out=tmp_path / "readout")
     # New texts may have unknown letters, and may be longer than all earlier ones.
     new = write_texts(tmp_path / "new.jsonl", 8, labelled=False, more=" 漢 and" * 9)
@@ -101,7 +101,7 @@ def test_a_protein_model_reads_fasta_natively_and_gives_the_mean_over_residues(k
     file = write_proteins(tmp_path / "antibodies.fasta")
     features = extract(str(file), backbone=str(folder), compute="float32", store="float32")
     assert features.entry.name.startswith("antiberty-pretrained-") and features.entry.name.count("-") == 2
-    assert features.store.entry.spec.input["kind"] == "native"
+    assert features.store.entry.spec.input.kind == "native"
     layers = ("embed", "block01", "block02", "block03", "final")
     assert features.columns == tuple(f"{layer}/{pool}" for layer in layers for pool in ("cls", "mean", "words"))
     message = capfd.readouterr().err
@@ -312,7 +312,7 @@ def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, 
     model = save_with_processor("vit", tmp_path / "vit", size={"height": 8, "width": 8})
     root = folder(tmp_path / "pictures")
     done = extract(str(root), backbone=str(model), compute="float32", store="float32")
-    assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input["kind"] == "native"
+    assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input.kind == "native"
     fit(done, out=tmp_path / "readout", columns="final/cls+final/mean")
     assert all(one.label == one.truth for one in predict(tmp_path / "readout", root))
     assert "explain does not support the model's own processor" in refusal("explain", tmp_path / "readout", root)

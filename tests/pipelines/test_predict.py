@@ -379,8 +379,8 @@ def test_a_longer_test_row_changes_no_feature_of_training_rows(cache, three_leng
         extract(str(write_padded(tmp_path / name, data, y, split=split)), compute="float32", layers="embed").store
         for name, data in (("d.npz", x), ("e.npz", longer))
     ]
-    dilations = [store.entry.spec.input["dilations"] for store in stores]
-    assert dilations[0] == dilations[1] == [1, 2, 4]
+    dilations = [store.entry.spec.input.dilations for store in stores]
+    assert dilations[0] == dilations[1] == (1, 2, 4)
     for column in stores[0]["train"].columns:
         one, other = (store["train"][column] for store in stores)
         np.testing.assert_allclose(one, other, atol=1e-4)

@@ -13,10 +13,13 @@ from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.training.run_folder import RunFolder, Training, load_run
+from reservoir_pipelines.training.result import Training
+from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_pipelines.training.trainable import load_run
 from safetensors.torch import load_file, save_file
 from sklearn import metrics
 
+from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.training import trainer
 from reservoir.training.steps import baseline, converged_step
@@ -38,7 +41,8 @@ def linear_accuracy(run):
 
     bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
     model, lengths = load_run(run, "cpu").fpt, torch.full((1024,), 10)
-    hidden = model.features(torch.from_numpy(bits[:, :, None]).float(), lengths, ["final/last"])["final/last"].numpy()
+    column = Column("final", "last")
+    hidden = model.features(torch.from_numpy(bits[:, :, None]).float(), lengths, [column])[column].numpy()
     x, y = hidden.reshape(5 * 1024, -1), (bits[:, :5] ^ bits[:, 5:]).ravel()
     return LogisticRegression(C=1e4, max_iter=2000).fit(x, y).score(x, y)
 

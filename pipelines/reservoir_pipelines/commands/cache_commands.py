@@ -13,7 +13,7 @@ import typer
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import seconds_of, span
 from reservoir_pipelines.command import Answer
-from reservoir_pipelines.files import ROWS, cache_root
+from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Table, fact_table, notify, records_table, size_text
 
 Name = Annotated[
@@ -37,12 +37,7 @@ def list_(given: dict[str, Any]) -> Answer:
     root = cache_root(**given)
     notify(*map(str, store.broken_entries(root)))
     found = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
-    single = [each for each in found if [*each["rows"]] != [ROWS]]
-    if several := len(found) - len(single):
-        notify(
-            f"not listed: {several:,} batches of rows of the estimators; 'reservoir cache remove rows' deletes them"
-        )
-    table = records_table(single, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
+    table = records_table(found, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
     folders = [
         {"folder": str(path.relative_to(root)), "bytes": store.folder_bytes(path)} for path in _others(root)
     ]
@@ -54,7 +49,7 @@ def list_(given: dict[str, Any]) -> Answer:
 def show(entry: Name, given: dict[str, Any]) -> Answer:
     """Show everything about one entry."""
     found = _find(entry, cache_root(**given))
-    spec, made = found.spec.to_dict(), dict(found.made_with)
+    spec, made = found.spec.to_json(), dict(found.made_with)
     summary = _summary(store.summarize(found)) | {"running": found.running()}
     tables = [fact_table(summary), (*fact_table(spec), "specification"), (*fact_table(made), "made with")]
     return Answer(summary | {"spec": spec, "made_with": made}, tables)
@@ -175,12 +170,11 @@ def _same(name: str, path: Path) -> bool:
 
 
 def _entries(name: str, root: Path) -> list[Path]:
-    """Return the folder of an entry, even a broken one; for ``rows`` all entries of the estimators."""
+    """Return the folder of an entry, even a broken one."""
     broken = [problem.path for problem in store.broken_entries(root)]
     if named := [path for path in broken if name == path.name or _same(name, path)]:
         return named[:1]
-    batches = [each.path for each in store.list_entries(root) if [*each.spec.rows] == [ROWS]]
-    return batches if name == ROWS and batches else [_find(name, root).path]
+    return [_find(name, root).path]
 
 
 def _find(name: str, root: Path) -> store.Entry:

@@ -13,8 +13,12 @@ from typing import Any
 
 import numpy as np
 from reservoir_cache import (
+    BackboneSpec,
     CacheError,
+    DataSpec,
     Entry,
+    InitSpec,
+    InputSpec,
     Layout,
     Spec,
     check_column_name,
@@ -29,17 +33,11 @@ from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import MISSING, Task
 from reservoir_pipelines.data.arrays import check_header
 from reservoir_pipelines.data.tables import read_arrow
+from reservoir_pipelines.extraction.blocks import compute_missing, row_count
+from reservoir_pipelines.extraction.entries import data_record, start_entry, write_labels
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
-from reservoir_pipelines.extraction.feature_folder import ORIGIN, FeatureFolder, read_folder
-from reservoir_pipelines.extraction.run import (
-    compute_missing,
-    data_digest,
-    data_record,
-    draw_rows,
-    row_count,
-    start_entry,
-    write_labels,
-)
+from reservoir_pipelines.extraction.feature_folder import FeatureFolder, read_folder
+from reservoir_pipelines.extraction.spec import data_digest, draw_rows
 from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepare import prepare
@@ -49,26 +47,35 @@ Columns = dict[str, dict[str, Any]]  # the array of each split of each column
 
 
 @dataclass(frozen=True)
+class Form:
+    """The fields of a specification that say how the features were computed."""
+
+    input: InputSpec
+    padding: str
+    compute: str
+
+
+@dataclass(frozen=True)
 class Incoming:
-    """Features to import, and the rows that they belong to."""
+    """Features to import, and the rows that they belong to, after `of_task` or `of_labels`."""
 
     features: Columns
     stamps: Mapping[Path, list[int]]  # state of each file; the import is refused if one changes meanwhile
-    spec: Mapping[str, Any]  # fields of the specification
+    form: Form
     layout: Layout | None = None  # by default by the size of the rows
     made_with: Mapping[str, Any] = field(default_factory=dict)
-    rows: Mapping[str, int] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)  # description of the task of the rows
+    data: DataSpec | None = None  # of the rows
     label: Callable[[Entry], None] = lambda entry: None  # writes the labels of an entry
 
     def of_task(self, prepared: Prepared, index: Mapping[str, np.ndarray]) -> "Incoming":
         """Return the features with the labels of some rows of prepared data."""
         rows = {split: len(numbers) for split, numbers in index.items()}
-        data = {"digest": data_digest(prepared, index), "rows": rows}
         return replace(
             self,
-            spec={**self.spec, "task": prepared.task.to_dict(), "data": data},
+            task=prepared.task.to_dict(),
+            data=DataSpec(digest=data_digest(prepared, index), rows=rows),
             made_with={**self.made_with, **data_record(prepared)},
-            rows=rows,
             label=partial(write_labels, prepared=prepared, rows=index),
         )
 
@@ -80,12 +87,11 @@ class Incoming:
         for arrays in labels.values():
             for name in sorted(arrays.keys() - {"ids"}):
                 digest.update(json.dumps([name, arrays[name].shape]).encode() + arrays[name].tobytes())
-        data = {"digest": digest.hexdigest(), "rows": rows, ORIGIN: described.data_digest}
         return replace(
             self,
-            spec={**self.spec, "task": described.spec.task, "data": data},
+            task=described.spec.task,
+            data=DataSpec(digest=digest.hexdigest(), rows=rows, origin=described.data_digest),
             made_with={**self.made_with, "prepared": "", "kept": described.kept, "scaling": None},
-            rows=rows,
             label=partial(_write_labels, labels=labels),
         )
 
@@ -132,9 +138,10 @@ def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
         )
     before = stamp(file)
     features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
-    spec = {"input": {"kind": IMPORTED, "seed": 0, "gain": 1, "patch": 1, "stride": 1}}
-    spec |= {"padding": "none", "compute": "float32"}
-    return Incoming(features, {file: before}, spec).of_task(prepared, draw_rows(prepared, None))
+    form = Form(
+        InputSpec(kind=IMPORTED, seed=0, gain=1, patch=1, stride=1), padding="none", compute="float32"
+    )
+    return Incoming(features, {file: before}, form).of_task(prepared, draw_rows(prepared, None))
 
 
 def _from_folder(
@@ -155,7 +162,7 @@ def _from_folder(
     incoming = Incoming(
         features,
         stamps,
-        {name: getattr(described.spec, name) for name in ("input", "padding", "compute")},
+        Form(described.spec.input, described.spec.padding, described.spec.compute),
         # The same blocks give the same sums, so that a fit gives the same digits as one of the exported entry.
         layout=Layout(block_rows=described.layout.block_rows, batch_rows=described.layout.batch_rows),
         made_with={"source": described.source},
@@ -205,7 +212,8 @@ def _write(
     root: Path, name: str, file: Path, incoming: Incoming, made_with: Mapping[str, Any]
 ) -> tuple[Entry, int]:
     """Write features as an entry, whose key is their digest; return it and the number of rows written."""
-    features, rows = incoming.features, incoming.rows
+    assert incoming.data
+    features, rows = incoming.features, dict(incoming.data.rows)
     first = next(iter(rows))
     shapes = {column: _shape(splits[first].shape) for column, splits in sorted(features.items())}
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
@@ -229,8 +237,16 @@ def _write(
     for split, column in ((split, column) for split in rows for column in shapes):
         for low, high in layout.blocks(rows[split]):
             digest.update(read((split, low, high), [column])[column].astype("<f4").data)
-    own = {"family": IMPORTED, "digest": digest.hexdigest()}
-    spec = Spec(**incoming.spec, backbone=own, init={"kind": IMPORTED, "seed": 0}, store="float32")
+    spec = Spec(
+        task=incoming.task,
+        data=incoming.data,
+        backbone=BackboneSpec(family=IMPORTED, digest=digest.hexdigest()),
+        init=InitSpec(kind=IMPORTED, seed=0),
+        input=incoming.form.input,
+        padding=incoming.form.padding,
+        compute=incoming.form.compute,
+        store="float32",
+    )
     made_with = {**made_with, **incoming.made_with, "versions": versions("h5py", "numpy")}
     entry, todo = start_entry(root, name, spec, layout, shapes, [*rows], made_with, incoming.label)
     with meter("import", row_count(entry, todo)) as bar:
