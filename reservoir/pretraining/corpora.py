@@ -37,7 +37,8 @@ class HeldOut(NamedTuple):
 class Text:
     """The bytes of a file, gzipped or not, or of a folder's files in the order of their names, split 90/5/5%."""
 
-    unit, vocabulary, entropy = "byte", BYTES, None
+    unit, vocabulary = "byte", BYTES
+    entropy = None  # the least possible loss of a text is not known
 
     def __init__(self, path: Path) -> None:
         text = _read(path)
@@ -144,7 +145,8 @@ class Nesting(Stream):
     / 2``.
     """
 
-    push, shortest, longest = 0.4, 90, 120
+    push = 0.4
+    shortest, longest = 90, 120
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__("nesting", zipf_law(vocabulary // 2))

@@ -181,7 +181,8 @@ class LanguageSteps:
             betas=(0.9, recipe.beta2),
             fused=True,
         )
-        self._model, self._corpus, self._recipe, self._compute = model, corpus, recipe, compute
+        self._model, self._corpus = model, corpus
+        self._recipe, self._compute = recipe, compute
         self._forward: Callable[..., Tensor] = compile_safely(model, dynamic=False) if compiled else model
         self._parameters = [*matrices, *vectors]
         self._device = self._parameters[0].device

@@ -102,7 +102,8 @@ def attention(
     place: PlaceOptions,
 ) -> Attention:
     """Plot and save the attention maps of one block; see `api.attention`."""
-    out, run, layer = options.out, options.run, options.layer
+    out, run = options.out, options.run
+    layer = options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
         raise InputError(f"--out {out}: not an image file", "name a file such as maps.png")
     root = cache_root(place.cache)
