@@ -29,6 +29,7 @@ class NoSelection:
     remedy: str
 
 
+@dataclass(frozen=True)
 class Source:
     """Rows of a task, read in pieces by any number of processes; it holds settings and paths, never arrays or files."""
 
