@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Source:
     raw = ""  # the form of inputs that are no sequences yet, for messages
     endless = False  # whether more training rows than are prepared can be generated
     augments = False  # whether `train` augments the images at every step
-    no_selection: NoSelection | None = None  # why the validation rows may choose nothing, if they may not
+    no_selection: ClassVar[NoSelection | None] = None  # why the validation rows may choose nothing, if they may not
 
     @property
     def task(self) -> Task:
