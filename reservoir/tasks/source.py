@@ -36,7 +36,8 @@ class Source:
     raw = ""  # the form of inputs that are no sequences yet, for messages
     endless = False  # whether more training rows than are prepared can be generated
     augments = False  # whether `train` augments the images at every step
-    no_selection: ClassVar[NoSelection | None] = None  # why the validation rows may choose nothing, if they may not
+    # why the validation rows may choose nothing, if they may not
+    no_selection: ClassVar[NoSelection | None] = None
 
     @property
     def task(self) -> Task:
