@@ -152,8 +152,8 @@ class Scaling:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return float32 values of the shape of ``x`` (..., dim), with 0 for NaN."""
-        found = (x.astype(np.float32) - self.offset) * self.scale
-        return np.where(np.isnan(found), np.float32(0), found) if x.dtype.kind == "f" else found
+        values = (x.astype(np.float32) - self.offset) * self.scale
+        return np.where(np.isnan(values), np.float32(0), values) if x.dtype.kind == "f" else values
 
 
 def check_split(task: Task, name: str, split: Split) -> None:

@@ -53,16 +53,16 @@ def as_values(
     return np.concatenate([values, gaps.astype(np.float32)], axis=2)
 
 
-def rounding(given: np.ndarray, stored: np.ndarray) -> np.ndarray:
+def rounding(x: np.ndarray, stored: np.ndarray) -> np.ndarray:
     """Return the largest rounding error of float32, the minimum and the maximum of each channel, (3, dim)."""
-    given = given.astype(np.float64)
-    moved = np.abs(given - stored[:, : given.shape[1]])
-    return np.stack([np.fmax.reduce(moved), np.fmin.reduce(given), np.fmax.reduce(given)])
+    x = x.astype(np.float64)
+    errors = np.abs(x - stored[:, : x.shape[1]])
+    return np.stack([np.fmax.reduce(errors), np.fmin.reduce(x), np.fmax.reduce(x)])
 
 
-def check_rounding(where: str, stretches: Sequence[np.ndarray], name: str = "x") -> None:
+def check_rounding(where: str, batches: Sequence[np.ndarray], name: str = "x") -> None:
     """Refuse channels whose rounding errors are large relative to their range, given the results of `rounding`."""
-    moved, least, most = np.stack(stretches, axis=1)
+    moved, least, most = np.stack(batches, axis=1)
     moved, least, most = moved.max(axis=0), least.min(axis=0), most.max(axis=0)
     coarse = np.flatnonzero((moved > MAX_ROUNDING * (most - least)) & (most > least))
     if len(coarse):
@@ -77,21 +77,23 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray], name: str = "x")
 def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
     """Return the standardisation of batches of tokens (tokens, dim), ignoring NaN; constant channels have scale 1."""
     first = next(batches)
-    known = ~np.isnan(first)
+    present = ~np.isnan(first)
     # Sums are taken around the first batch's mean, in float64, so that a large constant does not hide the deviation.
-    shift = np.where(known, first, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
+    shift = np.where(present, first, 0).sum(axis=0, dtype=np.float64) / np.maximum(present.sum(axis=0), 1)
     count, total, squares = 0, np.zeros_like(shift), np.zeros_like(shift)
     for tokens in chain([first], batches):
-        known = ~np.isnan(tokens)
-        centred = np.where(known, tokens - shift, 0)
-        count = count + known.sum(axis=0)
+        present = ~np.isnan(tokens)
+        centred = np.where(present, tokens - shift, 0)
+        count = count + present.sum(axis=0)
         total = total + centred.sum(axis=0)
         squares = squares + (centred**2).sum(axis=0)
+    # With z = x - shift, the deviation of x is that of z: sqrt(mean(z^2) - mean(z)^2).
     count = np.maximum(count, 1)
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    still = deviation <= 1e-12 * np.maximum(np.abs(shift + mean), 1e-300)
-    scale = 1 / np.where(still, 1, deviation)
+    # A deviation that float64 cannot tell from its rounding errors is that of a constant.
+    is_constant = deviation <= 1e-12 * np.maximum(np.abs(shift + mean), 1e-300)
+    scale = 1 / np.where(is_constant, 1, deviation)
     if (scale > np.finfo(np.float32).max).any():
         channel = int(np.argmax(scale))
         raise InputError(
@@ -136,22 +138,24 @@ def _encode_own(
         return x, np.full(x.shape[0], task.max_tokens, np.int32)
     missing, kind = task.parameters.get("missing", "refuse"), x.dtype.kind
     if task.alphabet:
-        want, fits = "texts (rows,)", kind == "U" and x.ndim == 1
+        form, fits = "texts (rows,)", kind == "U" and x.ndim == 1
     elif isinstance(task.form, Tokens):
-        want, fits = "integers (rows, tokens)", kind in "ui" and x.ndim == 2
+        form, fits = "integers (rows, tokens)", kind in "ui" and x.ndim == 2
     else:
-        x, dim = x[:, :, None] if x.ndim == 2 else x, task.form.dim // (2 if missing == "mask" else 1)
-        want, fits = f"numbers (rows, tokens, {dim})", kind in "uif" and x.ndim == 3 and x.shape[2] == dim
+        x = x[:, :, None] if x.ndim == 2 else x
+        dim = task.form.dim // (2 if missing == "mask" else 1)  # half of the channels mark missing values
+        form, fits = f"numbers (rows, tokens, {dim})", kind in "uif" and x.ndim == 3 and x.shape[2] == dim
     if not fits or not x.size:
-        found = "texts" if kind == "U" else f"inputs of shape {x.shape} and type {x.dtype}"
+        inputs = "texts" if kind == "U" else f"inputs of shape {x.shape} and type {x.dtype}"
         raise InputError(
-            f"{where}: {found}, but the model reads {want}, as made from {task.name!r}",
+            f"{where}: {inputs}, but the model reads {form}, as made from {task.name!r}",
             "give data of the same kind",
         )
     if task.alphabet:
         return codes_of(where, x.tolist())
-    given = full_lengths(x) if lengths is None else lengths
-    lengths = clean_lengths(where, given, *x.shape[:2], fewest=1 if task.each else task.readout_tokens)
+    lengths = full_lengths(x) if lengths is None else lengths
+    fewest = 1 if task.each else task.readout_tokens
+    lengths = clean_lengths(where, lengths, *x.shape[:2], fewest=fewest)
     if isinstance(task.form, Tokens):
         return clean_symbols(where, x, lengths, task.form.vocabulary), lengths
     return as_values(where, x, lengths, missing), lengths
