@@ -24,23 +24,24 @@ def fits(value: Any, hint: Any) -> bool:
     """Return whether a JSON value has an annotated type; numbers are finite, and integers fit in 64 bits."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(fits(value, one) for one in inner)
+        return any(fits(value, kind) for kind in inner)
     if origin in (list, tuple):
         sized = value if isinstance(value, list | tuple) else None
         kinds = inner[:1] * len(sized or ()) if origin is list or inner[-1] is ... else inner
         return sized is not None and len(kinds) == len(sized) and all(map(fits, sized, kinds))
     if origin in (dict, Mapping):
-        return isinstance(value, dict) and all(fits(one, inner[1]) for one in value.values())
+        return isinstance(value, dict) and all(fits(item, inner[1]) for item in value.values())
     if hint is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max  # not NaN either
     return hint is Any or (type(value) is hint and (hint is not int or abs(value) < 2**63))
 
 
-def check_arrays(found: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_arrays(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise `ValueError` unless arrays or tensors have these names and shapes, and are finite floats."""
-    if different := found.keys() ^ shapes.keys():
+    different = arrays.keys() ^ shapes.keys()
+    if different:
         raise ValueError(f"{min(different)} is {'missing' if min(different) in shapes else 'not expected'}")
-    for name, array in found.items():
+    for name, array in arrays.items():
         kind, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
         if shape != shapes[name] or kind not in ("float32", "float64"):
             raise ValueError(f"{name} is {kind} of the shape {shape}, not float32 of {shapes[name]}")

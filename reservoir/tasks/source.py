@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -29,13 +29,15 @@ class NoSelection:
     remedy: str
 
 
+@dataclass(frozen=True)
 class Source:
     """Rows of a task, read in pieces by any number of processes; it holds settings and paths, never arrays or files."""
 
     raw = ""  # the form of inputs that are no sequences yet, for messages
     endless = False  # whether more training rows than are prepared can be generated
     augments = False  # whether `train` augments the images at every step
-    no_selection: NoSelection | None = None  # why the validation rows may choose nothing, if they may not
+    # why the validation rows may choose nothing, if they may not
+    no_selection: ClassVar[NoSelection | None] = None
 
     @property
     def task(self) -> Task:
@@ -114,13 +116,14 @@ def classes_of(rows: np.ndarray) -> np.ndarray:
 
 def read_texts(texts: Iterable[str], read: Callable[[str], bytes], most: int | None) -> list[bytes]:
     """Return the symbols that ``read`` makes of each text; refuse more than ``most``. Errors name the row."""
-    found = []
+    rows = []
     for row, text in enumerate(texts):
         with as_input_error(f"row {row}: not readable", "correct it, or leave it out"):
-            found.append(read(text))
-            if most and len(found[-1]) > most:
-                raise ValueError(f"it has {len(found[-1])} tokens, more than {most}")
-    return found
+            symbols = read(text)
+            if most and len(symbols) > most:
+                raise ValueError(f"it has {len(symbols)} tokens, more than {most}")
+            rows.append(symbols)
+    return rows
 
 
 def padded(rows: Sequence[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,15 +161,16 @@ FRESH_ROWS = 1024  # number of rows of an endless task that are generated at a t
 
 def find_file(task: str, data: Path | None, folders: Iterable[str], names: Sequence[str]) -> Path:
     """Return the first of several file names that exists in one of the folders below the data folder."""
-    wanted = " or ".join(names)
+    alternatives = " or ".join(names)
     if data is None:
         raise InputError(
-            f"task {task!r} needs its files ({wanted}, ...), and no data folder was given", f"{REMEDY}"
+            f"task {task!r} needs its files ({alternatives}, ...), and no data folder was given", REMEDY
         )
     paths = [data / folder / name for folder in folders for name in names]
-    if found := next((path for path in paths if path.is_file()), None):
-        return found
-    raise InputError(f"task {task!r}: no file {wanted} in {data}", REMEDY)
+    for path in paths:
+        if path.is_file():
+            return path
+    raise InputError(f"task {task!r}: no file {alternatives} in {data}", REMEDY)
 
 
 def fresh_rows(source: Source, seed: int) -> Callable[[np.ndarray], Split]:

@@ -50,9 +50,9 @@ class Task:
     floor: float | None = None
 
     @property
-    def each(self) -> str:
-        """``token`` if each token has its own label, else ""."""
-        return self.parameters.get("each", "")
+    def each(self) -> bool:
+        """Whether each token has its own label; the parameter says so in the form of the flag, ``"token"``."""
+        return self.parameters.get("each") == "token"
 
     def label(self, index: int) -> str | int:
         """Return the name of a class, or its number if it has no name."""
@@ -98,7 +98,10 @@ class Task:
                     f"task {task.name[:40]!r}: {task.classes:,} classes are more than {MAX_CLASSES:,}",
                     "merge rare classes, or pass --regression for numbers",
                 )
-            if len(task.labels) not in (0, task.classes) or task.each not in ("", "token"):
+            if len(task.labels) not in (0, task.classes) or task.parameters.get("each", "") not in (
+                "",
+                "token",
+            ):
                 raise ValueError("its labels do not match its classes")
             return task
 
@@ -149,8 +152,8 @@ class Scaling:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return float32 values of the shape of ``x`` (..., dim), with 0 for NaN."""
-        found = (x.astype(np.float32) - self.offset) * self.scale
-        return np.where(np.isnan(found), np.float32(0), found) if x.dtype.kind == "f" else found
+        values = (x.astype(np.float32) - self.offset) * self.scale
+        return np.where(np.isnan(values), np.float32(0), values) if x.dtype.kind == "f" else values
 
 
 def check_split(task: Task, name: str, split: Split) -> None:

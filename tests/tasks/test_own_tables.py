@@ -600,7 +600,7 @@ def test_labels_that_are_written_differently_are_different_classes(tmp_path, nam
         path = tmp_path / "mine.jsonl"
         rows = [{"text": "ACDE"[: len(cells)], "label": np.roll(cells, n).tolist()} for n in range(60)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert open_source(str(path), **asked).task.each == "token"
+        assert open_source(str(path), **asked).task.each is True
     elif form == "npz":
         path = tmp_path / "mine.npz"
         np.savez(path, x=x.astype(float), y=np.array(label))

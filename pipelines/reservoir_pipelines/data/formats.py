@@ -58,7 +58,7 @@ FORMATS = (
 def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of a file, a folder or a dataset of the hub, in the format that it has.
 
-    This is the one door for data: new rows of a fitted ``task`` (for `predict`) may lack labels.
+    Every stage opens data here. New rows of a fitted ``task`` (for `predict`) may lack labels.
     """
     if options.labels:
         options = replace(options, labels=str(labels_path(Path(origin), options.labels)))

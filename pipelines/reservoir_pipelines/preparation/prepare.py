@@ -284,12 +284,12 @@ def _write_index(
             raise InputError(f"task {task.name!r}: no rows for the split {name!r}", "give more rows")
     splits, totals = {}, {}
     for name in split_order(set(files)):
-        kept = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]
+        stored = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]
         totals[name] = {
             count: sum(file[count] for file in files[name]) for count in ("rows", "dropped", "cut")
         }
-        totals[name]["files"] = kept
-        splits[name] = PreparedSplit(name, tuple((folder / file["name"], file["rows"]) for file in kept))
+        totals[name]["files"] = stored
+        splits[name] = PreparedSplit(name, tuple((folder / file["name"], file["rows"]) for file in stored))
     warnings = _unknown_classes(task, splits)
     if task.name not in TASKS:
         warnings += _repeats(files)
@@ -311,8 +311,8 @@ def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[st
         return []
     lines = []
     classes = {name: set(np.unique(split.y).tolist()) for name, split in splits.items()}
-    for name, found in classes.items():
-        if new := sorted(found - classes["train"] - {MISSING}):
+    for name, of_split in classes.items():
+        if new := sorted(of_split - classes["train"] - {MISSING}):
             shown = ", ".join(str(task.label(c)) for c in new[:5])
             more = ", ..." if len(new) > 5 else ""
             problem = f"the split {name!r} has classes that no row of 'train' has"

@@ -106,8 +106,9 @@ class PreparedSplit:
                         f"{path}: the prepared data has changed since this command began",
                         "run the command again",
                     )
-        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return found.astype(np.int64) if array == "y" and found.dtype.kind != "f" else found
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        are_classes = array == "y" and values.dtype.kind != "f"
+        return values.astype(np.int64) if are_classes else values
 
     @cached_property
     def starts(self) -> list[int]:
@@ -172,8 +173,8 @@ class Prepared:
         """Lines to print: warnings, and how many rows were dropped or cut."""
         lines = list(self.warnings)
         for counts, what in ((self.dropped, "dropped, too long"), (self.cut, "cut to the maximum length")):
-            found = ", ".join(f"{count:,} of {name}" for name, count in counts.items() if count)
-            lines += [f"task {self.task.name!r}: {found} {what}"] if found else []
+            numbers = ", ".join(f"{count:,} of {name}" for name, count in counts.items() if count)
+            lines += [f"task {self.task.name!r}: {numbers} {what}"] if numbers else []
         return lines
 
     def notes_for(self, *, native: bool) -> list[str]:
@@ -276,11 +277,11 @@ def scaling_from_json(values: Mapping[str, Any] | None, task: Task) -> Scaling |
     """Return the scaling of a task from lists or arrays of numbers; the inverse of `scaling_to_json`."""
     if values is None:
         return None
-    given = {name: np.asarray(values[name]) for name in ("offset", "scale")}
+    names, shape = ("offset", "scale"), (task.form.dim,) if isinstance(task.form, Vectors) else ()
     with np.errstate(over="ignore"):  # `check_arrays` refuses infinity
-        found = {name: one.astype(np.float32, casting="same_kind") for name, one in given.items()}
-    check_arrays(found, dict.fromkeys(found, (task.form.dim,) if isinstance(task.form, Vectors) else ()))
-    return Scaling(**found)
+        arrays = {name: np.asarray(values[name]).astype(np.float32, casting="same_kind") for name in names}
+    check_arrays(arrays, dict.fromkeys(names, shape))
+    return Scaling(**arrays)
 
 
 @contextmanager
