@@ -159,10 +159,10 @@ OPEN_TO_THE_PAPER = {
     "reservoir_pipelines",  # the public functions and their results
     *(f"reservoir_pipelines.{name}" for name in ("card", "files", "output", "plots", "workers")),
     *(f"reservoir_pipelines.reports.{name}" for name in ("report", "views")),
-    "reservoir_pipelines.data.own_data",  # the name of data of your own as a task
-    # attention reads the folder of a run, and pretrain writes one
-    *(f"reservoir_pipelines.training.{name}" for name in ("run_folder", "run_config", "trainable", "train_in_folder")),
+    "reservoir_pipelines.data.own_data",  # the name of a task of own data
     "reservoir_pipelines.preparation.prepared",  # the scaling of a run
+    # Attention reads the folder of a run, and pretrain writes one.
+    *(f"reservoir_pipelines.training.{name}" for name in ("run_config", "run_folder", "train_in_folder", "trainable")),
 }
 """What the paper's room may use of this package besides itself."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.fitting.fit_result import Fit as Fit
     from reservoir_pipelines.fitting.layer_score import LayerScore as LayerScore
     from reservoir_pipelines.fitting.result import Result as Result
-    from reservoir_pipelines.foreign_backbone import Imported as Imported
-    from reservoir_pipelines.foreign_backbone import import_backbone as import_backbone
     from reservoir_pipelines.paper.attention_maps import Attention as Attention
     from reservoir_pipelines.paper.pretrain import Pretraining as Pretraining
     from reservoir_pipelines.paper.reproduce import Reproduction as Reproduction
@@ -75,7 +73,6 @@ PLACES = {
     "Extraction": "extraction.extract",
     "Fit": "fitting.fit_result",
     "Forecast": "extraction.forecast",
-    "Imported": "foreign_backbone",
     "LayerScore": "fitting.layer_score",
     "Prediction": "prediction.predict",
     "Predictions": "prediction.predict",
@@ -88,7 +85,6 @@ PLACES = {
     "ReservoirTransformer": "estimators.estimators",
     "Result": "fitting.result",
     "Training": "training.result",
-    "import_backbone": "foreign_backbone",
 }
 """The modules of all other public names."""
 
