@@ -86,10 +86,7 @@ def repair(entry: Name, given: dict[str, Any]) -> Answer:
 
 
 def remove(entry: Name, given: dict[str, Any]) -> Answer:
-    """Delete one entry, or another folder of the cache.
-
-    'reservoir cache remove rows' deletes the features of all rows that the estimators stored.
-    """
+    """Delete one entry, or another folder of the cache."""
     root = cache_root(**given)
     others = [path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)]
     paths = others or _entries(entry, root)
