@@ -36,7 +36,8 @@ FEW = 1 / 8  # rows are read one by one if they are less than this share of a bl
 Stamp = tuple[int, int, int, int]
 """Device, inode, modification time and size of a file, which change with its content."""
 
-# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the whole file.
+# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the whole file. A
+# process verifies a column once, however many readers open it.
 _checked: set[tuple[int, int, int, int, str]] = set()
 
 
@@ -123,10 +124,10 @@ class SplitFeatures:
             block = int(blocks[chosen[0]])
             wanted = rows[chosen] - block * block_rows
             encoded = self._encoded(block, column, wanted)
-            found = decode(Encoded(encoded.values, None), store)
+            values = decode(Encoded(encoded.values, None), store)
             if encoded.offset is not None:
-                found += encoded.offset[wanted // self.entry.layout.offset_rows, None]
-            out[chosen] = found
+                values += encoded.offset[wanted // self.entry.layout.offset_rows, None]
+            out[chosen] = values
         return out
 
     def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
@@ -152,14 +153,14 @@ class SplitFeatures:
                 raise self._damaged(line)
             with open_hdf5(path) as file:
                 names = [name for name in TARGET_RANKS if name not in OPTIONAL_TARGETS or name in file]
-                found = {name: read_array(file, name) for name in names}
+                arrays = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
-        for name, array in found.items():
+        for name, array in arrays.items():
             if array.ndim not in TARGET_RANKS[name] or len(array) != self.rows:
                 raise self._damaged(line)
         _checked.add(stamp)
-        return found
+        return arrays
 
     @property
     def labels(self) -> NDArray:
@@ -284,8 +285,8 @@ class FeatureColumn(NDArrayOperatorsMixin):
         return iter(np.asarray(self))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
-        found = self._split.read(self._name).reshape(self.shape)
-        return found if dtype is None else found.astype(dtype, copy=False)
+        values = self._split.read(self._name).reshape(self.shape)
+        return values if dtype is None else values.astype(dtype, copy=False)
 
     def __dlpack__(self, **options: Any) -> Any:
         return np.asarray(self).__dlpack__(**options)
@@ -301,8 +302,8 @@ class FeatureColumn(NDArrayOperatorsMixin):
         if isinstance(index, tuple) or index is Ellipsis or index is None or np.ndim(index) > 1:
             return np.asarray(self)[index]
         numbers = np.arange(len(self))[index]
-        found = self._split.gather(self._name, numbers.ravel())
-        return found.reshape(*numbers.shape, *self.shape[1:])
+        values = self._split.gather(self._name, numbers.ravel())
+        return values.reshape(*numbers.shape, *self.shape[1:])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

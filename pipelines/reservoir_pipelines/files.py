@@ -144,9 +144,9 @@ def system_errors() -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        if not (found := re.search(r"\(os error (\d+)\)", str(error))):
+        if not (code := re.search(r"\(os error (\d+)\)", str(error))):
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def share(path: Path) -> None:

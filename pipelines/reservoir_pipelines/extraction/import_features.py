@@ -261,7 +261,7 @@ def _shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Columns:
     """Return the array of each split of each column; raise `InputError` if the task has other rows."""
-    found = Columns()
+    columns = Columns()
     rows = ", ".join(f"{split} ({count:,} rows)" for split, count in prepared.rows.items())
     form = (
         f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
@@ -274,16 +274,16 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
         check_column_name(column)
         if len(array.shape) != 2 or array.shape[0] != prepared.rows.get(split) or not array.shape[1]:
             raise InputError(f"{file}: array {key!r} has the shape {array.shape}", form)
-        found.setdefault(column, {})[split] = array
-    for column, splits in found.items():
+        columns.setdefault(column, {})[split] = array
+    for column, splits in columns.items():
         if splits.keys() != prepared.rows.keys() or len({array.shape[1] for array in splits.values()}) > 1:
             have = ", ".join(f"{split} {array.shape}" for split, array in splits.items())
             raise InputError(
                 f"{file}: column {column} has {have}", f"give {', '.join(prepared.rows)} of one width"
             )
-    if not found:
+    if not columns:
         raise InputError(f"{file}: it holds no arrays", form)
-    return found
+    return columns
 
 
 def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int) -> np.ndarray:
@@ -308,7 +308,7 @@ def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
     import h5py
     from reservoir_cache import open_hdf5
 
-    file, found = stack.enter_context(open_hdf5(path)), dict[str, Any]()
+    file, arrays = stack.enter_context(open_hdf5(path)), dict[str, Any]()
 
     def visit(name: str, item: Any) -> None:  # links to other files are not followed
         if isinstance(item, h5py.Dataset):
@@ -317,10 +317,10 @@ def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
                     f"{path}: the values of {name!r} lie in another file", "copy them into this one"
                 )
             check_expansion(path, name, item.nbytes, item.id.get_storage_size())
-            found[name] = item
+            arrays[name] = item
 
     file.visititems(visit)
-    return found
+    return arrays
 
 
 def _read_safetensors(path: Path, _: ExitStack) -> dict[str, Any]:

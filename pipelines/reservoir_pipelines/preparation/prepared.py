@@ -106,8 +106,8 @@ class PreparedSplit:
                         f"{path}: the prepared data has changed since this command began",
                         "run the command again",
                     )
-        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return found.astype(np.int64) if array == "y" and found.dtype.kind != "f" else found
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return values.astype(np.int64) if array == "y" and values.dtype.kind != "f" else values
 
     @cached_property
     def starts(self) -> list[int]:
@@ -172,8 +172,8 @@ class Prepared:
         """Lines to print: warnings, and how many rows were dropped or cut."""
         lines = list(self.warnings)
         for counts, what in ((self.dropped, "dropped, too long"), (self.cut, "cut to the maximum length")):
-            found = ", ".join(f"{count:,} of {name}" for name, count in counts.items() if count)
-            lines += [f"task {self.task.name!r}: {found} {what}"] if found else []
+            numbers = ", ".join(f"{count:,} of {name}" for name, count in counts.items() if count)
+            lines += [f"task {self.task.name!r}: {numbers} {what}"] if numbers else []
         return lines
 
     def notes_for(self, *, native: bool) -> list[str]:
@@ -278,9 +278,11 @@ def scaling_from_json(values: Mapping[str, Any] | None, task: Task) -> Scaling |
         return None
     given = {name: np.asarray(values[name]) for name in ("offset", "scale")}
     with np.errstate(over="ignore"):  # `check_arrays` refuses infinity
-        found = {name: one.astype(np.float32, casting="same_kind") for name, one in given.items()}
-    check_arrays(found, dict.fromkeys(found, (task.form.dim,) if isinstance(task.form, Vectors) else ()))
-    return Scaling(**found)
+        vectors = {name: one.astype(np.float32, casting="same_kind") for name, one in given.items()}
+    check_arrays(
+        vectors, dict.fromkeys(vectors, (task.form.dim,) if isinstance(task.form, Vectors) else ())
+    )
+    return Scaling(**vectors)
 
 
 @contextmanager
