@@ -174,8 +174,8 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     shapes = {name: Column(*column.values.shape[1:]) for name, column in encoded.items()}
     for name, shape in shapes.items():
         if shape != (other := page.columns.get(name, shape)):
-            shapes_differ = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"
-            raise CacheError(f"column {name}: shape {shapes_differ}")
+            own, others = (shape.tokens, shape.width), (other.tokens, other.width)
+            raise CacheError(f"column {name}: shape {own} per row, but other blocks have {others}")
     # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a
     # repair makes the same names, and replaces an unlisted file of a killed run.
     of_block = [shard for shard in page.shards if shard.block == block]

@@ -399,6 +399,9 @@ class View(defaultdict):
     def __missing__(self, split):
         return SimpleNamespace(groups=None)
 
+    def groups(self, split):
+        return None
+
 
 @dataclass(frozen=True)
 class Held(EntrySamples):

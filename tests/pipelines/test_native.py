@@ -290,19 +290,22 @@ def test_a_folder_by_class_is_enough(cache, tmp_path, call, answer):
 
 
 def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
+    def bytes_of(name):
+        return np.frombuffer((tmp_path / name).read_bytes(), np.uint8)
+
     upright = np.zeros((6, 4, 3), np.uint8)
     upright[:3] = 255
     turned = Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90)
     exif = Image.Exif()
     exif[0x0112] = 6  # viewers rotate it by 90 degrees clockwise
     turned.save(tmp_path / "photo.png", exif=exif)
-    assert (np.asarray(decoded(tmp_path / "photo.png")) == upright).all()
+    assert (np.asarray(decoded(bytes_of("photo.png"))) == upright).all()
     Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], np.uint8)).save(tmp_path / "clear.png")
-    assert np.asarray(decoded(tmp_path / "clear.png")).tolist() == [[[255] * 3, [9] * 3]]
+    assert np.asarray(decoded(bytes_of("clear.png"))).tolist() == [[[255] * 3, [9] * 3]]
     palette = Image.fromarray(np.array([[0, 1]], np.uint8), "P")
     palette.putpalette([7, 7, 7, 8, 8, 8])
     palette.save(tmp_path / "clear.gif", transparency=0)
-    assert np.asarray(decoded(tmp_path / "clear.gif")).tolist() == [[[255] * 3, [8] * 3]]
+    assert np.asarray(decoded(bytes_of("clear.gif"))).tolist() == [[[255] * 3, [8] * 3]]
 
 
 def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, refusal):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -29,10 +28,8 @@ from reservoir_cache import (
 from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
-from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import MISSING, Task
-from reservoir_pipelines.data.arrays import check_header
-from reservoir_pipelines.data.tables import read_arrow
+from reservoir_pipelines.data.feature_arrays import open_arrays
 from reservoir_pipelines.extraction.blocks import compute_missing, row_count
 from reservoir_pipelines.extraction.entries import data_record, start_entry, write_labels
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
@@ -132,12 +129,8 @@ def import_features(
 
 def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
     """Return the arrays of a file, which hold all rows of the prepared data."""
-    if file.suffix.lower() not in READERS or not file.is_file():
-        raise InputError(
-            f"{file}: features cannot be read: give a file of type {', '.join(READERS)}, or a folder of export-features"
-        )
     before = stamp(file)
-    features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
+    features = _by_column(file, open_arrays(file, stack), prepared)
     form = Form(
         InputSpec(kind=IMPORTED, seed=0, gain=1, patch=1, stride=1), padding="none", compute="float32"
     )
@@ -295,59 +288,3 @@ def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int
         where = f"{split} of {column}, row {low + faults[0][0]}, column {faults[0][-1]}"
         raise InputError(f"{file}: {where}: the value is not a finite float32 number", "repair it")
     return values.reshape(len(values), *_shape(array.shape))
-
-
-def _read_npz(path: Path, _: ExitStack) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():  # NumPy reads "train" and "train.npy" as "train"
-            check_header(path, archive, name)
-    return dict(np.load(path, allow_pickle=False))
-
-
-def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
-    import h5py
-    from reservoir_cache import open_hdf5
-
-    file, arrays = stack.enter_context(open_hdf5(path)), dict[str, Any]()
-
-    def visit(name: str, item: Any) -> None:  # links to other files are not followed
-        if isinstance(item, h5py.Dataset):
-            if item.external or item.is_virtual:
-                raise InputError(
-                    f"{path}: the values of {name!r} lie in another file", "copy them into this one"
-                )
-            check_expansion(path, name, item.nbytes, item.id.get_storage_size())
-            arrays[name] = item
-
-    file.visititems(visit)
-    return arrays
-
-
-def _read_safetensors(path: Path, _: ExitStack) -> dict[str, Any]:
-    from safetensors.torch import load_file  # NumPy has no bfloat16
-
-    return {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
-
-
-def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
-    """Return each column of lists as an array, or, if there is none, all columns of floats as one array."""
-    table = read_arrow(path).to_pandas()
-    lists = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
-    floats = table.select_dtypes("floating")
-    if "split" not in table or not lists + list(floats):
-        raise InputError(
-            f"{path}: add a column 'split' (train, valid or test), and columns of lists or floats"
-        )
-    if not lists:
-        return {str(split): rows.to_numpy() for split, rows in floats.groupby(table["split"])}
-    splits = table.groupby("split")
-    return {f"{split}/{name}": np.stack(rows[name].tolist()) for split, rows in splits for name in lists}
-
-
-READERS: dict[str, Callable[[Path, ExitStack], dict[str, Any]]] = {
-    **dict.fromkeys((".h5", ".hdf5"), _open_hdf5),
-    ".npz": _read_npz,
-    ".parquet": _read_parquet,
-    ".safetensors": _read_safetensors,
-}
-"""Functions that return the arrays or datasets of a file by name."""

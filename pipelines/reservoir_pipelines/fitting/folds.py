@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock
@@ -143,6 +142,9 @@ def draw_folds(
         raise InputError(
             f"cross-validation cannot use {folds} folds for {units} {what}", f"use 2 to {units}"
         )
+    # predict imports this file but draws no folds, and scikit-learn takes a second to import
+    from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
+
     # scikit-learn repeats folds of rows (RepeatedStratifiedKFold), but not those of groups, so each repeat is a seed.
     settings: dict[str, Any] = {"n_splits": folds, "shuffle": True, "random_state": repeat}
     if labels is not None and np.unique(labels, return_counts=True)[1].max() >= folds:

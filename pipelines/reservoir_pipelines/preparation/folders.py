@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ from reservoir.tasks import Source
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.preparation.prepared import INDEX, Prepared
 
-VERSION = 10  # version of the file format; part of the folder's name, so that other versions are not read
+VERSION = 11  # version of the file format; part of the folder's name, so that other versions are not read
 
 
 def settings_folder(name: str, source: Source, cache: Path | None = None) -> Path:
     """Return the folder of a task, by its name, and its parameters, with a subfolder per state of its files."""
-    parameters = [field.name for field in fields(source)]  # pyright: ignore[reportArgumentType]
-    values = {key: getattr(source, key) for key in parameters if key not in ("data", "origin")}
-    return path_below(cache_root(cache), "prepared", f"{name}-{short_hash({'version': VERSION, **values})}")
+    digest = short_hash({"version": VERSION, **source.settings()})
+    return path_below(cache_root(cache), "prepared", f"{name}-{digest}")
 
 
 def latest(settings: Path, *, verify: bool = True) -> Prepared | None:

@@ -10,7 +10,7 @@ from reservoir_cache import path_below
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
 from reservoir.tasks import TASKS
-from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.file_kinds import FILES
 from reservoir_pipelines.data.own_data import open_source, own_name
 from reservoir_pipelines.files import data_folder
 from reservoir_pipelines.preparation.downloads import download

@@ -127,7 +127,7 @@ def _write_index(
         "digest": _digest([task.to_dict(), scaling], splits),
         "splits": totals,
         "source": origin,
-        "warnings": [*source.notes(), *warnings],
+        "warnings": [*filter(None, [source.summary()]), *source.notes(), *warnings],
     }
     publish_json(folder / INDEX, index, durable=False)
 
