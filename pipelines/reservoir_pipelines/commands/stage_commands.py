@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
     from reservoir_pipelines.comparison.compare import Comparison
     from reservoir_pipelines.extraction.forecast import Forecast
-    from reservoir_pipelines.fitting.results import Fit, Result
+    from reservoir_pipelines.fitting.fit_result import Fit
+    from reservoir_pipelines.fitting.result import Result
     from reservoir_pipelines.prediction.explain import Explanation
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
@@ -137,7 +138,7 @@ def fit_tables(done: Fit) -> list[Table]:
     if done.against:
         tables.append((("",), [(one.sentence,) for one in done.against]))
     if done.layer_scores:
-        from reservoir_pipelines.fitting.results import layer_table
+        from reservoir_pipelines.fitting.layer_score import layer_table
 
         tables.append(layer_table(done.layer_scores, done.evaluation.groups))
     tables += evaluation_tables(done.evaluation, done.best.metric)
@@ -299,47 +300,25 @@ def export_answer(done: Export) -> Answer:
     return Answer(done, [fact_table(vars(done) | {"tokens": f"{lengths} per sequence"})])
 
 
-IMPORT = "Convert an ONNX or pytorch_model.bin file to a model folder, --out FOLDER."
-
-
 def backbone(
     name: Annotated[
-        str | None,
+        str,
         typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ..."),
-    ] = None,
+    ],
     task: Annotated[
         str | None, typer.Option(help="Also count the parameters that are trained on this task.")
     ] = None,
-    foreign: Annotated[Path | None, typer.Option("--import", help=IMPORT)] = None,
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Describe a backbone, or import one from a file."""
+    """Describe a backbone."""
     from reservoir.paper.counts import paper_counts
     from reservoir_pipelines.card import card
 
-    if foreign or name is None:
-        return _import(name, foreign, given)
     model, source = as_group(given, opt.ModelOptions), as_group(given, opt.TaskOptions)
     cache, out = as_group(given, opt.CacheOptions), as_group(given, opt.OutOptions)
     done = card(name, model, source, cache, out, task, counts={"paper": paper_counts})
     return Answer(done, [fact_table({name: value for name, value in done.items() if name != "deviations"})])
-
-
-def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> Answer:
-    from reservoir_pipelines.foreign_backbone import import_backbone
-
-    if foreign is None:
-        raise InputError(
-            "backbone: no name given", "give one, such as mini or gpt2, or pass --import FILE --out FOLDER"
-        )
-    if name or given.keys() != {"out"}:
-        raise InputError(
-            "--import FILE takes only --out FOLDER", "describe the folder with a second command"
-        )
-    done = import_backbone(foreign, given["out"])
-    notify(*done.notes)
-    return Answer(done)
 
 
 def training_answer(done: Training) -> Answer | None:
