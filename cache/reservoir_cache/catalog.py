@@ -64,7 +64,9 @@ def last_entry(
 
 def summarize(entry: Entry) -> EntrySummary:
     """Return size, dates, columns and progress of an entry; a damaged manifest sets ``fault``."""
-    fault, columns, done = None, set[str](), 0
+    fault = None
+    columns = set[str]()
+    done = 0
     try:
         manifests = {split: entry.manifest(split) for split in entry.splits}
         columns = {column for manifest in manifests.values() for column in manifest.columns}

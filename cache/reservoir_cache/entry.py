@@ -146,7 +146,9 @@ def check_column_name(name: str) -> None:
 
 def _check(manifest: Manifest, page: int, blocks: int) -> None:
     """Check every name, number and checksum of a page, which a matching crc32 does not make valid."""
-    seen, numbers, crcs = set(), list[object](), list[object]()
+    seen = set()
+    numbers = list[object]()
+    crcs = list[object]()
     for name, shape in manifest.columns.items():
         check_column_name(name)
         numbers += [shape.tokens - 1, shape.width - 1]

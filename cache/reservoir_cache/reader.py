@@ -117,7 +117,9 @@ class SplitFeatures:
     def gather(self, column: str, rows: NDArray[np.integer]) -> NDArray[np.float32]:
         """Return some rows of a column, (len(rows), tokens, width), in the order of ``rows``."""
         self._require(column)
-        shape, block_rows, store = self.shape(column), self.entry.layout.block_rows, self.entry.spec.store
+        shape = self.shape(column)
+        block_rows = self.entry.layout.block_rows
+        store = self.entry.spec.store
         out, blocks = np.empty((len(rows), *shape), np.float32), rows // block_rows
         order = np.argsort(blocks, kind="stable")
         for chosen in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1) if len(rows) else ():
@@ -205,7 +207,9 @@ class SplitFeatures:
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
         """Return a block of a column as stored, or some of its rows; verify its checksum once."""
-        shard, store, layout = self._shards[block][column], self.entry.spec.store, self.entry.layout
+        shard = self._shards[block][column]
+        store = self.entry.spec.store
+        layout = self.entry.layout
         (low, high), described = self._ranges[block], self._manifest.columns[column]
         shape = high - low, described.tokens, described.width
         try:

@@ -40,7 +40,9 @@ class Tally:
         self.rows, self.empty_sets = 0, 0
         self._first: Prediction | None = None
         self._numbers: dict[str, int] = {}
-        self._truths, self._labels, self._chances = array("d"), array("d"), array("d")
+        self._truths = array("d")
+        self._labels = array("d")
+        self._chances = array("d")
         self._counts, self._groups = array("q"), list[str | int | None]()
 
     def watch(self, predictions: Predictions, *, progress: bool) -> Iterator[Prediction]:

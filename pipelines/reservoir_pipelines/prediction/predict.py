@@ -216,7 +216,9 @@ class Predictions(Iterator[Prediction]):
 
     def _block(self, start: int) -> Iterator[Prediction]:
         """Yield the predictions of the rows from ``start``."""
-        part, new, blank = slice(start, start + self._block_rows), self.rows, [None] * self._block_rows
+        part = slice(start, start + self._block_rows)
+        new = self.rows
+        blank = [None] * self._block_rows
         counts = np.asarray(new.lengths)[part] if self.bundle.task.each else None
         ids = new.names[part].tolist()
         groups = blank if new.groups is None else new.groups[part].tolist()

@@ -21,11 +21,15 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
     A file is not read again if its size, inode, modification time and change time are the same: the folder
     ``settings`` remembers the checksums.
     """
-    remembered, settled, contents = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
+    remembered = dict[str, Any]()
+    settled = dict[str, Any]()
+    contents = list[dict[str, Any]]()
     with suppress(OSError, ValueError):
         remembered = read_checked(settings / MEMO)
     for file in _regular_files(files):
-        name, now, read = str(file.absolute()), stamp(file), time.time_ns()
+        name = str(file.absolute())
+        now = stamp(file)
+        read = time.time_ns()
         line = remembered.get(name)
         if line is None or line["stamp"] != now:
             line = {"stamp": now, "sha256": file_digest(file), "read": read}
