@@ -45,12 +45,12 @@ class EntrySummary:
 
 def list_entries(root: Path) -> list[Entry]:
     """Return the entries of a cache that can be opened, sorted by path."""
-    return [found for found in _scan(root) if isinstance(found, Entry)]
+    return [item for item in _scan(root) if isinstance(item, Entry)]
 
 
 def broken_entries(root: Path) -> list[Problem]:
     """Return the folders in a cache that cannot be opened as entries, and why."""
-    return [found for found in _scan(root) if isinstance(found, Problem)]
+    return [item for item in _scan(root) if isinstance(item, Problem)]
 
 
 def last_entry(
@@ -64,7 +64,9 @@ def last_entry(
 
 def summarize(entry: Entry) -> EntrySummary:
     """Return size, dates, columns and progress of an entry; a damaged manifest sets ``fault``."""
-    fault, columns, done = None, set[str](), 0
+    fault = None
+    columns = set[str]()
+    done = 0
     try:
         manifests = {split: entry.manifest(split) for split in entry.splits}
         columns = {column for manifest in manifests.values() for column in manifest.columns}
@@ -120,14 +122,16 @@ def prunable(
     finished ones, and no entry that a run uses.
     """
     now, chosen = datetime.now(UTC), list[EntrySummary]()
-    entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))
-    remaining = sum(each.bytes for each in entries)
-    for each in entries:
-        old = older is not None and now - each.used > older
+    entries = sorted(
+        map(summarize, list_entries(root)), key=lambda summary: (not summary.finished, summary.used)
+    )
+    remaining = sum(summary.bytes for summary in entries)
+    for summary in entries:
+        old = older is not None and now - summary.used > older
         crowded = keep_bytes is not None and remaining > keep_bytes
-        if (old or crowded) and (each.finished or unfinished) and not each.entry.running():
-            chosen.append(each)
-            remaining -= each.bytes
+        if (old or crowded) and (summary.finished or unfinished) and not summary.entry.running():
+            chosen.append(summary)
+            remaining -= summary.bytes
     return chosen
 
 

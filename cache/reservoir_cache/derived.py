@@ -49,9 +49,9 @@ def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, 
         return None
     try:
         with open_hdf5(path) as file:
-            names = [found for found in dataset_names(file) if found.startswith("arrays/")]
+            names = [name for name in dataset_names(file) if name.startswith("arrays/")]
             meta = json.loads(read_array(file, "meta").tobytes())
-            return {found.removeprefix("arrays/"): read_array(file, found) for found in names}, meta
+            return {name.removeprefix("arrays/"): read_array(file, name) for name in names}, meta
     except UNREADABLE:
         return None
 

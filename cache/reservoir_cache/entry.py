@@ -77,16 +77,16 @@ class Manifest:
 
     def held(self, folder: Path | None = None) -> dict[int, dict[str, Shard]]:
         """Return the shard of each column of each block; with ``folder``, only if the file has the listed size."""
-        found: dict[int, dict[str, Shard]] = {}
+        shards: dict[int, dict[str, Shard]] = {}
         for shard in self.shards:
             if folder is None or is_sound(folder, shard):
-                found.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
-        return found
+                shards.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
+        return shards
 
     def with_shard(self, shard: Shard, columns: dict[str, Column]) -> "Manifest":
         """Return the manifest with a shard and the shapes of its columns; a shard of the same file is replaced."""
-        others = (each for each in self.shards if each.file != shard.file)
-        shards = sorted((*others, shard), key=lambda each: (each.block, each.file))
+        others = (other for other in self.shards if other.file != shard.file)
+        shards = sorted((*others, shard), key=lambda line: (line.block, line.file))
         return replace(self, shards=tuple(shards), columns={**self.columns, **columns})
 
     def without(self, files: set[str]) -> "Manifest":
@@ -146,7 +146,9 @@ def check_column_name(name: str) -> None:
 
 def _check(manifest: Manifest, page: int, blocks: int) -> None:
     """Check every name, number and checksum of a page, which a matching crc32 does not make valid."""
-    seen, numbers, crcs = set(), list[object](), list[object]()
+    seen = set()
+    numbers = list[object]()
+    crcs = list[object]()
     for name, shape in manifest.columns.items():
         check_column_name(name)
         numbers += [shape.tokens - 1, shape.width - 1]
@@ -274,9 +276,9 @@ class Entry:
                 "shards": tuple(Shard(**shard) for shard in content["shards"]),
                 "targets": TargetFile(**content["targets"]) if content["targets"] else None,
             }
-            found = Manifest(**{**content, **parts})
-            _check(found, page, self.block_count(split))
-            if replace(found, columns={}, shards=(), targets=None) != empty:
+            manifest = Manifest(**{**content, **parts})
+            _check(manifest, page, self.block_count(split))
+            if replace(manifest, columns={}, shards=(), targets=None) != empty:
                 raise CacheError("its format, key, split or number of rows belongs to another manifest")
         except FileNotFoundError:
             return empty
@@ -284,14 +286,16 @@ class Entry:
             raise CacheError(
                 f"{where}: not a valid manifest ({error}); {repair_command(self.key)}"
             ) from error
-        return found
+        return manifest
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
         """Return the blocks that lack any of the columns, each with the columns that it lacks."""
-        wanted, held, lacking = dict.fromkeys(columns), self.manifest(split).held(self.path / split), {}
+        names = dict.fromkeys(columns)
+        stored = self.manifest(split).held(self.path / split)
+        lacking = dict[int, tuple[str, ...]]()
         for block in range(self.block_count(split)):
-            if names := tuple(name for name in wanted if name not in held.get(block, ())):
-                lacking[block] = names
+            if missing := tuple(name for name in names if name not in stored.get(block, ())):
+                lacking[block] = missing
         return lacking
 
     def lacking(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:

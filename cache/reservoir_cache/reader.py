@@ -36,7 +36,8 @@ FEW = 1 / 8  # rows are read one by one if they are less than this share of a bl
 Stamp = tuple[int, int, int, int]
 """Device, inode, modification time and size of a file, which change with its content."""
 
-# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the whole file.
+# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the whole file. A
+# process verifies a column once, however many readers open it.
 _checked: set[tuple[int, int, int, int, str]] = set()
 
 
@@ -116,17 +117,19 @@ class SplitFeatures:
     def gather(self, column: str, rows: NDArray[np.integer]) -> NDArray[np.float32]:
         """Return some rows of a column, (len(rows), tokens, width), in the order of ``rows``."""
         self._require(column)
-        shape, block_rows, store = self.shape(column), self.entry.layout.block_rows, self.entry.spec.store
+        shape = self.shape(column)
+        block_rows = self.entry.layout.block_rows
+        store = self.entry.spec.store
         out, blocks = np.empty((len(rows), *shape), np.float32), rows // block_rows
         order = np.argsort(blocks, kind="stable")
         for chosen in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1) if len(rows) else ():
             block = int(blocks[chosen[0]])
             wanted = rows[chosen] - block * block_rows
             encoded = self._encoded(block, column, wanted)
-            found = decode(Encoded(encoded.values, None), store)
+            values = decode(Encoded(encoded.values, None), store)
             if encoded.offset is not None:
-                found += encoded.offset[wanted // self.entry.layout.offset_rows, None]
-            out[chosen] = found
+                values += encoded.offset[wanted // self.entry.layout.offset_rows, None]
+            out[chosen] = values
         return out
 
     def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
@@ -152,14 +155,14 @@ class SplitFeatures:
                 raise self._damaged(line)
             with open_hdf5(path) as file:
                 names = [name for name in TARGET_RANKS if name not in OPTIONAL_TARGETS or name in file]
-                found = {name: read_array(file, name) for name in names}
+                arrays = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
-        for name, array in found.items():
+        for name, array in arrays.items():
             if array.ndim not in TARGET_RANKS[name] or len(array) != self.rows:
                 raise self._damaged(line)
         _checked.add(stamp)
-        return found
+        return arrays
 
     @property
     def labels(self) -> NDArray:
@@ -204,7 +207,9 @@ class SplitFeatures:
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
         """Return a block of a column as stored, or some of its rows; verify its checksum once."""
-        shard, store, layout = self._shards[block][column], self.entry.spec.store, self.entry.layout
+        shard = self._shards[block][column]
+        store = self.entry.spec.store
+        layout = self.entry.layout
         (low, high), described = self._ranges[block], self._manifest.columns[column]
         shape = high - low, described.tokens, described.width
         try:
@@ -284,8 +289,8 @@ class FeatureColumn(NDArrayOperatorsMixin):
         return iter(np.asarray(self))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
-        found = self._split.read(self._name).reshape(self.shape)
-        return found if dtype is None else found.astype(dtype, copy=False)
+        values = self._split.read(self._name).reshape(self.shape)
+        return values if dtype is None else values.astype(dtype, copy=False)
 
     def __dlpack__(self, **options: Any) -> Any:
         return np.asarray(self).__dlpack__(**options)
@@ -301,8 +306,8 @@ class FeatureColumn(NDArrayOperatorsMixin):
         if isinstance(index, tuple) or index is Ellipsis or index is None or np.ndim(index) > 1:
             return np.asarray(self)[index]
         numbers = np.arange(len(self))[index]
-        found = self._split.gather(self._name, numbers.ravel())
-        return found.reshape(*numbers.shape, *self.shape[1:])
+        values = self._split.gather(self._name, numbers.ravel())
+        return values.reshape(*numbers.shape, *self.shape[1:])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

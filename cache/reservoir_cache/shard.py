@@ -119,9 +119,9 @@ def ids_of_numbers(stored: NDArray) -> NDArray:
 
 def dataset_names(group: h5py.Group) -> list[str]:
     """Return the names of the datasets below a group; links to other files are not followed."""
-    found = list[str]()
-    group.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
-    return found
+    names = list[str]()
+    group.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return names
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,11 @@ class Encoded:
 
 def find_columns(file: h5py.File, columns: Iterable[str]) -> dict[str, Extent]:
     """Return the extents of ``<column>/values`` and ``<column>/offset``, without those that are absent or damaged."""
-    found = {}
+    extents = {}
     for name in (f"{column}/{part}" for column in columns for part in ("values", "offset")):
         with suppress(KeyError, RuntimeError):  # h5py raises RuntimeError if there is no such name
-            found[name] = Extent.of(file, name)
-    return found
+            extents[name] = Extent.of(file, name)
+    return extents
 
 
 def is_stored(
@@ -167,8 +167,8 @@ def is_stored(
     if store != "float32":
         offsets = -(-shape[0] // offset_rows)
         wanted["offset"] = (offsets, *shape[2:]) if offsets > 1 else shape[2:], np.dtype("<f4")
-    found = {part: extents.get(f"{column}/{part}") for part in ("values", "offset")}
-    return wanted == {part: (one.shape, one.dtype) for part, one in found.items() if one}
+    stored = {part: extents.get(f"{column}/{part}") for part in ("values", "offset")}
+    return wanted == {part: (extent.shape, extent.dtype) for part, extent in stored.items() if extent}
 
 
 def read_column(
@@ -326,8 +326,8 @@ def _after_zeros(size: int) -> tuple[int, ...]:
     """Return what each bit of a CRC-32 becomes after ``size`` zero bytes; CRC-32 is linear in these bits."""
     if size == 1:
         return tuple(zlib.crc32(b"\0", 1 << bit) ^ zlib.crc32(b"\0") for bit in range(32))
-    found = tuple(_sum_bits(each, _after_zeros(size // 2)) for each in _after_zeros(size // 2))
-    return tuple(_sum_bits(each, _after_zeros(1)) for each in found) if size % 2 else found
+    doubled = tuple(_sum_bits(bit, _after_zeros(size // 2)) for bit in _after_zeros(size // 2))
+    return tuple(_sum_bits(bit, _after_zeros(1)) for bit in doubled) if size % 2 else doubled
 
 
 def _sum_bits(crc: int, values: Sequence[int]) -> int:

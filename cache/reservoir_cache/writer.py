@@ -152,29 +152,30 @@ class ShardWriter:
 
 def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, Encoded]:
     """Return the columns of a block as they are stored, sorted by name."""
-    (low, high), found = entry.layout.block(entry.spec.rows[split], block), dict[str, Encoded]()
+    low, high = entry.layout.block(entry.spec.rows[split], block)
+    encoded = dict[str, Encoded]()
     for name, x in sorted(arrays.items()):
         check_column_name(name)
         if isinstance(x, Encoded):
-            found[name] = x
+            encoded[name] = x
             continue
         if x.dtype != np.float32 or x.ndim != 3 or len(x) != high - low or 0 in x.shape:
-            wanted = f"float32 of shape ({high - low}, tokens, width)"
-            raise CacheError(f"column {name}: needs {wanted}, not {x.dtype} {x.shape}")
+            expected = f"float32 of shape ({high - low}, tokens, width)"
+            raise CacheError(f"column {name}: needs {expected}, not {x.dtype} {x.shape}")
         step = entry.layout.offset_rows
-        found[name] = encode(x, entry.spec.store, column=name, first_row=low, offset_rows=step)
-    return found
+        encoded[name] = encode(x, entry.spec.store, column=name, first_row=low, offset_rows=step)
+    return encoded
 
 
 def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded]) -> int:
     """Write columns of a claimed block as one shard; return the bytes written."""
     folder, number = entry.path / split, page_of(block)
     page = entry.page(split, number)
-    shapes = {name: Column(*each.values.shape[1:]) for name, each in encoded.items()}
+    shapes = {name: Column(*column.values.shape[1:]) for name, column in encoded.items()}
     for name, shape in shapes.items():
         if shape != (other := page.columns.get(name, shape)):
-            each = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"
-            raise CacheError(f"column {name}: shape {each}")
+            own, others = (shape.tokens, shape.width), (other.tokens, other.width)
+            raise CacheError(f"column {name}: shape {own} per row, but other blocks have {others}")
     # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a
     # repair makes the same names, and replaces an unlisted file of a killed run.
     of_block = [shard for shard in page.shards if shard.block == block]
@@ -182,7 +183,7 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
     content, crc32 = shard_content(entry.header(split, block), encoded, entry.spec.store)
     published = publish(folder / file, *content, crc32=crc32)
-    line = Shard(file, block, *published, {name: each.crc32 for name, each in encoded.items()})
+    line = Shard(file, block, *published, {name: column.crc32 for name, column in encoded.items()})
     unsound = {shard.file for shard in of_block} - taken
     with entry_locks(entry.path).mutex():
         entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)

@@ -7,8 +7,7 @@ import json
 import os
 import platform
 import re
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -56,9 +55,6 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 DIGEST = "sha256"
-MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
-# nanoseconds after a file's last change during which another change may carry the same time
-UNSETTLED = 2 * 10**9
 
 
 class DamagedError(ValueError):
@@ -119,35 +115,6 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         yield text, values
 
 
-def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str, Any]]:
-    """Return name, bytes and SHA-256 of each file; files below the folder ``task`` are named by their path in it.
-
-    A file is not read again if its size, inode, modification time and change time are the same.
-    """
-    before, settled, contents = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
-    with suppress(OSError, ValueError):
-        before = read_checked(settings / MEMO)
-    for path in files:
-        for file in sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]:
-            if not file.is_file():
-                raise InputError(
-                    f"{file}: not a regular file", "remove it, or replace it by a regular file"
-                )
-            name, now, read = str(file.absolute()), stamp(file), time.time_ns()
-            found = before.get(name)
-            if found is None or found["stamp"] != now:
-                found = {"stamp": now, "sha256": file_digest(file), "read": read}
-            if found["stamp"][-1] + UNSETTLED < found["read"]:
-                settled[name] = found
-            title = os.fspath(file.relative_to(task)) if task in file.parents else file.name
-            contents.append({"name": title, "size": found["stamp"][0], "sha256": found["sha256"]})
-    if not settled.items() <= before.items():
-        with suppress(OSError):  # the cache may be read-only; then the files are read again next time
-            settings.mkdir(parents=True, exist_ok=True)
-            write_checked(settings / MEMO, settled)
-    return contents
-
-
 def stamp(path: Path) -> list[int]:
     """Return size, inode, modification time and change time of a file; no program can set the last one."""
     stat = path.stat()
@@ -177,9 +144,9 @@ def system_errors() -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        if not (found := re.search(r"\(os error (\d+)\)", str(error))):
+        if not (code := re.search(r"\(os error (\d+)\)", str(error))):
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def share(path: Path) -> None:

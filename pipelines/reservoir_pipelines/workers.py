@@ -31,34 +31,35 @@ def map_pieces(
     processes, or in this process. A piece is computed again if its worker dies or the scheduler
     disconnects: the result must not depend on how often ``work`` is called.
     """
-    tasks, found = list(arguments), {}
+    tasks = list(arguments)
+    results = dict[int, Any]()
     if scheduler is not None:
         for number, result in compute_on_cluster(work, dict(enumerate(tasks)), scheduler):
-            found[number] = result
+            results[number] = result
             done(result)
     elif workers > 1 and len(tasks) > 1:
-        _in_processes(work, tasks, workers, found, done)
+        _in_processes(work, tasks, workers, results, done)
     for number, task in enumerate(tasks):
-        if number not in found:
-            found[number] = work(*task)
-            done(found[number])
-    return [found[number] for number in range(len(tasks))]
+        if number not in results:
+            results[number] = work(*task)
+            done(results[number])
+    return [results[number] for number in range(len(tasks))]
 
 
 def _in_processes(
     work: Callable[..., Any],
     tasks: list[tuple],
     workers: int,
-    found: dict[int, Any],
+    results: dict[int, Any],
     done: Callable[[Any], None],
 ) -> None:
-    """Add results to ``found`` by number as long as local processes can compute them."""
+    """Add results to ``results`` by number as long as local processes can compute them."""
     import dask
     from dask.callbacks import Callback
     from dask.delayed import delayed
 
     def keep(key: str, result: Any, *_: Any) -> None:
-        found[int(key.rpartition("-")[2])] = result
+        results[int(key.rpartition("-")[2])] = result
         done(result)
 
     started = time.perf_counter()
@@ -80,13 +81,13 @@ def _in_processes(
 def child_environment(**more: str) -> Iterator[None]:
     """Set environment variables for the processes that are started within the context."""
     # PYTHONSAFEPATH keeps the current folder, where downloads may include a multiprocessing.py, off their import path.
-    wanted = {"PYTHONSAFEPATH": "1", **more}
-    before = {name: os.environ[name] for name in wanted if name in os.environ}
-    os.environ.update(wanted)
+    variables = {"PYTHONSAFEPATH": "1", **more}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in wanted:
+        for name in variables:
             os.environ.pop(name, None)
         os.environ.update(before)
 

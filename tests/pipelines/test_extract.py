@@ -15,7 +15,7 @@ from reservoir_cache import CacheError, folder_bytes, repair, writer
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
 from reservoir_pipelines.cli import run as command
-from reservoir_pipelines.extraction import extractor, forecast, sharing
+from reservoir_pipelines.extraction import entries, forecast, sharing
 from reservoir_pipelines.extraction.spec import draw_rows
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from safetensors.torch import load_file, save_file
@@ -187,10 +187,10 @@ def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monke
     split = np.repeat(["train", "valid", "test"], 90)
     np.savez(task, x=draw.normal(size=(270, 30, 2)), y=np.arange(270) % 2, lengths=lengths, split=split)
     monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-    monkeypatch.setattr(extractor, "MIN_BLOCKS", 2)
+    monkeypatch.setattr(entries, "MIN_BLOCKS", 2)
     made = []
     for tokens in (1, 10**9):
-        monkeypatch.setattr(extractor, "MAX_TOKENS", tokens)
+        monkeypatch.setattr(entries, "MAX_TOKENS", tokens)
         settings = {"backbone": str(tiny_gpt2), "layers": "embed,final", "compute": "float32", "patch": 1}
         made.append(extract(task, cache=tmp_path / str(tokens), **settings))
     small, large = made

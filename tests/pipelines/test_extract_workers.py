@@ -21,7 +21,7 @@ import pytest
 from reservoir_cache import Entry, verify
 from reservoir_pipelines import cluster as cluster_module
 from reservoir_pipelines import extract, prepare, versions, workers
-from reservoir_pipelines.extraction import extractor, probe, sharing
+from reservoir_pipelines.extraction import entries, extractor, probe, sharing
 
 from reservoir import InputError, plan
 from reservoir.options import ExtractOptions
@@ -35,7 +35,7 @@ def short_blocks():
     """Cut 600 rows into 39 blocks, one block per task of a worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-        patch.setattr(extractor, "MAX_TOKENS", 1)
+        patch.setattr(entries, "MAX_TOKENS", 1)
         patch.setattr(workers, "PAYS_OFF", 0)  # use processes even for little work
         yield
 

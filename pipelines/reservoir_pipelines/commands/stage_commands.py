@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 def tasks(given: dict[str, Any]) -> Answer:
     """List the tasks, and show whether their data is available."""
-    from reservoir_pipelines.preparation.prepare import task_table
+    from reservoir_pipelines.preparation.task_table import task_table
 
     found = task_table(**given)
     table = records_table(found, "task", "input", "tokens", "labels_per_row", "classes", "splits", "data")

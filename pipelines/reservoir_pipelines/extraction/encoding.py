@@ -1,6 +1,7 @@
 """Encode features as the cache stores them, on the device that computed them, so that half the bytes travel."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -28,8 +29,17 @@ def start_encoding(features: Launched, store: str, first_row: int) -> Callable[[
     return partial(_fetch, features.columns, rounded, store, first_row)
 
 
-def round_on_device(x: Tensor, store: str) -> tuple[Tensor, Tensor]:
-    """Return offset and stored values of features (rows, tokens, width); NaN is the offset if one is not finite.
+@dataclass(frozen=True)
+class Rounded:
+    """A column as the cache stores it, on the device that computes it."""
+
+    offset: Tensor  # (width,) of float32
+    values: Tensor  # (rows, tokens, width) in the data type of the cache
+    is_finite: Tensor  # (1,) of bool: whether all values can be stored; on the device, so that nothing waits for it
+
+
+def round_on_device(x: Tensor, store: str) -> Rounded:
+    """Return offset and stored values of features (rows, tokens, width).
 
     The offset is the mean in float64, summed in the device's own order, and rounded to float32.
     Equal offsets give the bits of `reservoir_cache.encode`.
@@ -39,20 +49,28 @@ def round_on_device(x: Tensor, store: str) -> tuple[Tensor, Tensor]:
     values = x
     if store != "float32":
         values = torch.sub(x, offset, out=torch.empty_like(x, dtype=getattr(torch, store)))
-    return torch.where(values.isfinite().all(), offset, torch.nan), values
+    return Rounded(offset, values, values.isfinite().all().reshape(1))
 
 
 def _fetch(
-    columns: Mapping[str, Tensor], rounded: Mapping[str, tuple[Tensor, Tensor]], store: str, first_row: int
+    columns: Mapping[str, Tensor], rounded: Mapping[str, Rounded], store: str, first_row: int
 ) -> dict[str, Encoded]:
     """Copy encoded columns to the host, where a column with a value that cannot be stored is refused."""
-    offsets, values = zip(*rounded.values(), strict=True)
-    copied, found = devices.fetch([x.view(torch.uint8) for x in (*offsets, *values)]), dict[str, Encoded]()
-    for number, (column, x) in enumerate(columns.items()):
-        offset, stored = copied[number].view(np.float32), copied[len(columns) + number]
-        if np.isfinite(offset).all():
-            kept = None if store == "float32" else offset[None]
-            found[column] = Encoded(stored.view(STORED_DTYPE[store]), kept)
-        else:  # finds the value, for its message
-            found[column] = encode(x.cpu().numpy(), store, column=column, first_row=first_row)
-    return found
+    # All columns travel in one copy, as bytes: the flags, then the offsets, then the values.
+    tensors = [
+        *(column.is_finite for column in rounded.values()),
+        *(column.offset for column in rounded.values()),
+        *(column.values for column in rounded.values()),
+    ]
+    copies = devices.fetch([tensor.view(torch.uint8) for tensor in tensors])
+    count = len(rounded)
+    flags, offsets, values = copies[:count], copies[count : 2 * count], copies[2 * count :]
+    encoded = dict[str, Encoded]()
+    for column, flag, offset, stored in zip(columns, flags, offsets, values, strict=True):
+        if flag.all():
+            stored_offset = None if store == "float32" else offset.view(np.float32)[None]
+            encoded[column] = Encoded(stored.view(STORED_DTYPE[store]), stored_offset)
+        else:  # encoding on the host finds the value, for its message
+            x = columns[column].cpu().numpy()
+            encoded[column] = encode(x, store, column=column, first_row=first_row)
+    return encoded

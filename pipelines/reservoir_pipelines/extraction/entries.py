@@ -5,11 +5,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import Entry, Layout, Spec, check_space, repair, required_bytes, verify, write_targets
+from reservoir_cache import (
+    STORES,
+    Entry,
+    Layout,
+    Spec,
+    check_space,
+    repair,
+    required_bytes,
+    rows_per_block,
+    verify,
+    write_targets,
+)
 
+from reservoir.plan import Plan
 from reservoir_pipelines.extraction.blocks import missing_blocks, row_count
 from reservoir_pipelines.output import count_text, notify, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+
+MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
+MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
+
+
+def new_layout(plan: Plan, max_tokens: int, rows: int) -> Layout:
+    """Return the division into files of a new entry of ``rows`` rows in all, each of up to ``max_tokens`` tokens."""
+    # A file holds several blocks of the plan if they are small and quick to compute.
+    row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
+    most_rows = min(MAX_TOKENS // max_tokens, rows // MIN_BLOCKS)
+    block_rows = rows_per_block(row_bytes, plan.block_rows, most_rows)
+    return Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
 
 
 def start_entry(

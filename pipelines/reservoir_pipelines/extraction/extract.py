@@ -98,6 +98,7 @@ def extract(
     from reservoir_pipelines.extraction.sharing import share_blocks
 
     started = time.monotonic()
+    call = {"task": origin_of(task), "command": typed("extract", [task], options)}
     root = cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
     notes = prepared.notes_for(native=True)
@@ -105,7 +106,7 @@ def extract(
     extractor = load_extractor(options, prepared, root, splits)
     if not extractor.model.reader:
         notify(*(note for note in prepared.notes if note not in notes))
-    entry, missing = extractor.open({"task": origin_of(task), "command": typed("extract", [task], options)})
+    entry, missing = extractor.open(call)
     with meter("extract", row_count(entry, missing)) as bar:
         is_shared = missing and (cluster.workers > 1 or cluster.scheduler)
         computed = (

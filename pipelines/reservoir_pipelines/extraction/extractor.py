@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import STORES, Arrays, Entry, Layout, Spec, rows_per_block
+from reservoir_cache import Arrays, Entry, Layout, Spec
 
 from reservoir import devices
 from reservoir.backbones import describe_weights
@@ -19,15 +19,19 @@ from reservoir.plan import Plan, resolve
 from reservoir.reservoir import LoadedModel, load_model
 from reservoir_pipelines.extraction.blocks import Advance, Compute, Load, compute_missing
 from reservoir_pipelines.extraction.encoding import start_encoding
-from reservoir_pipelines.extraction.entries import data_record, entry_folder, start_entry, write_labels
+from reservoir_pipelines.extraction.entries import (
+    data_record,
+    entry_folder,
+    new_layout,
+    start_entry,
+    write_labels,
+)
 from reservoir_pipelines.extraction.spec import draw_rows, make_spec
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.weight_files import weight_stamps
 
-MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
-MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
 CHECKED_ROWS = 256  # texts that are tokenized at a time before an extraction
 
 
@@ -64,34 +68,20 @@ def load_extractor(
         prepared=prepared,
         title=plan.title,
         shapes={str(column): shape for column, shape in plan.shapes.items()},  # the cache knows names only
-        layout=_layout(plan, prepared, sum((planned or spec.rows).values())),
+        layout=new_layout(plan, prepared.task.max_tokens, sum((planned or spec.rows).values())),
         model=model,
         rows=rows,
         spec=spec,
-        settings=_settings(plan, options, prepared),
+        settings={
+            **plan.reservoir.to_dict(),
+            **as_group(options, FeatureOptions).to_dict(),
+            **as_group(options, RowOptions).to_dict(),
+            "layers": ",".join(plan.layers),
+            "pool": ",".join(plan.poolings),
+            "waveform": bool(prepared.task.parameters.get("waveform")),
+        },
         splits=splits or list(rows),
     )
-
-
-def _layout(plan: Plan, prepared: Prepared, rows: int) -> Layout:
-    """Return the division into files of a new entry of ``rows`` rows in all."""
-    # A file holds several blocks of the plan if they are small and quick to compute.
-    row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
-    most_rows = min(MAX_TOKENS // prepared.task.max_tokens, rows // MIN_BLOCKS)
-    block_rows = rows_per_block(row_bytes, plan.block_rows, most_rows)
-    return Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
-
-
-def _settings(plan: Plan, options: ExtractOptions, prepared: Prepared) -> dict[str, Any]:
-    """Return the options that the entry records, with all defaults resolved."""
-    return {
-        **plan.reservoir.to_dict(),
-        **as_group(options, FeatureOptions).to_dict(),
-        **as_group(options, RowOptions).to_dict(),
-        "layers": ",".join(plan.layers),
-        "pool": ",".join(plan.poolings),
-        "waveform": bool(prepared.task.parameters.get("waveform")),
-    }
 
 
 @dataclass
@@ -106,7 +96,7 @@ class Extractor:
     model: LoadedModel
     rows: dict[str, np.ndarray]
     spec: Spec
-    settings: dict[str, Any]  # options that the entry records
+    settings: dict[str, Any]  # options that the entry records, with all defaults resolved
     splits: Sequence[str]
 
     def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:

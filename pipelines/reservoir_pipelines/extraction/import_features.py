@@ -254,7 +254,7 @@ def _shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Columns:
     """Return the array of each split of each column; raise `InputError` if the task has other rows."""
-    found = Columns()
+    columns = Columns()
     rows = ", ".join(f"{split} ({count:,} rows)" for split, count in prepared.rows.items())
     form = (
         f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
@@ -267,16 +267,16 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
         check_column_name(column)
         if len(array.shape) != 2 or array.shape[0] != prepared.rows.get(split) or not array.shape[1]:
             raise InputError(f"{file}: array {key!r} has the shape {array.shape}", form)
-        found.setdefault(column, {})[split] = array
-    for column, splits in found.items():
+        columns.setdefault(column, {})[split] = array
+    for column, splits in columns.items():
         if splits.keys() != prepared.rows.keys() or len({array.shape[1] for array in splits.values()}) > 1:
             have = ", ".join(f"{split} {array.shape}" for split, array in splits.items())
             raise InputError(
                 f"{file}: column {column} has {have}", f"give {', '.join(prepared.rows)} of one width"
             )
-    if not found:
+    if not columns:
         raise InputError(f"{file}: it holds no arrays", form)
-    return found
+    return columns
 
 
 def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int) -> np.ndarray:

@@ -78,7 +78,9 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
         )
     traced = trace(module, bundle.task)
     path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
-    card, reader, saved = path.with_name(f"{path.name}.json"), module.reader, None
+    card = path.with_name(f"{path.name}.json")
+    reader = module.reader
+    saved = None
     described = _describe(bundle, path.name, to, traced)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

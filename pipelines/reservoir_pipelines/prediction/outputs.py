@@ -40,42 +40,44 @@ class Tally:
         self.rows, self.empty_sets = 0, 0
         self._first: Prediction | None = None
         self._numbers: dict[str, int] = {}
-        self._truths, self._labels, self._chances = array("d"), array("d"), array("d")
+        self._truths = array("d")
+        self._labels = array("d")
+        self._chances = array("d")
         self._counts, self._groups = array("q"), list[str | int | None]()
 
     def watch(self, predictions: Predictions, *, progress: bool) -> Iterator[Prediction]:
         """Yield predictions as they are computed, count them, and show the progress, if asked to."""
         with meter("predict", len(predictions)) if progress else nullcontext() as bar:
-            for one in predictions:
-                self.add(one)
-                yield one
+            for prediction in predictions:
+                self.add(prediction)
+                yield prediction
                 if bar and self.rows % SHOWN_ROWS == 0:
                     bar.advance(SHOWN_ROWS)
 
-    def add(self, one: Prediction) -> None:
+    def add(self, prediction: Prediction) -> None:
         """Count a prediction; a row without a label in its file, or without a prediction, is not evaluated."""
         self.rows += 1
-        self.empty_sets += one.set == []
-        if one.truth is None or one.label is None:
+        self.empty_sets += prediction.set == []
+        if prediction.truth is None or prediction.label is None:
             return
         if self._first is None:
-            self._first = one
-            self._numbers = {str(name): number for number, name in enumerate(one.classes)}
-        truths, labels, numbers = _flat(one.truth), _flat(one.label), self._numbers
-        if one.classes:
+            self._first = prediction
+            self._numbers = {str(name): number for number, name in enumerate(prediction.classes)}
+        truths, labels, numbers = _flat(prediction.truth), _flat(prediction.label), self._numbers
+        if prediction.classes:
             truths = [numbers.setdefault(str(label), len(numbers)) for label in truths]
             labels = [numbers.setdefault(str(label), len(numbers)) for label in labels]
         self._truths.extend(truths)
         self._labels.extend(labels)
-        if len(one.classes) == 2:
-            self._chances.extend(_flat(one.probabilities)[1::2])
-        if one.each:
-            self._counts.append(len(one.label))
+        if len(prediction.classes) == 2:
+            self._chances.extend(_flat(prediction.probabilities)[1::2])
+        if prediction.each:
+            self._counts.append(len(prediction.label))
         if self._first.group is not None:
-            self._groups.append(one.group)
+            self._groups.append(prediction.group)
 
     def evaluation(self) -> Evaluation | None:
-        """Return the comparison of all labels; None if no row has one."""
+        """Return the comparison of all labels; None if no row has prediction."""
         first = self._first
         if first is None:
             return None
@@ -87,9 +89,9 @@ class Tally:
         groups = None if first.group is None else np.array(self._groups)
         if not first.classes:
             return evaluate_values(truth, label, counts, groups)
-        known = chances if chances.size else None
+        probabilities = chances if chances.size else None
         return evaluate_classes(
-            truth.astype(int), label.astype(int), [*self._numbers], known, counts, groups
+            truth.astype(int), label.astype(int), [*self._numbers], probabilities, counts, groups
         )
 
 
@@ -119,40 +121,50 @@ def columns_of(predictions: Iterable[Prediction], absent: Names = ()) -> dict[st
 def _in_blocks(predictions: Iterable[Prediction], absent: Names) -> Iterator[dict[str, list[Any]]]:
     """Yield predictions as columns, some rows at a time; all blocks have the same columns."""
     rows = map(_row, predictions)
-    first: list[dict[str, Any]] = []
-    for row in rows:  # rows that cannot be read have few cells, so the first other row names the columns
-        first.append(row)
-        if any(name.startswith("label") for name in row):
+    # Rows that cannot be read have few cells, so the first other row names the columns.
+    first_rows: list[dict[str, Any]] = []
+    for row in rows:
+        first_rows.append(row)
+        has_label = any(name.startswith("label") for name in row)
+        if has_label:
             break
-    names = [name for name in max(first, key=len, default={}) if not name.startswith(absent)]
-    rest = chain(first, rows)
-    while block := list(islice(rest, WRITTEN_ROWS)):
+    names = [name for name in max(first_rows, key=len, default={}) if not name.startswith(absent)]
+    all_rows = chain(first_rows, rows)
+    while block := list(islice(all_rows, WRITTEN_ROWS)):
         yield {name: [row.get(name) for row in block] for name in names}
 
 
-def _row(one: Prediction) -> dict[str, Any]:
-    row: dict[str, Any] = {"id": one.id}
-    if one.each:
-        row |= {name: _in_one_cell(one.as_text(getattr(one, name))) for name in ("label", "truth")}
-    elif not one.problem:
-        labels = _flat(one.label)
-        truths = [None] * len(labels) if one.truth is None else _flat(one.truth)
-        chances = [_flat(one.probabilities)]
-        if len(labels) > 1:
-            chances = np.reshape(chances, (len(labels), -1)).tolist()
-        for place, label in enumerate(labels):
-            suffix = f"_{place}" if isinstance(one.label, list) else ""
-            row[f"label{suffix}"] = label
-            row |= {
-                f"p{suffix}_{name}": chance
-                for name, chance in zip(one.classes, chances[place], strict=False)
-            }
-            row[f"truth{suffix}"] = truths[place]
-    if one.set is not None:
-        row["set"] = one.set
-    if one.interval is not None:
-        row["low"], row["high"] = one.interval
-    return row | {"problem": one.problem}
+def _row(prediction: Prediction) -> dict[str, Any]:
+    """Return the cells of a prediction by the names of their columns."""
+    row: dict[str, Any] = {"id": prediction.id}
+    if prediction.each:
+        row["label"] = _in_one_cell(prediction.as_text(prediction.label))
+        row["truth"] = _in_one_cell(prediction.as_text(prediction.truth))
+    elif not prediction.problem:
+        row |= _label_cells(prediction)
+    if prediction.set is not None:
+        row["set"] = prediction.set
+    if prediction.interval is not None:
+        row["low"], row["high"] = prediction.interval
+    return row | {"problem": prediction.problem}
+
+
+def _label_cells(prediction: Prediction) -> dict[str, Any]:
+    """Return label, probabilities and truth; if a row has several labels, their names have the label's number."""
+    labels = _flat(prediction.label)
+    truths = [None] * len(labels) if prediction.truth is None else _flat(prediction.truth)
+    # As many probabilities as classes follow each other for each label.
+    probabilities = np.reshape(
+        np.array(_flat(prediction.probabilities), object), (len(labels), -1)
+    ).tolist()
+    cells: dict[str, Any] = {}
+    for number, (label, truth) in enumerate(zip(labels, truths, strict=True)):
+        suffix = f"_{number}" if isinstance(prediction.label, list) else ""
+        cells[f"label{suffix}"] = label
+        for name, probability in zip(prediction.classes, probabilities[number], strict=False):
+            cells[f"p{suffix}_{name}"] = probability
+        cells[f"truth{suffix}"] = truth
+    return cells
 
 
 def write_predictions(out: Path, predictions: Iterable[Prediction], absent: Names = ()) -> None:
@@ -166,8 +178,8 @@ def _write_csv(part: Path, predictions: Iterable[Prediction], absent: Names) -> 
         for number, columns in enumerate(_in_blocks(predictions, absent)):
             if "set" in columns:
                 # A column p_CLASS shows whether the name of a class contains the separator.
-                apart = any("|" in name for name in columns)
-                as_text = partial(json.dumps, ensure_ascii=False) if apart else "|".join
+                has_separator = any("|" in name for name in columns)
+                as_text = partial(json.dumps, ensure_ascii=False) if has_separator else "|".join
                 columns["set"] = [as_text([*map(str, names or ())]) for names in columns["set"]]
             if not number:
                 writer.writerow(columns)
@@ -176,7 +188,7 @@ def _write_csv(part: Path, predictions: Iterable[Prediction], absent: Names) -> 
 
 def _write_jsonl(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
     with part.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(as_json(one.to_dict())) + "\n" for one in predictions)
+        file.writelines(json.dumps(as_json(prediction.to_dict())) + "\n" for prediction in predictions)
 
 
 def _write_parquet(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
@@ -198,6 +210,8 @@ def _in_one_cell(labels: Any) -> Any:
 
 
 def _flat(nested: Any) -> list[Any]:
+    """Return the values of a number, a list, or a list of lists in one list."""
     if not isinstance(nested, list):
         return [nested]
-    return np.array(nested, object).ravel().tolist() if nested and isinstance(nested[0], list) else nested
+    is_nested = bool(nested) and isinstance(nested[0], list)
+    return np.array(nested, object).ravel().tolist() if is_nested else nested

@@ -70,7 +70,7 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, each probability under the name of its class."""
-        found = {
+        values = {
             "id": self.id,
             "label": self.as_text(self.label),
             "probabilities": self._by_class(self.probabilities),
@@ -81,7 +81,7 @@ class Prediction:
             "truth": self.as_text(self.truth),
             "problem": self.problem,
         }
-        return found | {name: value for name, value in others.items() if value is not None}
+        return values | {name: value for name, value in others.items() if value is not None}
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""
@@ -203,7 +203,7 @@ class Predictions(Iterator[Prediction]):
     def _all_rows(self) -> Iterator[Prediction]:
         """Yield the predictions of all rows of the file, and what is wrong with those that cannot be read."""
         starts = range(0, len(self.rows), self._block_rows)
-        found = itertools.chain.from_iterable(map(self._block, starts))
+        blocks = itertools.chain.from_iterable(map(self._block, starts))
         skipped = self.rows.skipped
         for row in range(len(self.rows) + len(skipped)):
             if row in skipped:
@@ -212,11 +212,13 @@ class Predictions(Iterator[Prediction]):
                     id=row if name is None else name, label=None, probabilities=[], problem=problem
                 )
             else:
-                yield next(found)
+                yield next(blocks)
 
     def _block(self, start: int) -> Iterator[Prediction]:
         """Yield the predictions of the rows from ``start``."""
-        part, new, blank = slice(start, start + self._block_rows), self.rows, [None] * self._block_rows
+        part = slice(start, start + self._block_rows)
+        new = self.rows
+        blank = [None] * self._block_rows
         counts = np.asarray(new.lengths)[part] if self.bundle.task.each else None
         ids = new.names[part].tolist()
         groups = blank if new.groups is None else new.groups[part].tolist()
@@ -251,13 +253,13 @@ class Predictions(Iterator[Prediction]):
         read = []
         for part, model, batch_rows in zip(self.bundle.parts, self.models, self._batch_rows, strict=True):
             if part.statistic:
-                found = {part.columns[0]: part.statistic(x, lengths)}
+                columns = {part.columns[0]: part.statistic(x, lengths)}
             elif model is None:
-                found = {RAW.name: raw_features(task, scaling, x, lengths)}
+                columns = {RAW.name: raw_features(task, scaling, x, lengths)}
             else:
-                found = forward(model, scaling, x, lengths, part.columns, batch_rows)
+                columns = forward(model, scaling, x, lengths, part.columns, batch_rows)
             for column in part.columns:
-                values = found[column].reshape(len(x), -1, found[column].shape[-1])
+                values = columns[column].reshape(len(x), -1, columns[column].shape[-1])
                 if not (finite := np.isfinite(values).all(axis=(1, 2))).all():
                     row = f"row {rows.start + np.argmin(finite)}, whose values are too large"
                     raise InputError(f"{self.file}: the model overflows in {row}", "correct or remove it")
@@ -303,15 +305,15 @@ def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> 
     task, readout = bundle.task, bundle.readout
     labels = readout.predict(features)
     names = np.array([task.label(number) for number in range(task.classes)], object)
-    found = [names[labels.astype(int)] if task.classes else labels.astype(float)]
+    outputs = [names[labels.astype(int)] if task.classes else labels.astype(float)]
     if readout.has_probabilities:
-        found.append(np.round(readout.probabilities(features).reshape(*labels.shape, task.classes), 6))
+        outputs.append(np.round(readout.probabilities(features).reshape(*labels.shape, task.classes), 6))
     if counts is None:
-        nested = (unsample(values, task.readout_tokens, task.outputs) for values in found)
+        nested = (unsample(values, task.readout_tokens, task.outputs) for values in outputs)
         alone = tuple(axis for axis, size in ((1, task.readout_tokens), (2, task.outputs)) if size == 1)
         rows = [values.squeeze(alone).tolist() for values in nested]
     else:
-        pieces = (np.split(values, np.cumsum(counts)[:-1]) for values in found)
+        pieces = (np.split(values, np.cumsum(counts)[:-1]) for values in outputs)
         rows = [[_unnested(values.tolist(), each=True) for values in of_rows] for of_rows in pieces]
     for label, *likely in zip(*rows, strict=True):
         yield label, likely[0] if likely else []
@@ -326,25 +328,25 @@ def _unnested(nested: list[Any], *, each: bool = False) -> Any:
 def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray) -> list[Any]:
     """Return the label of each row in the file, nested like predictions; None, with a note, if a row lacks labels."""
     classes = {str(task.label(number)) for number in range(task.classes)}
-    found, unknown = list[Any](), set[str]()
+    truths, unknown = list[Any](), set[str]()
     for row, given in enumerate(y.tolist() if y.ndim == 1 and not task.each else y):
         cut: Any = given[: lengths[row]] if task.each and given is not None else given
         cells = np.ravel(cut).tolist() if isinstance(cut, np.ndarray | list) else [cut]
         labels = [_as_label(cell, is_class=task.classes > 0) for cell in cells]
         if None in labels:
-            found.append(None)
+            truths.append(None)
             continue
         if classes:
             unknown |= {*map(str, labels)} - classes
         if task.each or len(labels) == 1:
-            found.append(labels if task.each else labels[0])
+            truths.append(labels if task.each else labels[0])
         else:
-            found.append(_unnested(np.array(labels, object).reshape(-1, task.outputs).tolist()))
-    if missing := sum(truth is None for truth in found):
+            truths.append(_unnested(np.array(labels, object).reshape(-1, task.outputs).tolist()))
+    if missing := sum(truth is None for truth in truths):
         notify(f"{file}: {missing:,} of {len(y):,} rows have no label, so the scores leave them out")
     if unknown:
         notify(f"{file}: classes that the readout does not know count as wrong: {listed(sorted(unknown))}")
-    return found
+    return truths
 
 
 def _as_label(value: Any, *, is_class: bool) -> Any:

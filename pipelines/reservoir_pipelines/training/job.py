@@ -85,7 +85,9 @@ class Job:
     @classmethod
     def load(cls, request: Request, ranks: Processes) -> "Job":
         """Prepare the data, load the model and resolve the defaults."""
-        options, source, variant = request.options, request.source, request.variant
+        options = request.options
+        source = request.source
+        variant = request.variant
         settings = resolve_model(request.reservoir, random_inits=variant.random_inits)
         with ranks.first_alone():
             prepared = prepare(request.task, source, cache=request.place.cache, model=request.reservoir)
@@ -144,7 +146,9 @@ class Job:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration of the run: every setting that affects its result, and how it was called."""
-        request, options, model = self.request, self.options, self.model
+        request = self.request
+        options = self.options
+        model = self.model
         store = (options.store or "float16") if options.from_cache else "float32"
         spec = make_spec(self.prepared, self.rows, model, store)
         if not devices.on_gpu(model.device):  # so that the keys of older runs stay valid
@@ -229,7 +233,9 @@ class Job:
 
     def _cached_split(self) -> Callable[[str], Split]:
         """Return a function that reads the cached inputs of the output layer for a split."""
-        request, options, model = self.request, self.options, self.model
+        request = self.request
+        options = self.options
+        model = self.model
         if trained_layer(model.fpt) != "final" or (
             options.dropout and request.variant.drops_in_frozen_layers
         ):

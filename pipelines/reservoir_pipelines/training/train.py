@@ -131,7 +131,9 @@ class _TestScores:
 
 def _result(job: Job, folder: RunFolder, steps: FPTSteps, trained: _Trained, *, test: bool) -> Training:
     """Return the result, with the score of the saved weights on the test rows in the unit of the data."""
-    fpt, task, state = job.model.fpt, job.prepared.task, trained.state
+    fpt = job.model.fpt
+    task = job.prepared.task
+    state = trained.state
     job.ranks.wait()  # until the first process has written checkpoints and journal
     tested = _test(job, folder, steps) if state.step and test else None
     floor = max(baseline(steps.rows.valid.y, task.classes), task.floor or 0.0)
@@ -164,7 +166,9 @@ def _result(job: Job, folder: RunFolder, steps: FPTSteps, trained: _Trained, *, 
 
 def _test(job: Job, folder: RunFolder, steps: FPTSteps) -> _TestScores:
     """Score the best weights on the test rows, and write their predictions."""
-    fpt, task, rows = job.model.fpt, job.prepared.task, steps.rows.test
+    fpt = job.model.fpt
+    task = job.prepared.task
+    rows = steps.rows.test
     load_trained(folder.best, fpt)
     fpt.eval()
     scored = steps.score("test")

@@ -1,0 +1,192 @@
+"""Write prepared data: the rows of a source in files of each split, and an index with their checksums."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from reservoir_cache import file_crc32, new_file, new_folder, publish_json, replace_file
+
+from reservoir.errors import InputError
+from reservoir.options import ClusterOptions
+from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, check_split
+from reservoir.tasks.task import MISSING
+from reservoir_pipelines.output import meter
+from reservoir_pipelines.preparation.folders import VERSION
+from reservoir_pipelines.preparation.prepared import INDEX, PreparedSplit, scaling_to_json, split_order
+from reservoir_pipelines.workers import map_pieces
+
+
+def write_prepared(
+    source: Source,
+    origin: list[dict[str, Any]],
+    final: Path,
+    cluster: ClusterOptions,
+    contents: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """Write all pieces and the index into a temporary folder, then rename it, so that it is complete or absent.
+
+    ``contents`` returns the present state of the source files, which must still be ``origin``.
+    """
+    # Another process may prepare the same data meanwhile; its folder is as good.
+    with new_folder(final, keep_existing=True) as folder:
+        for_workers = _with_full_paths(source) if cluster.scheduler else source
+        tasks = [(for_workers, piece, number, folder) for number, piece in enumerate(source.pieces())]
+        with meter("prepare", len(tasks), "pieces") as bar:
+            written = map_pieces(
+                _write_piece,
+                tasks,
+                workers=cluster.workers,
+                scheduler=cluster.scheduler,
+                done=lambda _: bar.advance(1),
+            )
+        _write_index(source, origin, folder, written)
+        for before, after in zip(origin, contents(), strict=True):
+            if before != after:
+                raise InputError(
+                    f"task {source.task.name!r}: the file {before['name']} changed while it was read",
+                    "run the command again when it is complete",
+                )
+
+
+def _with_full_paths(source: Source) -> Source:
+    """Return a source with the full paths of its files, for workers that run in other folders."""
+    paths = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
+    full = {
+        name: type(value)(Path(value).resolve()) for name, value in paths.items() if Path(value).exists()
+    }
+    return replace(source, **full)  # pyright: ignore[reportArgumentType]
+
+
+def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
+    """Write the rows of a piece, one file per split, and return their sizes and checksums."""
+    written = []
+    for name, split in source.read(piece).items():
+        if not len(split):
+            continue
+        check_split(source.task, name, split)
+        path = folder / name / f"{number:05d}.h5"
+        path.parent.mkdir(exist_ok=True)
+        y = split.y
+        if y.dtype.kind != "f":  # the smallest type that holds all class numbers
+            y = y.astype(np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max()))))
+        arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
+        arrays["ids"] = split.ids
+        if (
+            split.ids is not None and split.ids.dtype.kind == "U"
+        ):  # HDF5's strings of a fixed size are bytes
+            arrays["ids"] = np.char.encode(split.ids, "utf-8", "surrogatepass")
+        replace_file(
+            path, partial(_write_arrays, arrays), durable=False
+        )  # the whole folder is synced at its end
+        sums = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
+        counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
+        hashes = None if source.task.name in TASKS else _hashes(split.x, arrays["lengths"])
+        written.append({"split": name, "name": f"{name}/{path.name}", **sums, **counts, "hashes": hashes})
+    return written
+
+
+def _write_arrays(arrays: Mapping[str, np.ndarray | None], path: Path) -> None:
+    import h5py
+
+    with new_file(path) as file:
+        for name, values in arrays.items():
+            if values is not None:
+                kind = h5py.vlen_dtype(np.uint8) if values.dtype.kind == "O" else values.dtype
+                file.create_dataset(name, data=values, dtype=kind, track_times=False)
+
+
+def _write_index(
+    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
+) -> None:
+    """Write the index of a folder: its files, the digest of the data, and the state of the source files."""
+    task, scaling = source.task, scaling_to_json(source.scaling())
+    files: dict[str, list[dict[str, Any]]] = {}
+    for file in (file for piece in written for file in piece):
+        files.setdefault(file["split"], []).append(file)
+    for name in SPLITS:
+        if name not in files:
+            raise InputError(f"task {task.name!r}: no rows for the split {name!r}", "give more rows")
+    splits, totals = {}, {}
+    for name in split_order(set(files)):
+        listed = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]
+        counts = {count: sum(file[count] for file in files[name]) for count in ("rows", "dropped", "cut")}
+        totals[name] = {**counts, "files": listed}
+        splits[name] = PreparedSplit(name, tuple((folder / file["name"], file["rows"]) for file in listed))
+    warnings = _unknown_classes(task, splits)
+    if task.name not in TASKS:
+        warnings += _repeats(files)
+    index = {
+        "version": VERSION,
+        "task": task.to_dict(),
+        "scaling": scaling,
+        "digest": _digest([task.to_dict(), scaling], splits),
+        "splits": totals,
+        "source": origin,
+        "warnings": [*filter(None, [source.summary()]), *source.notes(), *warnings],
+    }
+    publish_json(folder / INDEX, index, durable=False)
+
+
+def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
+    """Return a line for each split with classes that no training row has."""
+    if not task.classes:
+        return []
+    lines = []
+    classes = {name: set(np.unique(split.y).tolist()) for name, split in splits.items()}
+    for name, own_classes in classes.items():
+        if unknown := sorted(own_classes - classes["train"] - {MISSING}):
+            labels = ", ".join(str(task.label(number)) for number in unknown[:5])
+            more = ", ..." if len(unknown) > 5 else ""
+            problem = f"the split {name!r} has classes that no row of 'train' has"
+            lines.append(f"{problem} ({len(unknown)}): {labels}{more}")
+    return lines
+
+
+def _hashes(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return a hash of each sequence, (rows,) of uint64."""
+    rows = (row.tobytes() + length.tobytes() for row, length in zip(x, lengths, strict=True))
+    return np.frombuffer(b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows), np.uint64)
+
+
+def _repeats(files: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    """Return a line if sequences of ``test`` are in other splits: a readout may know them by heart."""
+    hashes = {name: np.concatenate([file["hashes"] for file in files[name]]) for name in SPLITS}
+    repeated = int(np.isin(hashes["test"], np.concatenate([hashes["train"], hashes["valid"]])).sum())
+    start = f"{repeated:,} of {len(hashes['test']):,} test rows repeat a sequence of the training or validation rows"
+    remedy = "remove repeats, or give them one group"
+    return [f"{start}, so scores on new sequences may be lower; {remedy}"] if repeated else []
+
+
+def _digest(description: list[Any], splits: Mapping[str, PreparedSplit]) -> str:
+    """Return the SHA-256 of a task's description and arrays, which does not depend on their division into files.
+
+    It covers the description and the scaling as canonical JSON; the name and row count of each split;
+    and for each array the type, the shape of a row and the little-endian bytes, or for images the
+    length and bytes of each file.
+    """
+    hasher = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        hasher.update(json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+
+    add(description)
+    for name, split in splits.items():
+        add([name, len(split)])
+        for array in ("x", "y", "lengths", *(("groups",) if split.groups is not None else ())):
+            for start, (_, rows) in zip(split.starts, split.files, strict=True):
+                values = np.ascontiguousarray(getattr(split.read(start, start + rows), array))
+                if values.dtype.kind == "O":
+                    for row in values:
+                        add([array, len(row)])
+                        hasher.update(row)
+                    continue
+                values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+                if start == 0:
+                    add([array, values.dtype.str, values.shape[1:]])
+                hasher.update(values.data.cast("B") if values.size else b"")
+    return hasher.hexdigest()
