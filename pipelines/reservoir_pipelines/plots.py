@@ -8,10 +8,8 @@ from __future__ import annotations
 import base64
 import io
 import itertools
-import os
 import re
 import textwrap
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from reservoir.errors import InputError
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import is_share, notify, printable
 
@@ -41,25 +40,21 @@ MAX_TICKS = 32
 MAX_ROWS = 16  # columns whose names are legible beside a plot of settings
 MAX_COUNTS = 20  # classes of a confusion matrix whose counts can be read
 
-_importing = threading.Lock()
-
 
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Figure]:
     """Yield a figure, sized in inches, in matplotlib's own style; all text is literal."""
-    exists = os.path.exists
-    with _importing:
-        # Matplotlib first reads ./matplotlibrc, which may come with downloaded data, and no option
-        # prevents that. During its import, this relative name is reported as missing; other files are
-        # found as usual.
-        os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
-        try:
-            import matplotlib
-            from matplotlib.figure import Figure
-        finally:
-            os.path.exists = exists
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except UnicodeDecodeError as error:
+        raise InputError("matplotlibrc: not a text file", "remove it from this folder") from error
+
     # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters would not help.
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
+        # While it is imported, matplotlib reads ./matplotlibrc, which may come with downloaded data. No
+        # setting of it is used: the defaults replace all that have to do with drawing, and a figure
+        # without pyplot never looks up the backend.
         matplotlib.rcdefaults()
         # A class named $x_{$ is not a formula. Text is saved as text, because browsers have fonts of every script.
         matplotlib.rcParams.update(
@@ -76,6 +71,8 @@ def saved_figure(path: Path, width: float, height: float, title: str = "") -> It
             break_lines(figure.suptitle(printable(title), fontsize=11, color=INK), figure.bbox.width)
             yield figure
             replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+    except InputError:
+        raise
     except Exception as error:
         path.unlink(missing_ok=True)  # an older plot shows other data
         reason = " ".join(str(error).split())[:200] or type(error).__name__
