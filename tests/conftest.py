@@ -65,7 +65,7 @@ def _write_pixel(_figure, file, **_):
 
 
 def _plot_pixel(path, *_, **__):
-    from reservoir_pipelines.files import replace_file
+    from reservoir_cache import replace_file
 
     replace_file(path, lambda part: part.write_bytes(PIXEL))
 

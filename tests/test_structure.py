@@ -201,6 +201,16 @@ def test_the_cache_needs_h5py_and_numpy_only_and_dask_for_dask_arrays():
         assert imported(path) <= allowed | ({"dask"} if path.name == "reader.py" else set()), path.name
 
 
+def test_one_file_writes_for_all_and_one_locks_for_all():
+    def places(*words):
+        files = [path for folder in PACKAGES.values() for path in folder.rglob("*.py")]
+        return sorted(path.name for path in files if any(word in path.read_text() for word in words))
+
+    # `doctor` tries whether the disk has locks.
+    assert places("import fcntl", "from fcntl") == ["doctor.py", "locks.py"]
+    assert places("os.fsync(", "os.replace(", "os.rename(") == ["publish.py"]
+
+
 def test_hdf5_files_are_opened_for_reading_in_one_place():
     places = [
         path.relative_to(ROOT).as_posix()

@@ -18,21 +18,19 @@ from reservoir_cache.catalog import (
     required_bytes,
     summarize,
 )
+from reservoir_cache.documents import publish_json, read_json
 from reservoir_cache.entry import Entry, check_column_name
-from reservoir_cache.locks import untracked
+from reservoir_cache.errors import CacheError, Problem
+from reservoir_cache.last_use import untracked
+from reservoir_cache.locks import locked, open_lock
+from reservoir_cache.paths import file_crc32, open_regular, path_below, read_regular, refuse_links
 from reservoir_cache.publish import (
-    CacheError,
-    Problem,
-    file_crc32,
     make_folder,
-    open_lock,
-    open_regular,
-    path_below,
-    publish_json,
-    read_json,
-    read_regular,
-    refuse_links,
+    new_folder,
+    remove_leftovers,
+    replace_file,
     sync,
+    temporary_folder,
 )
 from reservoir_cache.spec import FORMAT, STORES, Layout, Spec, rows_per_block
 
@@ -45,44 +43,55 @@ if TYPE_CHECKING:
     from reservoir_cache.writer import Arrays, ShardWriter, write_targets
 
 __all__ = [
+    "FORMAT",
+    "STORED_DTYPE",
+    "STORES",
+    "Arrays",
+    "CacheError",
+    "Encoded",
+    "Entry",
     "EntrySummary",
+    "FeatureStore",
+    "Layout",
+    "Problem",
+    "ShardWriter",
+    "Spec",
+    "SplitFeatures",
+    "ahead",
     "broken_entries",
+    "check_column_name",
     "check_space",
+    "encode",
+    "file_crc32",
     "folder_bytes",
     "last_entry",
     "list_entries",
-    "prunable",
-]
-__all__ += ["CacheError", "Entry", "Problem", "check_column_name", "remove", "required_bytes"]
-__all__ += [
-    "file_crc32",
+    "load_arrays",
+    "locked",
     "make_folder",
+    "new_file",
+    "new_folder",
+    "open_hdf5",
     "open_lock",
+    "open_regular",
     "path_below",
+    "prunable",
     "publish_json",
     "read_json",
-    "summarize",
-]
-__all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block", "save_arrays", "sync"]
-__all__ += [
-    "FeatureStore",
-    "SplitFeatures",
-    "ahead",
-    "new_file",
-    "open_hdf5",
+    "read_regular",
     "refuse_links",
+    "remove",
+    "remove_leftovers",
     "repair",
+    "replace_file",
+    "required_bytes",
+    "rows_per_block",
+    "save_arrays",
+    "summarize",
+    "sync",
+    "temporary_folder",
     "untracked",
     "verify",
-]
-__all__ += [
-    "STORED_DTYPE",
-    "Arrays",
-    "Encoded",
-    "ShardWriter",
-    "encode",
-    "open_regular",
-    "read_regular",
     "write_targets",
 ]
 
@@ -93,8 +102,8 @@ _LATER = ("derived", "hdf5", "reader", "shard", "verification", "writer")
 
 def __getattr__(name: str) -> Any:
     for module in _LATER if name in __all__ else ():
-        if found := getattr(import_module(f"{__name__}.{module}"), name, None):
-            return found
+        if value := getattr(import_module(f"{__name__}.{module}"), name, None):
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

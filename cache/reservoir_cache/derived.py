@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reservoir_cache.documents import publish_json, read_json
 from reservoir_cache.entry import NAME, Entry
+from reservoir_cache.entry_locks import entry_locks
+from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
-from reservoir_cache.locks import entry_locks
-from reservoir_cache.publish import CacheError, file_crc32, is_regular, publish, publish_json, read_json
+from reservoir_cache.paths import file_crc32, is_regular
+from reservoir_cache.publish import publish
 from reservoir_cache.shard import UNREADABLE, dataset_names, file_content, read_array
 from reservoir_cache.spec import canonical_json, check_name
 
@@ -29,7 +32,7 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     content = file_content({"meta": text} | {f"arrays/{key}": arrays[key] for key in sorted(arrays)})
     try:
         locks = entry_locks(entry.path)
-        with locks.run(), locks.mutex():
+        with locks.at_work(), locks.mutex():
             size, crc = publish(path, *content)
             line = {"bytes": size, "crc32": crc}
             publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})

@@ -10,16 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.locks import LOCK_FILE, entry_locks, live_runs, touch
-from reservoir_cache.publish import (
-    CacheError,
-    is_regular,
-    make_folder,
-    publish_json,
-    read_json,
-    refuse_links,
-    repair_command,
-)
+from reservoir_cache.documents import publish_json, read_json
+from reservoir_cache.entry_locks import entry_locks, processes_at_work
+from reservoir_cache.errors import CacheError, repair_command
+from reservoir_cache.last_use import LOCK_FILE, mark_last
+from reservoir_cache.paths import is_regular, refuse_links
+from reservoir_cache.publish import make_folder
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec
 
 MAX_BLOCKS = 1_000_000
@@ -207,15 +203,15 @@ class Entry:
         if not (path / SPEC_FILE).exists():
             make_folder(path)
             locks = entry_locks(path, create=True)
-            with locks.run(whole=False), locks.mutex(whole=False):
+            with locks.at_work(whole=False), locks.mutex(whole=False):
                 if not (path / SPEC_FILE).exists():
-                    touch(path, new=True)
+                    mark_last(path, new=True)
                     content = {"spec": spec.to_dict(), "key": spec.key, "layout": layout.to_dict()}
                     publish_json(path / SPEC_FILE, content | {"made_with": {**made_with}}, indent=2)
         entry = cls.open(path)
         if entry.key != spec.key:
             raise CacheError(f"{path}: holds key {entry.key}, not {spec.key}; remove it")
-        touch(path)
+        mark_last(path)
         return entry
 
     @classmethod
@@ -319,7 +315,7 @@ class Entry:
 
     def running(self) -> list[dict[str, Any]]:
         """Return host, pid and start time of the runs that are working on this entry now."""
-        return live_runs(self.path)
+        return processes_at_work(self.path)
 
     def block_number(self, split: str, block: int) -> int:
         """Return the number of a block in the whole entry, over its sorted splits."""

@@ -1,133 +1,131 @@
-"""Write files that are complete or absent, in the steps of "Publication" in FORMAT.md; define the cache's errors."""
+"""The one writer of the project: a file or folder is complete under its final name, or was never changed.
 
+Everything is written under a temporary name, forced to the disk and then renamed, in the steps of "Publication" in
+FORMAT.md. The temporary name says which process writes it, so that other processes can remove what dead ones left.
+"""
+
+import hashlib
 import itertools
-import json
 import os
 import re
 import secrets
+import shutil
 import socket
-import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import reduce
-from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
-_PART = 2**18  # bytes that are read at once, while they are in the processor's cache
-_counter = itertools.count()
-_identity = ""
+from reservoir_cache.errors import CacheError
+from reservoir_cache.paths import READ_BYTES
 
-
-class CacheError(ValueError):
-    """An error in one line that says where, what, and what to do."""
+_TEMPORARY = re.compile(r"\..+\.[0-9]+\.(?P<host>[A-Za-z0-9-]+)-(?P<process>[0-9]+)-[0-9a-f]{8}\.tmp")
+_numbers = itertools.count()  # of the temporary names of this process
+_identity = ""  # set below, and in each forked child; the part of a temporary name that says who writes it
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Damage on disk: the file or folder, what is wrong with it, and how to repair it."""
+@contextmanager
+def replacing(final: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield the path of a new, empty file, which replaces ``final`` at the end unless the block fails.
 
-    path: Path
-    what: str
-    repair: str
+    If not ``durable``, a power loss may destroy it. An `OSError` that names no file, such as that of a write to a full
+    disk, gets the name of ``final``.
+    """
+    temporary = _temporary_path(final)
+    try:
+        with _naming(final):
+            # fails if the file exists, so that two processes never write the same one
+            temporary.open("xb").close()
+            yield temporary
+            if durable:
+                sync(temporary)
+            temporary.replace(final)
+            if durable:
+                sync(final.parent)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
-    def __str__(self) -> str:
-        return f"{self.path}: {self.what}; {self.repair}"
 
-    @classmethod
-    def of(cls, path: Path, error: CacheError, repair: str) -> "Problem":
-        """Make a problem from an error message of the form 'where: what; what to do'."""
-        return cls(path, str(error).partition(": ")[2].partition(";")[0], repair)
+def replace_file(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
+    """Replace a file by what ``write`` writes to the path that it is given.
 
-
-def repair_command(key: str) -> str:
-    """Return the end of a message about damage: the command that repairs the entry."""
-    return f"run 'reservoir cache repair {key[:16]}', then the same extract again"
+    Files of a `new_folder` need not be ``durable``, because the whole folder is forced to the disk at its end.
+    """
+    remove_leftovers(path.parent)
+    with replacing(path, durable=durable) as temporary:
+        write(temporary)
 
 
 def publish(
     final: Path, *content: bytes | memoryview, crc32: int | None = None, durable: bool = True
 ) -> tuple[int, str]:
-    """Write pieces to a file that is complete under its final name or unchanged; return its size and CRC-32.
+    """Replace a file of the cache by some pieces, after reading them back; return its size and CRC-32.
 
-    If not ``durable``, a power loss may destroy it. Raises CacheError if the file cannot be written
-    or read back.
+    Folders are created as needed. Raises CacheError if the file cannot be written or read back.
     """
-    # The identity of the run is part of the name, so that a later run recognises the files of dead runs.
-    temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         make_folder(final.parent)
-        with temporary.open("xb") as file:
-            file.writelines(content)
-        if not _holds(temporary, *content):
-            raise CacheError(f"{final}: does not read back as written; check the disk")
-        if durable:
-            sync(temporary)
-        temporary.replace(final)
-        if durable:
-            sync(final.parent)
+        with replacing(final, durable=durable) as temporary:
+            with temporary.open("r+b") as file:
+                file.writelines(content)
+            if not _holds(temporary, *content):
+                raise CacheError(f"{final}: does not read back as written; check the disk")
     except OSError as error:
         why = " ".join(str(error).split())
         raise CacheError(f"{final}: cannot be written ({why}); check free space and permissions") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
     crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), content, 0) if crc32 is None else crc32
     return sum(map(len, content)), f"{crc:08x}"
 
 
-def publish_json(
-    final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True
-) -> None:
-    """Publish a JSON document with the CRC-32 of its compact text."""
-    publish(final, _text({**content, "crc32": _checksum(content)}, indent).encode("ascii"), durable=durable)
+@contextmanager
+def new_folder(final: Path, *, keep_existing: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder, which becomes the new folder ``final`` at the end unless the block fails.
+
+    With ``keep_existing``, a folder of that name that another process has published meanwhile stays as it is.
+    """
+    final = final.absolute()
+    make_folder(final.parent)
+    with temporary_folder(final) as temporary, _naming(final):
+        yield temporary
+        for path in (*temporary.rglob("*"), temporary):
+            sync(path)
+        try:
+            temporary.rename(final)
+        except OSError:
+            if not (keep_existing and final.is_dir()):
+                raise
+        sync(final.parent)
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a file for reading; raises ValueError for a pipe or a device, which might never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("not a regular file")
-        yield file
-
-
-def read_regular(path: Path) -> bytes:
-    """Return a file's content; raises ValueError for a pipe or a device."""
-    with open_regular(path) as file:
-        return file.read()
-
-
-def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
-    """Read what ``publish_json`` wrote; raises CacheError if a single byte has changed."""
+def temporary_folder(final: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``final``, which is removed at the end, as leftovers of dead processes are."""
+    remove_leftovers(final.parent)
+    temporary = _temporary_path(final)
+    temporary.mkdir()
     try:
-        text = read_regular(path).decode("ascii")
-        content = json.loads(text)
-        crc = content.pop("crc32")
-        sound = crc == _checksum(content) and text == _text({**content, "crc32": crc}, indent)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CacheError(f"{path}: unreadable ({error})") from error
-    if not sound:
-        raise CacheError(f"{path}: damaged, its checksum does not match its content")
-    return content
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def file_crc32(path: Path) -> str:
-    """Return the CRC-32 of a whole file as 8 hexadecimal digits."""
-    crc = 0
-    with path.open("rb") as file:
-        while part := file.read(_PART):
-            crc = zlib.crc32(part, crc)
-    return f"{crc:08x}"
+def remove_leftovers(folder: Path, *, locked: bool = False) -> None:
+    """Remove what killed processes of this machine left half written in a folder.
+
+    With ``locked``, this process holds a lock without which nobody writes in the folder: what processes of other
+    machines left is removed, too.
+    """
+    for path in folder.glob(".*.tmp"):
+        writer = _TEMPORARY.fullmatch(path.name)
+        if writer and (locked or (writer["host"] == _host() and not _is_alive(int(writer["process"])))):
+            with suppress(OSError):  # it may belong to another user
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def run_identity() -> str:
-    """Return the identity of this process: host, process number and 8 random digits; no '.' in it."""
+def process_identity() -> str:
+    """Return what identifies this process: its host, its number and 8 random digits; no '.' in it."""
     return _identity
 
 
@@ -140,42 +138,6 @@ def make_folder(path: Path) -> None:
         sync(path.parent)
 
 
-def is_regular(path: Path, size: int | None = None) -> bool:
-    """Return whether a path is a regular file (no link, pipe or device), of the given size if any."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and size in (None, status.st_size)
-
-
-def refuse_links(*paths: Path) -> None:
-    """Raise CacheError if any of the paths is a symbolic link, which may lead out of the cache."""
-    for path in paths:
-        if path.is_symlink():
-            raise CacheError(f"{path}: a symbolic link, which is not followed here; remove it")
-
-
-def path_below(root: Path, *names: str) -> Path:
-    """Return the path of a file or folder below a root; raises CacheError if a name leads elsewhere or is a link."""
-    # the user chose the root, which may be a link; its content may come from other people
-    path = Path(root)
-    for name in names:
-        if "/" in name or name in ("", ".", ".."):
-            raise CacheError(
-                f"{path}: {name!r} is not the name of a file or folder in it; remove what contains it"
-            )
-        path /= name
-        refuse_links(path)
-    return path
-
-
-def open_lock(path: Path, *, create: bool = True) -> int:
-    """Open a lock file for reading and writing; raises CacheError if it is a symbolic link."""
-    refuse_links(path)
-    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
-
-
 def sync(path: Path) -> None:
     """Force a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -185,29 +147,55 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _temporary_path(final: Path) -> Path:
+    """Return a name that no other file has and that says which process writes it."""
+    return final.with_name(f".{final.name}.{next(_numbers)}.{_identity}.tmp")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Add the path to an `OSError` that names none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def _holds(path: Path, *content: bytes | memoryview) -> bool:
+    """Return whether a file consists of these pieces."""
     with path.open("rb") as file:
         for piece in content:
-            for low in range(0, len(piece), _PART):
-                part = bytes(piece[low : low + _PART])  # comparing two memoryviews is slow
+            for low in range(0, len(piece), READ_BYTES):
+                part = bytes(piece[low : low + READ_BYTES])  # comparing two memoryviews is slow
                 if file.read(len(part)) != part:
                     return False
         return not file.read(1)
 
 
-def _checksum(content: dict[str, Any]) -> str:
-    return f"{zlib.crc32(_text(content, None).encode()):08x}"
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # a process of another user
+    return True
 
 
-def _text(content: dict[str, Any], indent: int | None) -> str:
-    separators = (",", ":") if indent is None else None
-    return json.dumps(content, sort_keys=True, indent=indent, separators=separators, allow_nan=False) + "\n"
+def _host() -> str:
+    """Return the beginning of this host's name, and 8 digits that identify it and its space of process numbers."""
+    name = socket.gethostname()
+    space = ""
+    with suppress(OSError):  # a container, which may have the name of its host, has its own process numbers
+        space = str(Path("/proc/self/ns/pid").readlink())
+    digits = hashlib.sha256(f"{name} {space}".encode()).hexdigest()[:8]
+    return f"{re.sub('[^A-Za-z0-9-]', '-', name)[:16] or 'host'}-{digits}"
 
 
 def _identify() -> None:
     global _identity  # noqa: PLW0603
-    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "host"
-    _identity = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    _identity = f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 _identify()

@@ -21,8 +21,8 @@ from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import Column, check_column_name
+from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
-from reservoir_cache.publish import CacheError
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 

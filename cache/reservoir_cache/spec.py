@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.publish import CacheError, read_json, read_regular
+from reservoir_cache.documents import read_json
+from reservoir_cache.errors import CacheError
+from reservoir_cache.paths import read_regular
 
 FORMAT = 1
 BLOCK_BYTES = 2**24

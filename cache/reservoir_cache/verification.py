@@ -8,8 +8,9 @@ from typing import Any
 from reservoir_cache import derived
 from reservoir_cache.derived import fault
 from reservoir_cache.entry import NAME, Entry, Manifest, Shard, block_of, page_name, page_of
-from reservoir_cache.locks import entry_locks
-from reservoir_cache.publish import CacheError, Problem, file_crc32, is_regular, repair_command
+from reservoir_cache.entry_locks import entry_locks
+from reservoir_cache.errors import CacheError, Problem, repair_command
+from reservoir_cache.paths import file_crc32, is_regular
 from reservoir_cache.shard import UNREADABLE, inspect_shard
 from reservoir_cache.spec import FORMAT
 
@@ -80,7 +81,7 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
         if folder.parent != entry.path:  # an unfinished split
             continue
         locks = entry_locks(entry.path)
-        with locks.run(), locks.mutex():
+        with locks.at_work(), locks.mutex():
             if folder.name == derived.FOLDER:
                 derived.forget(folder, file)
             elif not _repair(entry, folder.name, file):

@@ -20,9 +20,10 @@ from reservoir_cache.entry import (
     is_sound,
     page_of,
 )
+from reservoir_cache.entry_locks import entry_locks
+from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
-from reservoir_cache.locks import entry_locks
-from reservoir_cache.publish import CacheError, publish
+from reservoir_cache.publish import publish
 from reservoir_cache.shard import (
     TARGET_RANKS,
     UNREADABLE,
@@ -55,7 +56,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     if exists and _has_ids(folder / TARGETS_FILE, arrays.get("ids")):
         return  # without a lock, because taking one needs write permission
     locks = entry_locks(entry.path)
-    with locks.run(), locks.mutex():
+    with locks.at_work(), locks.mutex():
         page = entry.page(split, 0)
         if page.targets:  # the page never lists a checksum of other content, even after a crash
             replace(page, targets=None).write(folder, 0)
@@ -84,7 +85,7 @@ class ShardWriter:
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
         self._locks = entry_locks(entry.path)
-        self._run = self._locks.run()
+        self._at_work = self._locks.at_work()
         self._threads = ThreadPoolExecutor(WRITERS)
         self._room = threading.Semaphore(PENDING)
         self._claimed = set[int]()
@@ -92,7 +93,7 @@ class ShardWriter:
         self._error: BaseException | None = None
 
     def __enter__(self) -> "ShardWriter":
-        self._run.__enter__()
+        self._at_work.__enter__()
         # All threads start here: one that Ctrl-C meets while ``put`` starts it would not be waited
         # for on leaving.
         started = threading.Barrier(WRITERS)
@@ -105,7 +106,7 @@ class ShardWriter:
         self._threads.shutdown()
         for number in self._claimed:
             self._locks.release(number)
-        self._run.__exit__(None, None, None)
+        self._at_work.__exit__(None, None, None)
         if kind is None and self._error:
             raise self._error
 

@@ -151,6 +151,6 @@ def _system_fault(error: OSError) -> tuple[str, int] | None:
     trouble = f"{_TROUBLES.get(error.errno, 'fix the cause')}, then run the same command again to continue"
     remedy = "check the path and its permissions, or name another path" if code == 2 else trouble
     path = Path(str(error.filename or ""))
-    # The name of a temporary file of `replace_file` means nothing to the user.
-    shown = path.parent if path.name.startswith(".") and path.suffix == ".part" else error.filename
+    # The name of a temporary file means nothing to the user.
+    shown = path.parent if path.name.startswith(".") and path.suffix == ".tmp" else error.filename
     return f"{'' if shown is None else f'{shown}: '}{error.strerror}; {remedy}", code

@@ -1,25 +1,20 @@
 """Atomic writing of files, JSON with a checksum, checksums of source files, and the folders of cache and data."""
 
 import csv
-import fcntl
-import glob
 import hashlib
 import io
 import json
 import os
 import platform
 import re
-import secrets
-import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reservoir_cache import make_folder, open_regular, read_regular, sync
+from reservoir_cache import open_regular, read_regular, replace_file
 
 from reservoir.errors import InputError
 
@@ -67,80 +62,10 @@ DIGEST = "sha256"
 MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
 # nanoseconds after a file's last change during which another change may carry the same time
 UNSETTLED = 2 * 10**9
-PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
-"""Temporary names of files and folders that are being written."""
 
 
 class DamagedError(ValueError):
     """The content of a file has changed since it was written."""
-
-
-def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Replace a file atomically: write it under a temporary name, then rename it."""
-    part = temporary_path(path)
-    try:
-        with _naming(path):
-            write(part)
-            sync(part)
-            part.replace(path)
-            sync(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Add the path to an `OSError` that names none, such as that of a write to a full disk."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes the folder ``path`` if the block does not fail."""
-    part = temporary_path(path.absolute())
-    make_folder(part.parent)
-    part.mkdir()
-    try:
-        with _naming(path):
-            yield part
-        for file in (*part.rglob("*"), part):
-            sync(file)
-        part.rename(path)
-        sync(part.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def temporary_path(path: Path) -> Path:
-    """Return a temporary name for a path, and remove those that dead processes left."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}-{_host()}*.part"):
-        if PART.fullmatch(left.name):
-            try:
-                os.kill(int(left.name[-29:-21], 16), 0)
-            except ProcessLookupError:
-                _remove(left)
-            except PermissionError:
-                pass  # a running process of another user
-    # The name holds host and process number, so that other processes can see whether the writer is still alive.
-    return path.with_name(f".{path.name}-{_host()}{os.getpid():08x}{secrets.token_hex(8)}.part")
-
-
-@cache
-def _host() -> str:
-    """Return 8 digits that identify this host and its container, which has its own process numbers."""
-    name = os.uname().nodename
-    with suppress(OSError):
-        name += str(Path("/proc/self/ns/pid").readlink())
-    return hashlib.sha256(name.encode()).hexdigest()[:8]
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # the file may belong to another user
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -161,10 +86,10 @@ def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     replace_file(path, lambda part: part.write_text(text.getvalue()))
 
 
-def write_checked(path: Path, values: Mapping[str, Any]) -> None:
-    """Write JSON with its digest among the values; the file is replaced atomically."""
+def write_checked(path: Path, values: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Write JSON with its digest among the values; the file is replaced atomically (see `replace_file`)."""
     text = checked_line(values, indent=1)
-    replace_file(path, lambda part: part.write_text(text))
+    replace_file(path, lambda part: part.write_text(text), durable=durable)
 
 
 def read_checked(path: Path) -> dict[str, Any]:
@@ -236,25 +161,6 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def remove_parts(folder: Path) -> None:
-    """Remove what a killed process left half written; the caller must hold the folder's lock."""
-    for path in folder.glob(".*.part"):
-        if PART.fullmatch(path.name):
-            _remove(path)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that no process removes files that the JSON of another process will name."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        remove_parts(folder)
-        yield
-    finally:
-        os.close(handle)
 
 
 def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:

@@ -7,8 +7,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from reservoir_cache import new_folder
+
 from reservoir.errors import InputError, as_input_error
-from reservoir_pipelines.files import new_folder, save_tensors
+from reservoir_pipelines.files import save_tensors
 from reservoir_pipelines.output import Record
 
 COPIED = (

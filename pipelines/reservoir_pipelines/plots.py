@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from reservoir_cache import replace_file
 
 from reservoir.errors import InputError
-from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import is_share, notify, printable
 
 if TYPE_CHECKING:

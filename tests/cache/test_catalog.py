@@ -32,8 +32,8 @@ from reservoir_cache import (
     verify,
     write_targets,
 )
-from reservoir_cache.locks import entry_locks
-from reservoir_cache.publish import run_identity
+from reservoir_cache.entry_locks import entry_locks
+from reservoir_cache.publish import process_identity
 
 from tests.cache.conftest import write_block
 from tests.files import flip
@@ -425,7 +425,7 @@ def test_a_killed_holder_leaves_nothing(entry, toy):
 
 
 def test_own_temporary_files_are_not_swept(entry, toy):
-    mine = entry.path / f".x.0.{run_identity()}.tmp"
+    mine = entry.path / f".x.0.{process_identity()}.tmp"
     mine.write_bytes(b"")
     with toy.claim(entry, "train", 0):
         assert mine.exists()

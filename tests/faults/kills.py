@@ -80,7 +80,7 @@ class Disturbed:
     def _outcome(self) -> str:
         """Return what a reader finds, and the names of leftover temporary files."""
         reader._checked.clear()  # as in a new process
-        left = [str(path) for path in self.root.rglob(".*") if path.name.endswith((".part", ".tmp"))]
+        left = [str(path) for path in self.root.rglob(".*") if path.suffix == ".tmp"]
         try:
             return repr((self._stage.outcome(self.root), left))
         except Exception as error:

@@ -408,23 +408,25 @@ def fsync_lines() -> Iterator[str]:
 
 
 def replay(stages: Sequence[Stage], folder: Path, most: int, recoveries: int = 10) -> Iterator[Count]:
-    """Open the states that a power loss may leave in each stage; then remove each fsync, which must break some stage.
+    """Open the states that a power loss may leave in each stage; then remove each fsync, which must break the stage.
 
     ``most`` limits the states per moment, and ``recoveries`` the states on which the same command is run again. An
     fsync in our packages that no stage calls counts as lost, because its removal would not be noticed.
     """
-    removed, noticed = set[str](), set[str]()
+    called, removed = set[str](), Count("fsync removed, and noticed by the replay")
     for number, stage in enumerate(stages):
         work = folder / f"power-{number}"
         work.mkdir(parents=True)
         trace, replayer = record(stage, work / "stage"), Replayer(stage, work)
         yield replayer.replay(trace, most=most, recoveries=recoveries)
-        removed.update(trace.sites())
+        called.update(trace.sites())
         for site in trace.sites():
-            if site not in noticed and replayer.replay(trace.without(site), most=most, stop=True).lost:
-                noticed.add(site)
-    removed |= {line for line in fsync_lines() if not any(site.startswith(f"{line}, of ") for site in removed)}
-    yield Count("fsync removed, and noticed by the replay", len(removed), sorted(removed - noticed))
+            noticed = replayer.replay(trace.without(site), most=most, stop=True).lost
+            removed.add(bool(noticed), f"{stage.name}: {site}")
+    for line in fsync_lines():
+        if not any(site.startswith(f"{line}, of ") for site in called):
+            removed.add(sound=False, where=f"no stage: {line}")
+    yield removed
 
 
 def digest(state: State) -> str:

@@ -183,9 +183,14 @@ def run_train(root: Path, steps: int) -> None:
 
 
 def trained(root: Path) -> Any:
+    return run_of(root / "run")
+
+
+def run_of(folder: Path) -> Any:
+    """Return what a reader finds in the folder of a training run."""
     from reservoir_pipelines.training.run_folder import OPTIMIZER, TRAINED, RunFolder, read_state, read_tensors
 
-    run = RunFolder(root / "run")
+    run = RunFolder(folder)
     if not (run.path / "config.json").exists():
         return "no run"
     if run.last is None:
@@ -248,7 +253,8 @@ def model(root: Path) -> Any:
     folder = root / "model"
     whole = all((folder / name).exists() for name in ("config.json", "model.safetensors", "tokenizer.json"))
     weights = load_backbone(str(folder), "pretrained").model.state_dict() if whole else {}
-    return short(*(tensor.numpy() for tensor in weights.values())) if whole else "no model"
+    digest = short(*(tensor.numpy() for tensor in weights.values())) if whole else "no model"
+    return run_of(folder / "pretraining"), digest
 
 
 def run_import(root: Path) -> None:

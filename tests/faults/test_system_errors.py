@@ -58,7 +58,7 @@ def test_a_disk_that_takes_no_more(tmp_path, arguments, most):
     assert (code, out) == (1, "")
     assert f"reservoir: {tmp_path}/" in err.splitlines()[-1] and ": File too large; raise the limit" in err
     assert "Traceback" not in err
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.tmp"))
     assert run([*arguments, "--cache", str(tmp_path)]) == 0
 
 

@@ -13,9 +13,9 @@ from unittest.mock import Mock
 import h5py
 import numpy as np
 import pytest
-from reservoir_cache.publish import publish_json, read_json
+from reservoir_cache.documents import publish_json, read_json
+from reservoir_cache.publish import process_identity
 from reservoir_pipelines import files, prepare, workers
-from reservoir_pipelines.files import temporary_path
 from reservoir_pipelines.preparation import prepare as prepare_stage
 from reservoir_pipelines.preparation.prepare import DOWNLOADS, download, task_table
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit, _opened
@@ -69,13 +69,16 @@ def test_rows_between_wanted_ones_are_not_read(cache, tmp_path, monkeypatch):
 
 def test_leftovers_of_a_killed_run_are_removed(cache, tmp_path):
     prepared = prepare("digits")
-    mine = temporary_path(prepared.path.parent / "data")
-    leftover = mine.with_name(mine.name.replace(f"{os.getpid():08x}", f"{2**22 + 7:08x}"))
-    (leftover / "train").mkdir(parents=True)
+    own, dead = process_identity(), f"-{2**22 + 7}-"
+    mine = prepared.path.parent / f".data.0.{own}.tmp"
+    leftover = prepared.path.parent / f".data.0.{own.replace(f'-{os.getpid()}-', dead)}.tmp"
+    elsewhere = prepared.path.parent / f".data.0.otherhost-00000000{dead}00000000.tmp"
+    for folder in (mine, leftover, elsewhere):
+        (folder / "train").mkdir(parents=True)
     (prepared.path / "train" / "00000.h5").unlink()
     again = prepare("digits")
     assert again.digest == prepared.digest and not again.reused
-    assert not leftover.exists()
+    assert (mine.exists(), leftover.exists(), elsewhere.exists()) == (True, False, True)
 
 
 def test_a_damaged_file_is_named(cache):

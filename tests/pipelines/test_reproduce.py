@@ -165,7 +165,7 @@ def test_a_reproduction_killed_in_a_cell_continues_without_running_finished_cell
     kept = ReproductionFolder(cache / "reproductions" / "smoke")
     assert Child(KILLED, mine).ended()[0] == -signal.SIGKILL
     finished = {result["settings"]["seed"] for result in kept.results()}
-    assert len(finished) == 2 and len(list(kept.work.rglob("*.part"))) + len(list(cache.rglob("*.part"))) > 0
+    assert len(finished) == 2 and len(list(kept.work.rglob("*.tmp"))) + len(list(cache.rglob("*.tmp"))) > 0
     done = reproduce([mine])
     assert (done.ran, done.reused, dict(done.failed)) == (4, 2, {}) and len(runs) == 4
 

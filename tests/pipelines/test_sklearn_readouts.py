@@ -7,8 +7,8 @@ import warnings
 import numpy as np
 import pytest
 import skops.io
+from reservoir_cache import locked
 from reservoir_pipelines import export, extract, fit, predict
-from reservoir_pipelines.files import locked
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
 from sklearn import discriminant_analysis, ensemble, linear_model, naive_bayes, neighbors, neural_network, svm

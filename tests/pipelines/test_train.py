@@ -146,7 +146,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(cache, tmp_path):
     for fault in ("os.rename:5", "os.rename:6"):  # each checkpoint renames its state, then itself
         killed = Child(LAUNCH, folder, json.dumps({**settings, "resume": True}), fault)
         assert killed.ended()[0] == -signal.SIGKILL
-    assert list((folder / "checkpoints").glob(".*.part"))
+    assert list((folder / "checkpoints").glob(".*.tmp"))
     with pytest.raises(InputError, match="pass --resume to continue it"):
         train("bit-xor", **{**settings, "steps": 61}, run=folder)
     done = train("bit-xor", **settings, run=folder, resume=True)

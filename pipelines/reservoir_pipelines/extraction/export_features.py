@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import Entry, FeatureStore, SplitFeatures
+from reservoir_cache import Entry, FeatureStore, SplitFeatures, new_folder
 
 from reservoir.errors import InputError, as_input_error, nearest, require_path
 from reservoir.option_fields import typed
@@ -21,7 +21,7 @@ from reservoir_pipelines.extraction.feature_folder import (
     open_source,
     without_folders,
 )
-from reservoir_pipelines.files import cache_root, file_digest, new_folder, writing
+from reservoir_pipelines.files import cache_root, file_digest, writing
 from reservoir_pipelines.output import Meter, Record, meter
 
 

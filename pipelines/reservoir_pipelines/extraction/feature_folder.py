@@ -80,7 +80,7 @@ class FeatureFolder:
         """Write the description of a folder whose files are complete."""
         values = {name: value for name, value in vars(self).items() if name not in ("spec", "layout")}
         plain = {"format": FOLDER_FORMAT, "spec": self.spec.to_dict(), "layout": self.layout.to_dict()}
-        write_checked(folder / DESCRIPTION, plain | values)
+        write_checked(folder / DESCRIPTION, plain | values, durable=False)
 
     def verify(self, folder: Path) -> None:
         """Compare the files of a folder with their checksums; raise `InputError` for a difference."""

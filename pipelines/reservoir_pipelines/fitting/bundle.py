@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import read_regular
+from reservoir_cache import read_regular, replace_file
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.plan import RAW
@@ -21,7 +21,7 @@ from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.records import check_arrays, from_json
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
-from reservoir_pipelines.files import IMPORTED, read_checked, replace_file, write_checked
+from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import Result

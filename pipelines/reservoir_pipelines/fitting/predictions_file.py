@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from reservoir_cache import replace_file
 
 from reservoir.readouts.linear import has_labels
 from reservoir.tasks.task import Task
-from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import meter, notify
 
 PREDICTIONS = "predictions.csv"
@@ -73,7 +73,7 @@ def write_predictions(
     def write(part: Path) -> None:
         with (
             # A label may hold half of a surrogate pair, which no UTF-8 text can.
-            part.open("x", newline="", encoding="utf-8", errors="backslashreplace") as file,
+            part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
             meter("predictions", lines, unit="labels") as bar,
         ):
             writer = csv.writer(file)

@@ -5,9 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from reservoir_cache import locked, remove_leftovers
+
 from reservoir.option_fields import typed
 from reservoir.options import FitOptions
-from reservoir_pipelines.files import locked, write_checked, write_csv
+from reservoir_pipelines.files import write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.predictions_file import LabelledRows, ReadoutPredictions, write_predictions
@@ -46,6 +48,7 @@ def save(
     label = known.task.parameters.get("label")
     summary = {**done.to_dict(), "label": label, "title": done.best.title, "commands": commands}
     with locked(folder):  # so that all files in the folder belong to one fit
+        remove_leftovers(folder, locked=True)
         write_csv(done.results, _table_lines(done))
         write_predictions(folder, known.task, _labelled_rows(known, test_rows, predictions), predictions)
         if done.layer_scores:

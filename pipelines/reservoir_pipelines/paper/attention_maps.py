@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import path_below
+from reservoir_cache import path_below, replace_file
 
 from reservoir import InputError
 from reservoir.errors import as_input_error
@@ -19,7 +19,7 @@ from reservoir.tasks import TASKS, task_named
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir_pipelines import Prepared, prepare
 from reservoir_pipelines.data.own_data import own_name
-from reservoir_pipelines.files import cache_root, data_folder, replace_file, writing
+from reservoir_pipelines.files import cache_root, data_folder, writing
 from reservoir_pipelines.output import Record, as_json
 from reservoir_pipelines.plots import attention_top, draw_map, saved_figure
 from reservoir_pipelines.preparation.prepared import scaling_from_json

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reservoir_cache import refuse_links
+from reservoir_cache import refuse_links, remove_leftovers, replace_file, temporary_folder
 
 from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.backbones import Backbone
@@ -25,13 +25,7 @@ from reservoir.records import from_json
 from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines import train
-from reservoir_pipelines.files import (
-    remove_parts,
-    replace_file,
-    system_errors,
-    temporary_path,
-    write_checked,
-)
+from reservoir_pipelines.files import system_errors, write_checked
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import draw_bits, plot
 from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, load_run, make_config
@@ -95,10 +89,8 @@ def save_model(out: Path, model: LanguageModel, tokenizer: Any = None) -> None:
     """Save a model, and its tokenizer if it has one, for the transformers library; replace each file atomically."""
     from transformers import PreTrainedTokenizerFast
 
-    remove_parts(out)
-    part = temporary_path(out / "model")
-    part.mkdir()
-    try:
+    remove_leftovers(out, locked=True)
+    with temporary_folder(out / "model") as part:
         with system_errors():
             model.model.save_pretrained(part)
         if tokenizer is not None:
@@ -106,8 +98,6 @@ def save_model(out: Path, model: LanguageModel, tokenizer: Any = None) -> None:
             PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(part)
         for file in part.iterdir():
             replace_file(out / file.name, partial(shutil.copyfile, file))
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 FINAL_TOKENS = 2**18  # largest number of held-out tokens for the final losses

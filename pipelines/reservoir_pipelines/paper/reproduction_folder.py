@@ -1,6 +1,5 @@
 """The folder of a reproduction: one file per finished cell, one per failed cell, and the tables made from them."""
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from reservoir_cache import make_folder, open_lock, refuse_links
+from reservoir_cache import locked, make_folder, refuse_links
 
 from reservoir.errors import InputError
 from reservoir.readouts.evaluation import accuracy_interval
@@ -183,13 +182,8 @@ class ReproductionFolder:
     @contextmanager
     def lock(self, key: str, *, wait: bool) -> Iterator[bool]:
         """Lock a cell within the context; yield False if another process has locked it and ``wait`` is False."""
-        with os.fdopen(open_lock(self.path / "cells" / f".{key}.lock"), "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+        with locked(self.path / "cells" / f".{key}.lock", wait=wait) as is_held:
+            yield is_held
 
     def _numbers(self, spot: Mapping[str, Any]) -> dict[str, Any]:
         """Return mean, standard error, interval and seeds of a table position, or the reason why they are missing."""

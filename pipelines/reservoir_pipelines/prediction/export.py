@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from reservoir_cache import replace_file
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
@@ -21,7 +22,7 @@ from reservoir.pooling import RawInput, parse_column
 from reservoir.readouts.linear import LinearReadout
 from reservoir.sequence_model import Branch, PixelsModel, SequenceModel, TokensModel
 from reservoir.tasks.task import Task, Vectors
-from reservoir_pipelines.files import replace_file, writing
+from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.prediction.load import load_part, open_readout

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reservoir_cache import replace_file
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.data.tables import import_pyarrow
-from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import as_json, meter
 from reservoir_pipelines.prediction.predict import Prediction, Predictions
 
@@ -161,7 +161,7 @@ def write_predictions(out: Path, predictions: Iterable[Prediction], absent: Name
 
 
 def _write_csv(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
-    with part.open("x", newline="", encoding="utf-8") as file:
+    with part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         for number, columns in enumerate(_in_blocks(predictions, absent)):
             if "set" in columns:
@@ -175,7 +175,7 @@ def _write_csv(part: Path, predictions: Iterable[Prediction], absent: Names) -> 
 
 
 def _write_jsonl(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
-    with part.open("x", encoding="utf-8") as file:
+    with part.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(as_json(one.to_dict())) + "\n" for one in predictions)
 
 

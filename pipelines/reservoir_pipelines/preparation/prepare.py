@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import file_crc32, make_folder, new_file, path_below, publish_json, sync
+from reservoir_cache import (
+    file_crc32,
+    new_file,
+    new_folder,
+    path_below,
+    publish_json,
+    replace_file,
+)
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
@@ -22,7 +29,7 @@ from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, Tokens, check_sp
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.data.columns import FILES
 from reservoir_pipelines.data.own_data import open_source, own_name
-from reservoir_pipelines.files import cache_root, data_folder, replace_file, source_contents, temporary_path
+from reservoir_pipelines.files import cache_root, data_folder, source_contents
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
@@ -52,10 +59,14 @@ def download(task: str, *, cache: Path | None = None) -> Path:
         if not (folder / name).is_file():
             _fetch(path_below(folder, name), sha256, offered["addresses"])
         if name.endswith(".tar.gz") and not (folder / offered["unpacked"]).exists():
-            part = temporary_path(folder / "unpacked")
-            shutil.unpack_archive(folder / name, part, filter="data")
-            (part / offered["unpacked"]).rename(folder / offered["unpacked"])
-            shutil.rmtree(part)
+            with new_folder(folder / offered["unpacked"]) as unpacked:
+                shutil.unpack_archive(folder / name, unpacked, filter="data")
+                inner = (
+                    unpacked / offered["unpacked"]
+                )  # the archive holds the files in a folder of this name
+                for item in inner.iterdir():
+                    item.rename(unpacked / item.name)
+                inner.rmdir()
     return folder
 
 
@@ -193,10 +204,8 @@ def _write(
 
     ``contents`` returns the present state of the source files, which must still be ``origin``.
     """
-    make_folder(final.parent)
-    folder = temporary_path(final.parent.resolve() / "data")  # a fixed name, so that leftovers are removed
-    folder.mkdir()
-    try:
+    # Another process may prepare the same data meanwhile; its folder is as good.
+    with new_folder(final, keep_existing=True) as folder:
         sent = source
         if cluster.scheduler:  # workers run in other folders and need full paths
             named = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
@@ -222,15 +231,6 @@ def _write(
                     f"task {source.task.name!r}: the file {before['name']} changed while it was read",
                     "run the command again when it is complete",
                 )
-        try:
-            folder.rename(final)
-        except OSError:
-            if not (final / INDEX).exists():
-                raise
-            # Meanwhile another process has prepared the same data.
-        sync(final.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
@@ -251,7 +251,9 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
             split.ids is not None and split.ids.dtype.kind == "U"
         ):  # HDF5's strings of a fixed size are bytes
             arrays["ids"] = np.char.encode(split.ids, "utf-8", "surrogatepass")
-        replace_file(path, partial(_write_arrays, arrays))
+        replace_file(
+            path, partial(_write_arrays, arrays), durable=False
+        )  # the whole folder is synced at its end
         sums = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
         counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
         hashes = None if source.task.name in TASKS else _hashes(split.x, arrays["lengths"])
@@ -300,7 +302,7 @@ def _write_index(
         "source": origin,
         "warnings": [*source.notes(), *warnings],
     }
-    publish_json(folder / INDEX, index)
+    publish_json(folder / INDEX, index, durable=False)
 
 
 def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:

@@ -1,19 +1,25 @@
 """The folder of a training run: configuration, journal of the steps, checkpoints and result."""
 
-import fcntl
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TextIO, TypeVar
 
 import torch
-from reservoir_cache import make_folder, open_lock, refuse_links, sync
+from reservoir_cache import (
+    locked,
+    make_folder,
+    new_folder,
+    refuse_links,
+    remove_leftovers,
+    replace_file,
+    sync,
+)
 from torch import Tensor, nn
 
 from reservoir.errors import InputError, as_input_error
@@ -30,11 +36,8 @@ from reservoir_pipelines.files import (
     checked_line,
     file_digest,
     json_digest,
-    new_folder,
     read_checked,
     read_lines,
-    remove_parts,
-    replace_file,
     save_tensors,
     versions,
     write_checked,
@@ -59,7 +62,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         save_tensors(trained, part / TRAINED)
         save_tensors(moments, part / OPTIMIZER)
         digests = {name: file_digest(part / name) for name in (TRAINED, OPTIMIZER)}
-        write_checked(part / STATE, {**asdict(state), "digests": digests})
+        write_checked(part / STATE, {**asdict(state), "digests": digests}, durable=False)
     kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
     for old in set(folder.glob("step-*")) - kept:
         shutil.rmtree(old, ignore_errors=True)
@@ -113,6 +116,7 @@ def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
 
 FORMAT = 1
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "checkpoints"
+LOCK = "lock"
 CURVE, CONFUSION = "curve.png", "confusion.png"
 
 
@@ -185,9 +189,9 @@ class RunFolder:
     def start(self, config: Mapping[str, Any]) -> None:
         """Write the configuration, or raise `InputError` if the folder has other files or a run with other settings."""
         for folder in (self.path, self.path / CHECKPOINTS):
-            remove_parts(folder)
+            remove_leftovers(folder, locked=True)
         names = {path.name for path in self.path.iterdir()}
-        if CONFIG not in names and names - {"lock"}:
+        if CONFIG not in names and names - {LOCK}:
             raise InputError(
                 f"{self.path}: the folder contains other files", "name an empty or a new folder"
             )
@@ -254,15 +258,15 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the folder within the context."""
-        with writing(self.path, "name another folder"):
-            make_folder(self.path)
-            refuse_links(self.path / CHECKPOINTS)
-            file = os.fdopen(open_lock(self.path / "lock"), "rb")
-        with file:
-            with as_input_error(
-                f"{self.path}: another process is training this run", "wait for it, or stop it"
-            ):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as stack:
+            with writing(self.path, "name another folder"):
+                make_folder(self.path)
+                refuse_links(self.path / CHECKPOINTS)
+                is_held = stack.enter_context(locked(self.path / LOCK, wait=False))
+            if not is_held:
+                raise InputError(
+                    f"{self.path}: another process is training this run", "wait for it, or stop it"
+                )
             yield
 
 
