@@ -13,8 +13,9 @@ from typer.core import TyperCommand
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import flag_of, keyword, refuse_modules
-from reservoir_pipelines.output import Table, fact_table, print_json, print_table
+from reservoir_pipelines.output import print_json
 from reservoir_pipelines.signatures import parameter_fields
+from reservoir_pipelines.tables import Shown, print_shown, record_facts
 
 HELP = {"help_option_names": ["-h", "--help"]}  # the flags that print the help
 
@@ -51,7 +52,7 @@ class Answer:
     """Result of a command: a value for programs, tables for people, and whether the exit code is 1."""
 
     value: Any
-    tables: Sequence[Table] | None = None  # by default a table of the fields of the value
+    tables: Sequence[Shown] | None = None  # by default the fields of the value
     wrong: bool = False
 
 
@@ -108,8 +109,8 @@ def _print(answer: Answer, *, json: bool) -> None:
     if json:
         print_json(answer.value)
     else:
-        for table in [fact_table(answer.value)] if answer.tables is None else answer.tables:
-            print_table(*table)
+        for shown in [record_facts(answer.value)] if answer.tables is None else answer.tables:
+            print_shown(shown)
     if answer.wrong:
         raise typer.Exit(1)
 

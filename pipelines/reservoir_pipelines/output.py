@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, ClassVar, TextIO
 
 clock = time.monotonic
 
-Table = tuple[Any, ...]  # headings, rows and perhaps a title, as `print_table` takes them
 SECONDS = 30.0  # longest silence on stderr, in seconds, if it is not a terminal
 
 
@@ -39,6 +38,11 @@ def as_json(value: Any) -> Any:
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 
+def on_one_terminal() -> bool:
+    """Return whether a person reads both stdout and stderr, so that what is on one need not be on the other."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
 def print_json(value: Any) -> None:
     """Print one value as JSON on one line of stdout, in ASCII."""
     sys.stdout.write(json.dumps(as_json(value)) + "\n")
@@ -61,39 +65,6 @@ def _shown(char: str) -> str:
     # Zero-width joiners are part of the spelling of several languages and of emoji.
     hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in "\u200c\u200d"
     return char.encode("unicode_escape").decode("ascii") if hidden else char
-
-
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print an aligned table, never cut or wrapped, with a line above it for a title.
-
-    Columns whose heading begins with ``#`` are right-aligned; if all headings are empty, they are not
-    printed.
-    """
-    cells = [[printable(cell) for cell in row] for row in rows]
-    names = [printable(heading.removeprefix("#")) for heading in headings]
-    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    head = [names, ["-" * width for width in widths]] if any(names) else []
-    lines = [printable(title)] if title else []
-    for row in [*head, *cells]:
-        aligned = zip(row, widths, headings, strict=True)
-        shown = (c.rjust(width) if name.startswith("#") else c.ljust(width) for c, width, name in aligned)
-        lines.append("  ".join(shown).rstrip())
-    sys.stdout.write("\n".join(lines) + "\n\n")
-
-
-def fact_table(record: Any, *names: str) -> Table:
-    """Return a table of the fields of a record, or of some of them; fields without a text are left out."""
-    values = record if isinstance(record, Mapping) else vars(record)
-    texts = {name: value_text(values[name], name) for name in names or values}
-    return ("", ""), [(name.replace("_", " "), text) for name, text in texts.items() if text]
-
-
-def records_table(records: Sequence[Any], *names: str) -> Table:
-    """Return a table with one record per row, and some of the fields as columns."""
-    found = [record if isinstance(record, Mapping) else vars(record) for record in records]
-    numbers = {name for name in names if all(isinstance(each[name], int | float) for each in found)}
-    headings = [f"{'#' if name in numbers else ''}{name.replace('_', ' ')}" for name in names]
-    return headings, [[value_text(each[name], name) for name in names] for each in found]
 
 
 def value_text(value: Any, name: str = "") -> str:

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from reservoir_pipelines import ReservoirClassifier, extract, fit
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.output import as_json, meter, notify, print_json, print_table, printable
+from reservoir_pipelines.output import as_json, meter, notify, print_json, printable
 from reservoir_pipelines.preparation import prepare
+from reservoir_pipelines.tables import ResultTable, numbers, print_shown, texts
 
 from reservoir import InputError
 from tests.processes import COMMAND, Child
@@ -112,7 +113,8 @@ def test_control_characters_of_a_terminal_are_escaped():
 
 
 def test_tables_messages_and_progress_are_escaped(capsys):
-    print_table((EVIL, "#" + EVIL), [(EVIL, 1), ("[bold red]x[/]", EVIL)], EVIL)
+    rows = [(EVIL, 1), ("[bold red]x[/]", EVIL)]
+    print_shown(ResultTable((*texts(EVIL), *numbers(EVIL)), rows, EVIL))
     notify(EVIL + " [red]")
     out, error = capsys.readouterr()
     assert not hostile(out + error)

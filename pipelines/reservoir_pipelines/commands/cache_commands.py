@@ -14,7 +14,8 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import seconds_of, span
 from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import ROWS, cache_root
-from reservoir_pipelines.output import Table, fact_table, notify, records_table, size_text
+from reservoir_pipelines.output import notify, size_text
+from reservoir_pipelines.tables import Facts, record_facts, record_table
 
 Name = Annotated[
     str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")
@@ -36,28 +37,31 @@ def list_(given: dict[str, Any]) -> Answer:
     """List everything in the cache, with size and last use."""
     root = cache_root(**given)
     notify(*map(str, store.broken_entries(root)))
-    found = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
-    single = [each for each in found if [*each["rows"]] != [ROWS]]
-    if several := len(found) - len(single):
+    entries = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
+    listed = [entry for entry in entries if [*entry["rows"]] != [ROWS]]
+    if batches := len(entries) - len(listed):
         notify(
-            f"not listed: {several:,} batches of rows of the estimators; 'reservoir cache remove rows' deletes them"
+            f"not listed: {batches:,} batches of rows of the estimators; 'reservoir cache remove rows' deletes them"
         )
-    table = records_table(single, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
+    table = record_table(listed, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
     folders = [
         {"folder": str(path.relative_to(root)), "bytes": store.folder_bytes(path)} for path in _others(root)
     ]
-    return Answer(
-        found, [(*table, str(root)), *([records_table(folders, "folder", "bytes")] if folders else [])]
-    )
+    others = [record_table(folders, "folder", "bytes")] if folders else []
+    return Answer(entries, [table.titled(str(root)), *others])
 
 
 def show(entry: Name, given: dict[str, Any]) -> Answer:
     """Show everything about one entry."""
-    found = _find(entry, cache_root(**given))
-    spec, made = found.spec.to_dict(), dict(found.made_with)
-    summary = _summary(store.summarize(found)) | {"running": found.running()}
-    tables = [fact_table(summary), (*fact_table(spec), "specification"), (*fact_table(made), "made with")]
-    return Answer(summary | {"spec": spec, "made_with": made}, tables)
+    stored = _find(entry, cache_root(**given))
+    spec, made_with = stored.spec.to_dict(), dict(stored.made_with)
+    summary = _summary(store.summarize(stored)) | {"running": stored.running()}
+    tables = [
+        record_facts(summary),
+        record_facts(spec).titled("specification"),
+        record_facts(made_with).titled("made with"),
+    ]
+    return Answer(summary | {"spec": spec, "made_with": made_with}, tables)
 
 
 def verify(
@@ -74,11 +78,11 @@ def verify(
     root = cache_root(**given)
     entries = [_find(entry, root)] if entry else store.list_entries(root)
     problems = [] if entry else store.broken_entries(root)
-    problems += [problem for one in entries for problem in store.verify(one)]
-    found = [{"path": p.path, "what": p.what, "repair": p.repair} for p in problems]
-    complete: Table = ("", ""), [("complete", f"{len(entries)} entries, no damage found")]
-    table = records_table(found, "path", "what", "repair") if found else complete
-    return Answer({"entries": len(entries), "problems": found}, [table], wrong=bool(problems))
+    problems += [problem for stored in entries for problem in store.verify(stored)]
+    records = [{"path": p.path, "what": p.what, "repair": p.repair} for p in problems]
+    complete = Facts([("complete", f"{len(entries)} entries, no damage found")])
+    shown = record_table(records, "path", "what", "repair") if records else complete
+    return Answer({"entries": len(entries), "problems": records}, [shown], wrong=bool(problems))
 
 
 def repair(entry: Name, given: dict[str, Any]) -> Answer:
@@ -86,8 +90,8 @@ def repair(entry: Name, given: dict[str, Any]) -> Answer:
 
     The next extract computes them again.
     """
-    found = _find(entry, cache_root(**given))
-    return Answer({"entry": found.path, "removed": [problem.path for problem in store.repair(found)]})
+    stored = _find(entry, cache_root(**given))
+    return Answer({"entry": stored.path, "removed": [problem.path for problem in store.repair(stored)]})
 
 
 def remove(entry: Name, given: dict[str, Any]) -> Answer:
@@ -132,21 +136,23 @@ def prune(
         size = parse_bytes(keep) if keep else None
         if keep and not keep[0].isdigit():  # parse_bytes accepts -5GB, and reads GB as 1GB
             raise ValueError("it begins with no digit")
-    found = store.prunable(
+    candidates = store.prunable(
         cache_root(**given),
         older=timedelta(seconds=seconds_of(older)) if older else None,
         keep_bytes=size,
         unfinished=unfinished,
     )
-    rows = [_summary(each) for each in found]
-    paths, total = [row["entry"] for row in rows], sum(each.bytes for each in found)
-    if found and not (dry_run or yes):
+    rows = [_summary(candidate) for candidate in candidates]
+    paths = [row["entry"] for row in rows]
+    total = sum(candidate.bytes for candidate in candidates)
+    if candidates and not (dry_run or yes):
         _ask(rows, f"{len(rows)} entries, {size_text(total)}")
-    for each in [] if dry_run else found:
-        store.remove(each.entry.path)
+    for candidate in [] if dry_run else candidates:
+        store.remove(candidate.entry.path)
     key = "would_remove" if dry_run else "removed"
-    table = records_table(rows, "entry", "bytes", "used")
-    return Answer({key: paths, "bytes": total}, [(*table, f"{key.replace('_', ' ')}: {len(rows)} entries")])
+    title = f"{key.replace('_', ' ')}: {len(rows)} entries"
+    table = record_table(rows, "entry", "bytes", "used").titled(title)
+    return Answer({key: paths, "bytes": total}, [table])
 
 
 def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
@@ -162,10 +168,10 @@ def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
 
 def _others(root: Path) -> list[Path]:
     """Return the folders of prepared data, readouts, runs and so on, except folders behind symbolic links."""
-    found = [path for pattern in OTHERS for path in root.glob(pattern)]
+    folders = [path for pattern in OTHERS for path in root.glob(pattern)]
     return sorted(
         path
-        for path in found
+        for path in folders
         if path.is_dir() and path.resolve() == root.resolve() / path.relative_to(root)
     )
 
@@ -179,7 +185,7 @@ def _entries(name: str, root: Path) -> list[Path]:
     broken = [problem.path for problem in store.broken_entries(root)]
     if named := [path for path in broken if name == path.name or _same(name, path)]:
         return named[:1]
-    batches = [each.path for each in store.list_entries(root) if [*each.spec.rows] == [ROWS]]
+    batches = [entry.path for entry in store.list_entries(root) if [*entry.spec.rows] == [ROWS]]
     return batches if name == ROWS and batches else [_find(name, root).path]
 
 
@@ -189,12 +195,12 @@ def _find(name: str, root: Path) -> store.Entry:
     return find_entry(root, name)
 
 
-def _summary(each: store.EntrySummary) -> dict[str, Any]:
+def _summary(summary: store.EntrySummary) -> dict[str, Any]:
     from reservoir_pipelines.plots import layer_order
 
-    entry, spec = each.entry, each.entry.spec
-    whole = each.blocks_done == each.blocks
-    state = "complete" if whole else f"{each.blocks_done} of {each.blocks} blocks"
+    entry, spec = summary.entry, summary.entry.spec
+    whole = summary.blocks_done == summary.blocks
+    state = "complete" if whole else f"{summary.blocks_done} of {summary.blocks} blocks"
     state = "used by another command" if entry.intermediate else state
     return {
         "entry": str(entry.path),
@@ -202,12 +208,12 @@ def _summary(each: store.EntrySummary) -> dict[str, Any]:
         "task": spec.task["name"],
         "key": entry.key,
         "rows": spec.rows,
-        "columns": sorted(each.columns, key=layer_order),
-        "bytes": each.bytes,
+        "columns": sorted(summary.columns, key=layer_order),
+        "bytes": summary.bytes,
         "compute": spec.compute,
         "store": spec.store,
-        "created": each.created.isoformat(timespec="seconds"),
-        "used": each.used.isoformat(timespec="seconds"),
-        "finished": each.finished,
-        "state": f"unreadable: {each.fault}" if each.fault else state,
+        "created": summary.created.isoformat(timespec="seconds"),
+        "used": summary.used.isoformat(timespec="seconds"),
+        "finished": summary.finished,
+        "state": f"unreadable: {summary.fault}" if summary.fault else state,
     }
