@@ -41,6 +41,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2Model
 
 from reservoir.backbones import find
+from reservoir.column import Column
 from reservoir.options import ExtractOptions
 from reservoir.reservoir import choose_compute, choose_device
 
@@ -195,7 +196,7 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
         run.model.fpt.features(  # because the other programs are warm too
             torch.zeros(1, tokens, DIM, device=run.model.device),
             torch.tensor([tokens], device=run.model.device),
-            ["final/last"],
+            [Column("final", "last")],
         )
         entry, missing = run.open({})
         with speed_of(row_count(entry, missing)) as speed:

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from reservoir.column import Column
 from reservoir.features import padded_lengths, to_tokens, token_batches
 from reservoir.options import ReservoirOptions
 from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
@@ -97,7 +98,9 @@ def more(other: int, costs: list[int]) -> str:
 def measure(task: Task, x: np.ndarray, lengths: np.ndarray, backbone: str) -> None:
     """Print how long each way of batching takes; the ways take turns."""
     model = load_model(task, resolve_model(ReservoirOptions(backbone=backbone, init="random")), "cpu")
-    columns = [f"{layer}/{pooling}" for layer in model.fpt.backbone.layers for pooling in ("last", "mean")]
+    columns = [
+        Column(layer, pooling) for layer in model.fpt.backbone.layers for pooling in ("last", "mean")
+    ]
     x, lengths = to_tokens(model, None, x, lengths)
     parts = [np.arange(low, min(low + AUTHORS, len(x))) for low in range(0, len(x), AUTHORS)]
     plans = [*ways(lengths, task.max_tokens, "cpu"), [(rows, int(lengths[rows].max())) for rows in parts]]

@@ -13,7 +13,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from reservoir.backbones.recurrent import ESNConfig, LeakyUnits, LSTMCell
+from reservoir.backbones.esn import ESNConfig, LeakyUnits
+from reservoir.paper.lstm import LSTMCell
 
 WIDTH = 768
 

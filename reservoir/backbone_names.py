@@ -2,12 +2,20 @@
 
 import re
 import tomllib
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError, nearest
 
-_LISTED = tomllib.loads((Path(__file__).parent / "backbones.toml").read_text())
+TABLES = ("backbones.toml", "paper/backbones.toml")
+_LISTED = {
+    name: entry
+    for table in TABLES
+    for name, entry in tomllib.loads((Path(__file__).parent / table).read_text()).items()
+}
 
 DEFAULT_BACKBONE = "mini"  # its weights come with this package
 
@@ -22,11 +30,28 @@ SHORT: dict[str, str] = {entry["short"]: name for name, entry in _LISTED.items()
 OLD_NAMES = re.compile(r"(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
 """Names on the hub without an owner, which the first models of these families have."""
 
+GROUP = "reservoir.backbones"
+"""The group of the entry points by which other packages add families of backbones."""
+
+
+@cache
+def plugins() -> Sequence[EntryPoint]:
+    """Return the entry points of other installed packages, each with the name of a family; nothing is imported."""
+    return tuple(entry_points(group=GROUP))
+
+
+def add_name(family: str) -> None:
+    """Make the name of a family the name of a backbone with the family's default configuration."""
+    KNOWN.setdefault(family, (family, {}))
+
 
 def check_backbone_name(name: str) -> None:
     """Raise `InputError` unless a name is known, is a folder or a file, or may be a name on the hub."""
-    known = name.partition(":")[0] in KNOWN or name in SHORT
-    if not (known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
+    short_name = name.partition(":")[0]
+    is_known = (
+        short_name in KNOWN or name in SHORT or any(short_name == plugin.name for plugin in plugins())
+    )
+    if not (is_known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
         near = nearest(name, [*KNOWN, *SHORT])
         raise InputError(
             f"backbone {name!r}: neither a known name nor a folder",

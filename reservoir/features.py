@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reservoir.column import Column
 from reservoir.devices import exact_products, fetch, kind, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
-from reservoir.pooling import join_pieces, parse_column, pooled_shape, read_values
+from reservoir.pooling import find_pooling
+from reservoir.raw_input import read_values
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
 
@@ -22,12 +24,13 @@ LENGTH_STEPS = 16
 """Padded lengths between two powers of two; oneDNN keeps compiled code for each shape."""
 
 
-def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return (tokens, width) of one row of each column, such as ``block06/mean``, at a hidden width."""
+def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Column, tuple[int, int]]:
+    """Return the tokens and the width of one row of each column, at the hidden ``width`` of a model."""
     if task.each:
         return dict.fromkeys(columns, (task.readout_tokens, width))
     return {
-        c: pooled_shape(parse_column(c)[1], width, task.max_tokens, task.readout_tokens) for c in columns
+        column: find_pooling(column.pooling).shape(width, task.max_tokens, task.readout_tokens)
+        for column in columns
     }
 
 
@@ -87,7 +90,7 @@ def load(
 
 @dataclass(frozen=True)
 class Launched:
-    """Features by column that a device is computing, for rows or the pieces of texts."""
+    """Features that a device is computing, for rows or the pieces of texts, by the names that columns have on disk."""
 
     columns: Mapping[str, Tensor]
     loaded: Loaded
@@ -99,27 +102,29 @@ class Launched:
 
     def __call__(self) -> dict[str, np.ndarray]:
         """Wait for the device and return the features of rows, in which the pieces of a text are joined."""
-        found = dict(zip(self.columns, fetch(list(self.columns.values())), strict=True))
+        features = dict(zip(self.columns, fetch(list(self.columns.values())), strict=True))
         if self.loaded.owner is None:
-            return found
+            return features
+        # A text begins where a piece has another owner than the piece before.
         starts = np.flatnonzero(np.diff(self.loaded.owner, prepend=-1))
         lengths, special = self.loaded.lengths, self.loaded.special
         return {
-            column: join_pieces(parse_column(column)[1], values, lengths, starts, special)
-            for column, values in found.items()
+            name: find_pooling(Column.parse(name).pooling).join(values, lengths, starts, special)
+            for name, values in features.items()
         }
 
 
 def launch(
     model: LoadedModel,
     loaded: Loaded,
-    columns: Sequence[str],
+    names: Sequence[str],
     advance: Callable[[int], None] = lambda rows: None,
 ) -> Launched:
     """Run the model over loaded rows, inside `exact_products`, without waiting for the device.
 
-    ``advance`` gets the rows of each batch.
+    ``names`` are those of the columns in the cache; ``advance`` gets the rows of each batch.
     """
+    columns = [Column.parse(name) for name in names]
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     # A tensor for each column, because one large tensor returns its memory to the system, and new
     # memory is slow.
@@ -135,18 +140,21 @@ def launch(
         places = None if batch.places is None else put(batch.places)
         if batch.stored is not None:
             x = _cut(model, x, put(batch.stored))[:, : batch.tokens].contiguous()
-        pooled = model.fpt.features(x, lengths, list(columns))
-        for column, values in pooled.items():
-            found = values
-            if places is not None:  # zeros for the position -1
-                index = places.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2])
-                found = values.gather(1, index).masked_fill((places < 0)[:, :, None], 0.0)
-            out[column][rows, : found.shape[1]] = found
-            if found.shape[1] < out[column].shape[1]:
-                out[column][rows, found.shape[1] :] = 0
+        for column, pooled in model.fpt.features(x, lengths, columns).items():
+            values = pooled if places is None else _at(places, pooled)
+            tokens = values.shape[1]
+            out[column][rows, :tokens] = values
+            if tokens < out[column].shape[1]:
+                out[column][rows, tokens:] = 0
         if loaded.owner is None:  # pieces of texts are not rows
             advance(len(batch.rows))
-    return Launched(out, loaded)
+    return Launched({str(column): values for column, values in out.items()}, loaded)
+
+
+def _at(places: Tensor, values: Tensor) -> Tensor:
+    """Return the values (rows, labels, width) at token numbers (rows, labels); zeros for the number -1."""
+    index = places.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2])
+    return values.gather(1, index).masked_fill((places < 0)[:, :, None], 0.0)
 
 
 def forward(
@@ -154,13 +162,13 @@ def forward(
     scaling: Scaling | None,
     x: np.ndarray,
     lengths: np.ndarray,
-    columns: Sequence[str],
+    names: Sequence[str],
     batch_rows: int,
 ) -> dict[str, np.ndarray]:
-    """Return the pooled hidden states (rows, kept tokens, kept width) of stored sequences by column."""
+    """Return the pooled hidden states (rows, tokens, width) of stored sequences by the names of their columns."""
     # The result depends on these rows and the batch size alone, because rows of similar length share a batch.
     with exact_products():
-        return launch(model, load(model, scaling, x, lengths, batch_rows), columns)()
+        return launch(model, load(model, scaling, x, lengths, batch_rows), names)()
 
 
 def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:

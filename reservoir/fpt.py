@@ -1,5 +1,6 @@
 """The frozen pretrained transformer (FPT) of Lu et al. 2021, section 2.2: input layer, backbone and output."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -7,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
+from reservoir.column import Column
+from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.native import NativeInput
-from reservoir.pooling import LayerPooling, parse_column, pool
+from reservoir.pooling import Last, find_pooling
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 
@@ -104,28 +107,29 @@ class FPT(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits (batch, readout_tokens, outputs, max(classes, 1)) of right-padded sequences, float32."""
         hidden = self.backbone(self.inputs(x), lengths, self.task.readout_tokens)
-        return self.logits(pool(hidden, lengths, "last", self.task.readout_tokens))
+        return self.logits(Last().of(HiddenStates(hidden, lengths, self.task.readout_tokens)))
 
     def logits(self, pooled: Tensor) -> Tensor:
         """Return the logits of pooled hidden states (batch, readout_tokens, width), shaped as in `forward`."""
         return self.output(pooled).unflatten(-1, (self.task.outputs, max(self.task.classes, 1)))
 
     @torch.inference_mode()
-    def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
+    def features(self, x: Tensor, lengths: Tensor, columns: Sequence[Column]) -> dict[Column, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone."""
-        pooled: dict[str, Tensor] = {}
-        poolings: dict[str, list[str]] = {}
-        for layer, pooling in map(parse_column, columns):
-            poolings.setdefault(layer, []).append(pooling)
+        pooled: dict[Column, Tensor] = {}
+        of_layer: dict[str, list[Column]] = {}
+        for column in columns:
+            of_layer.setdefault(column.layer, []).append(column)
 
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # autocast would round means
                 sizes = self.task.readout_tokens, self.task.max_tokens
-                of_layer = LayerPooling(hidden, lengths, *sizes, self.inputs.special)
-                pooled.update({f"{layer}/{pooling}": of_layer(pooling) for pooling in poolings[layer]})
+                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special)
+                for column in of_layer[layer]:
+                    pooled[column] = find_pooling(column.pooling).of(states)
 
-        with self.backbone.recording({layer: partial(record, layer) for layer in poolings}):
+        with self.backbone.recording({layer: partial(record, layer) for layer in of_layer}):
             self.backbone(self.inputs(x), lengths)
         return pooled
 

@@ -14,6 +14,7 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir.option_fields import (
     Options,
+    as_group,
     as_path,
     at_least,
     dilation_list,
@@ -27,15 +28,15 @@ from reservoir.option_fields import (
     share,
     within,
 )
+from reservoir.pooling import pooling_help
 
 BY_DATA = "depends on the data; extract --dry-run prints it"
 
 
 def own_parameters(given: Mapping[str, Any]) -> str | None:
     """Check that no task parameter is one of the options, which have flags."""
-    flags = {
-        item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in ("views", "protocol")
-    }
+    of_named_tasks = {"views", *(item.name for item in fields(VariantOptions))}
+    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in of_named_tasks}
     return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
 
 
@@ -90,7 +91,15 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
         return {item.name: value for item, value in given if value != item.default}
 
 
-class TaskOptions(OwnDataOptions, panel="Data"):
+class VariantOptions(Options, panel="Data"):
+    """The variant of a named task, with its initial weights and its training."""
+
+    protocol: str | None = option(
+        None, "paper: data, random weights and training as in the authors' code.", one_of("ours", "paper")
+    )
+
+
+class TaskOptions(VariantOptions, OwnDataOptions, panel="Data"):
     """The files of a task and its parameters, or how your own files are read."""
 
     data: Path | None = path_option(
@@ -100,21 +109,13 @@ class TaskOptions(OwnDataOptions, panel="Data"):
         None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
     )
     views: int | None = option(None, "Augmented copies of each training row (cifar10).")
-    protocol: str | None = option(
-        None, "paper: data, random weights and training as in the authors' code.", one_of("ours", "paper")
-    )
 
     @property
     def given(self) -> dict[str, Any]:
         """The parameters of the task, including those that are options."""
-        named = {"views": self.views, "protocol": self.protocol}
+        named = {"views": self.views, **vars(as_group(self, VariantOptions))}
         named = {name: value for name, value in named.items() if value is not None}
         return dict(self.parameters or {}) | named | self.explicit
-
-    @property
-    def published(self) -> bool:
-        """Whether the authors' protocol is followed."""
-        return self.given.get("protocol") == "paper"
 
 
 class RowOptions(TaskOptions, panel="Data"):
@@ -258,8 +259,7 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
     )
     pool: str | Sequence[str] | None = option(
         None,
-        "Poolings over the tokens, comma-separated: last, mean, words (mean without special tokens), std, min, max, "
-        "first, cls, segmentsK, quantilesK, sharesK, gridK, tokens, all.",
+        f"Poolings over the tokens, comma-separated: {pooling_help()}.",
         shown=BY_DATA,
     )
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))

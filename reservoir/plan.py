@@ -16,16 +16,18 @@ from reservoir import devices
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import check_layers, choose_init, find, find_shape, layer_names
 from reservoir.backbones.names import SHIPPED
+from reservoir.column import Column, Columns, joined_name
 from reservoir.errors import InputError
 from reservoir.features import column_shapes
 from reservoir.inputs.native import Reader, TextReader, has_tokenizer, open_reader
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FitOptions, ModelOptions, ReservoirOptions
-from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings
+from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir, choose_compute, choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.sound import holds_samples
 from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.tasks.variants import variant_of
 from reservoir.tasks.words import UNKNOWN, are_words
 
 Names = tuple[str, ...]
@@ -34,7 +36,6 @@ Kind = Literal["named task", "labels of every token", "series", "symbols", "toke
 GIVEN, PLAIN = "given", "default"
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 
-RAW = "raw"  # name of the raw input among the columns that a readout is chosen from
 SERIES_KERNEL = 9  # values of a window of a series, as in MiniRocket
 SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
 KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
@@ -112,7 +113,7 @@ class Plan:
     native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
-    shapes: Mapping[str, tuple[int, int]]  # tokens and width of a row of each column
+    shapes: Mapping[Column, tuple[int, int]]  # tokens and width of a row of each column
     device: str
     compute: str  # precision of matrix products
     store: str  # precision on disk
@@ -120,12 +121,12 @@ class Plan:
     batch_rows: int  # rows per batch of the longest sequences
     folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
     repeats: int
-    candidates: tuple[str, ...]  # columns of which one is chosen; a+b concatenates two
+    candidates: tuple[Columns, ...]  # one is chosen; columns of a candidate are side by side
     more: str  # a note if fewer rows would have more columns; else empty
     reasons: Mapping[str, str]
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> tuple[Column, ...]:
         """The columns, layer by layer."""
         return tuple(self.shapes)
 
@@ -140,7 +141,7 @@ class Plan:
         values |= {
             name: getattr(self, name) for name in ("device", "compute", "store", "block_rows", "batch_rows")
         }
-        values |= {"select": select, "columns": list(self.candidates)}
+        values |= {"select": select, "columns": [*map(joined_name, self.candidates)]}
         return {option: {"value": value, "why": self.reasons[option]} for option, value in values.items()}
 
     def table(self) -> list[tuple[str, str, str]]:
@@ -228,10 +229,11 @@ def resolve(
     compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
     # Many shares are 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
     # these zeros, and standardisation scales the errors up to variance 1 if all training rows are 0.
-    precise = not native and kind in ("series", "symbols") and "shares" in ",".join(poolings)
+    exact = any(find_pooling(name).needs_float32 for name in poolings)
+    precise = not native and kind in ("series", "symbols") and exact
     store = "float32" if precise else "float16"
     stored = "shares near 0 need float32" if precise else "half the size of float32"
-    shapes = column_shapes(seen, shape.width, _Columns(layers, poolings).names)
+    shapes = column_shapes(seen, shape.width, _Columns(layers, poolings).columns)
     place = devices.kind(device)
     pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
     block_rows, batch_rows = rows_at_a_time(seen, reader, shapes, place, pieces)
@@ -347,14 +349,14 @@ def repeats_of(rows: int) -> int:
 
 def readout_candidates(
     task: Task,
-    available: Sequence[str],
-    widths: Mapping[str, int],
+    available: Sequence[Column],
+    widths: Mapping[Column, int],
     rows: int,
     *,
     cross_validated: bool,
     native: bool = False,
-) -> tuple[str, ...]:
-    """Return the columns among which a readout is chosen; ``a+b`` concatenates two (see `default_column`).
+) -> tuple[Columns, ...]:
+    """Return the columns, alone or side by side, among which a readout is chosen (see `default_columns`).
 
     ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
     ``native`` is True for native input and for several entries.
@@ -367,12 +369,13 @@ def readout_candidates(
     wide = 0 if many_targets else MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
     alone = single_columns(available)
     alone = [column for column in alone if widths.get(column, 0) <= wide] or alone
-    layers: dict[str, list[str]] = {}
+    singles = [(column,) for column in alone]
+    layers: dict[str, list[Column]] = {}
     for column in widths:
         if column in alone:
-            layers.setdefault(column.partition("/")[0], []).append(column)
+            layers.setdefault(column.place, []).append(column)
     joined = [
-        "+".join(of)
+        tuple(of)
         for of in layers.values()
         if len(of) > 1 and sum(widths[c] for c in of) <= MAX_JOINED_WIDTH
     ]
@@ -381,29 +384,33 @@ def readout_candidates(
     if few and len(layers) > 1 and sum(widths[column] for column in whole) <= MAX_ALL_WIDTH:
         # All columns together do best on most small data sets, and need no choice of a layer. If a row has several
         # readout tokens, columns with a sample per token are none of them, and often better.
-        together = "+".join(whole)
+        together = tuple(whole)
         first, last = ([together], []) if task.readout_tokens == 1 else ([], [together])
-        return tuple(dict.fromkeys([*first, *alone, *joined, *last]))
-    return tuple(dict.fromkeys([*alone, *joined]))
+        return tuple(dict.fromkeys([*first, *singles, *joined, *last]))
+    return tuple(dict.fromkeys([*singles, *joined]))
 
 
-def default_column(candidates: Sequence[str]) -> str | None:
+def default_columns(candidates: Sequence[Columns]) -> Columns | None:
     """Return the candidate that is chosen unless another is clearly better; None if no default is known.
 
     It is the first one, if it concatenates columns: `readout_candidates` puts columns that are known
     to do well together first.
     """
-    return candidates[0] if "+" in candidates[0] else None
+    return candidates[0] if len(candidates[0]) > 1 else None
 
 
-def single_columns(available: Sequence[str]) -> list[str]:
+def single_columns(available: Sequence[Column]) -> list[Column]:
     """Return the columns to try alone: wide columns of all tokens only if there are no others."""
-    return [column for column in available if not column.endswith("/all")] or [*available]
+    return [column for column in available if not _keeps_tokens(column)] or [*available]
 
 
-def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
+def _keeps_tokens(column: Column) -> bool:
+    return column.pooling == "all"
+
+
+def _known_columns(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
     """Return the columns known to suit the kind of a task's data; none if it is unknown."""
-    kind, given = kind_of(task), {column.partition("/")[0] for column in available}
+    kind, given = kind_of(task), {column.place for column in available}
     default = split_names(default_layers(kind)[0])
     layers = tuple(layer for layer in default if layer in given)
     # With many rows, only one layer of symbols, or the input layer of series, may have columns.
@@ -414,15 +421,15 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
         "symbols": (*SYMBOL_POOLINGS, SEGMENTS),
         "labels of every token": ("all",),
     }
-    fewer = [split_names(each) for each in FEWER_POOLINGS.get(kind, ()) if "segments" in each]
+    fewer = [names for names in map(split_names, FEWER_POOLINGS.get(kind, ())) if _by_segment(names)]
     for poolings in (most[kind], *fewer) if kind in most else ():
-        columns = [f"{layer}/{name}" for layer in layers for name in poolings if name != "tokens"]
-        values = [column for column in columns if "segments" not in column]
-        whole = [*values, *(column for column in columns if "segments" in column)]
+        columns = [Column(layer, name) for layer in layers for name in poolings if name != "tokens"]
+        values = [column for column in columns if not find_pooling(column.pooling).by_segment]
+        whole = [*values, *(column for column in columns if column not in values)]
         if {*whole} <= {*available}:
-            tokens = [f"{layer}/tokens" for layer in layers] if kind == "symbols" else []
-            tried = ("+".join(values), "+".join(whole), *tokens)
-            return tuple(c for c in dict.fromkeys(tried) if {*c.split("+")} <= {*available})
+            tokens = [(Column(layer, "tokens"),) for layer in layers] if kind == "symbols" else []
+            tried = (tuple(values), tuple(whole), *tokens)
+            return tuple(c for c in dict.fromkeys(tried) if {*c} <= {*available})
     return ()
 
 
@@ -433,7 +440,8 @@ def _resolve_reservoir(
 
     Native input is the default if the model can read the data.
     """
-    reservoir, why = resolve_model(options, published=options.published), PLAIN
+    random_inits = variant_of(options.given).random_inits
+    reservoir, why = resolve_model(options, random_inits=random_inits), PLAIN
     suited, obstacle = suits(task, reservoir), ""
     if suited and options.input is None:
         obstacle = native_obstacle(task, reservoir)
@@ -445,7 +453,7 @@ def _resolve_reservoir(
     windows = {"input": "native"} if native else default_windows(task)
     # Windows that suit one input layer may not suit another, which gets plain windows.
     if windows and options.input in (None, windows["input"]):
-        reservoir = resolve_model(options, windows, published=options.published)
+        reservoir = resolve_model(options, windows, random_inits=random_inits)
         why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
     reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
@@ -462,9 +470,12 @@ def _resolve_reservoir(
 
 
 def resolve_model(
-    options: ModelOptions, windows: Mapping[str, Any] | None = None, *, published: bool = False
+    options: ModelOptions, windows: Mapping[str, Any] | None = None, *, random_inits: Mapping[str, str] = {}
 ) -> Reservoir:
-    """Return the options of a model, all resolved; ``windows`` are the default windows for the data."""
+    """Return the options of a model, all resolved.
+
+    ``windows`` are the default windows for the data, and ``random_inits`` those of a `Variant`.
+    """
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
         if backbone is not None:
@@ -472,7 +483,7 @@ def resolve_model(
         backbone, init = str(Path(init).resolve()), "pretrained"
     name = full_name(backbone or DEFAULT_BACKBONE)
     if init is None or init.startswith("random"):
-        init = choose_init(name, init, published=published)
+        init = choose_init(name, init, random_inits=random_inits)
     given = vars(as_group(options, ReservoirOptions))
     values = {**(windows or {}), **{key: value for key, value in given.items() if value is not None}}
     values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}
@@ -541,8 +552,8 @@ class _Columns:
     poolings: Names
 
     @property
-    def names(self) -> list[str]:
-        return [f"{layer}/{pooling}" for layer in self.layers for pooling in self.poolings]
+    def columns(self) -> list[Column]:
+        return [Column(layer, pooling) for layer in self.layers for pooling in self.poolings]
 
     @property
     def has_blocks(self) -> bool:
@@ -551,7 +562,7 @@ class _Columns:
     @property
     def sorts(self) -> bool:
         """Whether a pooling sorts the values of each channel."""
-        return any(name.startswith(("quantiles", "shares")) for name in self.poolings)
+        return any(find_pooling(name).sorts for name in self.poolings)
 
 
 def _column_choices(
@@ -566,7 +577,7 @@ def _column_choices(
     fewer = [names for names in fewer if tokens or "tokens" not in names]
     by_kernels = kernels and (thin or layers == INPUT_LAYER)
     if by_kernels:  # the poolings without segments are those of the input layer
-        fewer = [names for names in fewer if "segments" in ",".join(names)]
+        fewer = [names for names in fewer if _by_segment(names)]
     choices = [default]
     for names in fewer:
         of = layers
@@ -626,9 +637,18 @@ class _Budget:
         return exceeded
 
     def _bytes(self, columns: _Columns) -> int:
-        shapes = column_shapes(self.seen, self.width, columns.names)
+        shapes = column_shapes(self.seen, self.width, columns.columns)
         values = sum(tokens * width for tokens, width in shapes.values())
-        return self.rows * values * (4 if "shares" in ",".join(columns.poolings) else 2)
+        return (
+            self.rows
+            * values
+            * (4 if any(find_pooling(name).needs_float32 for name in columns.poolings) else 2)
+        )
+
+
+def _by_segment(poolings: Sequence[str]) -> bool:
+    """Return whether one of the poolings keeps where in a sequence a value occurs."""
+    return any(find_pooling(name).by_segment for name in poolings)
 
 
 def _check_columns(
@@ -638,14 +658,17 @@ def _check_columns(
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):
         raise InputError("--pool: every token has its own label", "pass --pool all, or leave --pool out")
-    if "cls" in poolings and not (reader and reader.has_cls):
-        raise InputError("--pool cls: the sequences have no class token", "take first, last or mean")
+    needs_class_token = [name for name in poolings if find_pooling(name).needs_class_token]
+    if needs_class_token and not (reader and reader.has_cls):
+        raise InputError(
+            f"--pool {needs_class_token[0]}: the sequences have no class token", "take first, last or mean"
+        )
     if not layers or not poolings:
         raise InputError("no columns: name a layer and a pooling")
 
 
 def rows_at_a_time(
-    seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str, pieces: int
+    seen: Task, reader: Reader | None, sizes: Mapping[Column, tuple[int, int]], place: str, pieces: int
 ) -> tuple[int, int]:
     """Return the number of rows per block and per batch; a row has up to ``pieces`` pieces."""
     tokens = reader.row_tokens if reader else seen.max_tokens

@@ -1,6 +1,7 @@
 """Keyed random generators: each random decision has its own generator, the same on every machine."""
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,3 +14,10 @@ def random_key(*parts: object, size: int = 16) -> int:
 def generator(*parts: object) -> np.random.Generator:
     """Return the generator of one decision, keyed by parts such as a seed and the name of the drawn tensor."""
     return np.random.Generator(np.random.Philox(key=random_key(*parts)))
+
+
+@lru_cache(maxsize=4)
+def epoch_order(seed: int, epoch: int, rows: int, name: str = "order") -> np.ndarray:
+    """Return the numbers of ``rows`` rows, or of other things called ``name``, in the random order of an epoch."""
+    key = random_key(seed, name, epoch, size=8)
+    return np.random.Generator(np.random.Philox(key=key)).permutation(rows)

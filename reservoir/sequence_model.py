@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reservoir.column import Column
 from reservoir.features import column_shapes
 from reservoir.inputs.native import PixelReader
-from reservoir.pooling import RawInput
+from reservoir.pooling import find_pooling
+from reservoir.raw_input import RawInput
 from reservoir.readouts.linear import LinearReadout, check_width
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task
@@ -21,7 +23,7 @@ DRAWS = 4  # random replacements of hidden symbols
 class Branch(nn.Module):
     """Columns of one reservoir on the CPU: windows, input layer, blocks up to the deepest wanted layer, poolings."""
 
-    def __init__(self, model: LoadedModel, columns: Sequence[str]) -> None:
+    def __init__(self, model: LoadedModel, columns: Sequence[Column]) -> None:
         super().__init__()
         self.fpt = model.fpt
         self.fpt.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
@@ -32,14 +34,15 @@ class Branch(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return the samples (samples, width) of each column, from scaled sequences and their lengths."""
         x, lengths = self.windows.torch(x, lengths)
-        pooled, found = self.fpt.features(x, lengths, list(self.shapes)), []
+        pooled = self.fpt.features(x, lengths, list(self.shapes))
+        samples: list[Tensor] = []
         for column, (tokens, _) in self.shapes.items():
             values = pooled[column]
-            if column.endswith("/all"):  # padded to the longest sequence of the task
+            if find_pooling(column.pooling).per_token:  # padded to the longest sequence of the task
                 values = nn.functional.pad(values, (0, 0, 0, tokens - values.shape[1]))
-            per_token = 1 < tokens == self.fpt.task.readout_tokens
-            found.append(values.flatten(0, 1) if per_token else values.flatten(1))
-        return found
+            sample_per_token = 1 < tokens == self.fpt.task.readout_tokens
+            samples.append(values.flatten(0, 1) if sample_per_token else values.flatten(1))
+        return samples
 
 
 class SequenceModel(nn.Module):

@@ -166,6 +166,25 @@ OPEN_TO_THE_PAPER = {
 """What the paper's room may use of this package besides itself."""
 
 
+COUNTED_AS_IN_THE_PAPER = {"reservoir_pipelines.commands.stage_commands", "reservoir_pipelines.paper.stages"}
+"""The modules that show numbers of parameters as the paper counts them."""
+
+
+def test_the_paper_and_its_protocol_stay_in_its_rooms():
+    imports = imports_of_modules()
+    inside = {name for name in imports if name == "reservoir.paper" or name.startswith("reservoir.paper.")}
+    assert len(inside) > 5
+    users = {name for name, targets in imports.items() if targets & inside}
+    assert users - inside <= COUNTED_AS_IN_THE_PAPER
+    # Outside, only the option names the protocol.
+    named = []
+    for name, path in modules().items():
+        if name not in inside and not name.startswith(PAPER):
+            lines = path.read_text().splitlines()
+            named += [line.strip() for line in lines if "protocol" in line]  # the class `Protocol` has a capital
+    assert named == ["protocol: str | None = option("]
+
+
 def test_the_rooms_of_the_paper_use_public_parts_and_serve_the_commands_alone():
     imports = imports_of_modules()
     inside = {name for name in imports if name == PAPER or name.startswith(f"{PAPER}.")}

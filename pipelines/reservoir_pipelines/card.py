@@ -1,17 +1,25 @@
 """The model card of a backbone: its shape, its parameters by group, and the spread of its weights."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from reservoir_cache import path_below
 
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.plan import resolve_model
+from reservoir.tasks.variants import variant_of
 from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import as_json
 from reservoir_pipelines.plots import plot_deviations
+
+if TYPE_CHECKING:
+    from reservoir.backbones import Backbone
+    from reservoir.tasks.task import Task
+
+    Count = Callable[[Backbone, Task], dict[str, int] | None]
 
 
 def card(
@@ -21,32 +29,37 @@ def card(
     root: CacheOptions,
     result: OutOptions,
     task: str | None = None,
+    *,
+    counts: Mapping[str, "Count"] = {},
 ) -> dict[str, Any]:
-    """Describe a backbone, plot the spread of its weights, and count the parameters that a task trains."""
+    """Describe a backbone, plot the spread of its weights, and count the parameters that a task trains.
+
+    ``counts`` has further ways to count these parameters, each by the name of its result.
+    """
     from reservoir.backbones import describe_weights, load_backbone
     from reservoir.backbones.backbone import (
         deviations,
         group_counts,
-        paper_counts,
         trained_counts,
         whole_count,
     )
     from reservoir_pipelines.data.own_data import open_source
 
-    settings = resolve_model(replace(model, backbone=name), published=source.published)
+    random_inits = variant_of(source.given, name).random_inits
+    settings = resolve_model(replace(model, backbone=name), random_inits=random_inits)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
     described = open_source(task, data=data_folder(source.data), **source.given).task if task else None
     if described:
         backbone.check_length(described.max_tokens, f"task {described.name!r}: ")
     plot = result.out or path_below(cache_root(root.cache), "backbones") / f"{settings.title}.png"
     plot.parent.mkdir(parents=True, exist_ok=True)
+    # The spread of each kind of tensor, by block; and its mean over the blocks.
     spread = deviations(backbone)
-    means = {kind: float(np.nanmean(values)) for kind, values in spread.items()}
-    weights, biases = (
-        [m for kind, m in means.items() if ("bias" in kind) == bias] for bias in (False, True)
-    )
+    means = {kind: float(np.nanmean(by_block)) for kind, by_block in spread.items()}
+    weights = [mean for kind, mean in means.items() if "bias" not in kind]
+    biases = [mean for kind, mean in means.items() if "bias" in kind]
     whole = whole_count(backbone)
-    found = {
+    values = {
         "name": name,
         "family": backbone.family.name,
         "init": settings.init,
@@ -60,19 +73,16 @@ def card(
         "whole": whole,  # parameters of the whole model, its token embeddings included
         "task": described.name if described else None,
         "trained": described and trained_counts(backbone, described),  # parameters that an FPT trains
-        # the same, counted as in the paper; GPT-2 only
-        "paper": described and paper_counts(backbone, described),
-        "deviations": as_json({kind: values.tolist() for kind, values in spread.items()}),
+        **{name: described and count(backbone, described) for name, count in counts.items()},
+        "deviations": as_json({kind: by_block.tolist() for kind, by_block in spread.items()}),
         # mean over blocks, then over kinds of weights
         "weight_deviation": fmean(weights) if weights else None,
         "bias_deviation": fmean(biases) if biases else None,
         "plot": plot,
     }
-    plot_deviations(plot, found["deviations"], title=f"{name}, {settings.init}")
-    for counted in ("trained", "paper"):
-        if counts := found[counted]:
-            found |= {
-                f"{counted}_total": sum(counts.values()),
-                f"{counted}_share": sum(counts.values()) / whole,
-            }
-    return found
+    plot_deviations(plot, values["deviations"], title=f"{name}, {settings.init}")
+    for counted in ("trained", *counts):
+        if values[counted]:
+            total = sum(values[counted].values())
+            values |= {f"{counted}_total": total, f"{counted}_share": total / whole}
+    return values

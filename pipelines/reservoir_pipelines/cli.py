@@ -31,7 +31,7 @@ caches = typer.Typer(
 )
 
 # Each command with its groups of options; a public function has its own.
-_DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protocol")
+_DATA = (opt.TaskOptions, "data")
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
 command(app, stages.tasks, _DATA, opt.CacheOptions)
 command(app, doctor.doctor, _DATA, opt.CacheOptions)
@@ -53,7 +53,7 @@ command(app, api.compare, show=stages.comparison_answer)
 command(app, stages.predict, opt.PredictOptions)
 command(app, api.explain, show=stages.explanation_answer)
 command(app, api.export, show=stages.export_answer)
-command(app, stages.backbone, _MODEL, _PROTOCOL, opt.OutOptions, opt.CacheOptions)
+command(app, stages.backbone, _MODEL, _DATA, opt.VariantOptions, opt.OutOptions, opt.CacheOptions)
 command(app, api.attention)
 command(app, api.train, show=stages.training_answer)
 command(app, api.pretrain)

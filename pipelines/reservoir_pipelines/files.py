@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 IMPORTED = "imported"
 """Family, init and input of an entry of imported features, and the default name of their layer."""
 
-ROWS = "rows"
-"""Task and split of the entries that the estimators write, one entry for each batch of rows."""
-
 
 def cache_root(cache: Path | None = None) -> Path:
     """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from reservoir_cache import replace_file
 
+from reservoir.column import entry_of, parse_columns, place_of, single_column
 from reservoir.errors import InputError
 from reservoir_pipelines.output import is_share, notify, printable
 
@@ -204,7 +205,8 @@ def draw_layers(axes: Axes, sweep: ScoreGrid, raw: float | None, metric: str) ->
     """
     factor, unit = in_unit(metric)
     tops = dict(zip(sweep.columns, factor * np.nanmax(sweep.scores, axis=1), strict=True))
-    places = {name.partition("/")[::2]: name for name in tops if "/" in name and "+" not in name}
+    singles = {name: single_column(name) for name in tops}
+    places = {(column.place, column.pooling): name for name, column in singles.items() if column}
     places = places or {(name, "concatenated"): name for name in tops}
     names = _with_gaps(sorted({layer for layer, _ in places}, key=layer_order))
     for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in places), strict=False):
@@ -322,15 +324,16 @@ def shorten_all(names: Sequence[str]) -> list[str]:
 def _with_gaps(layers: Sequence[str]) -> list[str]:
     """Return sorted layers with an empty name between entries, which leaves a gap in the lines."""
     names: list[str] = []
-    for _, group in itertools.groupby(layers, lambda layer: layer.rpartition(":")[0]):
+    for _, group in itertools.groupby(layers, entry_of):
         names += ["", *group]
     return names[1:]
 
 
 def layer_order(column: str) -> tuple[str, int, str]:
     """Return the sort key of a layer or column: by entry, then in the order in which the model computes the layers."""
-    entry, _, name = column.rpartition(":")
-    return entry, {"embed": 0, "final": 2}.get(name.partition("/")[0], 1), name
+    place = place_of(parse_columns(column)[0])
+    layer = place.rpartition(":")[2]
+    return entry_of(place), {"embed": 0, "final": 2}.get(layer, 1), column
 
 
 def _name_ticks(axis: Axis, names: Sequence[str], rotation: float = 0, most: int = MAX_TICKS) -> None:

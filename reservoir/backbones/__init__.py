@@ -4,13 +4,14 @@
   folder or hub name.
 * `published.py`: bert, esm, t5, vit, dinov2, wav2vec2, hubert, llama and their relatives, built by
   transformers.
-* `recurrent.py`: the LSTM of Lu et al. 2021 with 3 or 12 layers, their LSTM*, and echo state networks.
-* `linformer.py` and `convolutional.py`: models that Lu et al. 2021 compare with.
+* `esn.py`: echo state networks.
+* `registry.py`: these families, those of `reservoir.paper`, and those of other packages.
 """
 
 from reservoir.backbones.backbone import Backbone, attention_maps, check_layers, layer_names
 from reservoir.backbones.family import GROUPS
-from reservoir.backbones.names import FAMILIES, choose_init, find, find_shape
+from reservoir.backbones.names import choose_init, find, find_shape
+from reservoir.backbones.registry import families, register
 from reservoir.backbones.weights import (
     content_digest,
     describe_weights,
@@ -19,14 +20,20 @@ from reservoir.backbones.weights import (
     weights_digest,
 )
 
-__all__ = ["FAMILIES", "GROUPS", "Backbone", "attention_maps", "check_layers", "choose_init"]
-__all__ += [
+__all__ = [
+    "GROUPS",
+    "Backbone",
+    "attention_maps",
+    "check_layers",
+    "choose_init",
     "content_digest",
     "describe_weights",
+    "families",
     "find",
     "find_shape",
     "layer_names",
     "load_backbone",
     "load_native",
+    "register",
+    "weights_digest",
 ]
-__all__ += ["weights_digest"]

@@ -276,19 +276,6 @@ def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
     }
 
 
-def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
-    """Return `trained_counts` as Lu et al. 2021 count them, without output bias and last norm; None if not GPT-2."""
-    if backbone.family.name != "gpt2":
-        return None
-    width = backbone.width
-    counts = trained_counts(backbone, task)
-    counts["output"] -= task.outputs * max(task.classes, 1)
-    counts["layernorm"] = 4 * width * backbone.depth
-    if task.name == "cifar10":  # counted with 16 values per token, not the 48 of a patch
-        counts["input"] = (16 + 1) * width
-    return counts
-
-
 def deviations(backbone: Backbone) -> dict[str, np.ndarray]:
     """Return the standard deviation of each tensor by block, (depth,), NaN if absent (Lu et al. 2021, Figure 6)."""
     spread: dict[str, np.ndarray] = {}

@@ -56,10 +56,13 @@ class SkipInitialisation(TorchFunctionMode):
         if getattr(func, "__name__", "") not in ("normal_", "uniform_", "kaiming_uniform_"):
             return func(*args, **kwargs)
         tensor = args[0] if args else kwargs["tensor"]
-        # The functions of `torch.nn.init` (Python functions) are skipped. A tensor's own methods set
-        # zeros, because torch calls them to draw a truncated normal, and repeats the draw until all
-        # values, as zeros, are in bounds.
-        return tensor if isinstance(func, FunctionType) else tensor.zero_()
+        # The functions of `torch.nn.init` (Python functions) are skipped for matrices. Biases become zeros, because
+        # a family's draw may leave them as they are. A tensor's own methods set zeros, because torch calls them to
+        # draw a truncated normal, and repeats the draw until all values, as zeros, are in bounds.
+        if isinstance(func, FunctionType) and tensor.dim() > 1:
+            return tensor
+        with torch.no_grad():
+            return tensor.zero_()
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,9 @@ class Family:
 
     name: str  # the `model_type` of its configurations
     loader: HubLoader | FolderLoader
+    # Builds a configuration from its settings, for families whose models are not those of transformers.
+    config: Callable[..., Any] | None = None
+    pretrained: bool = True  # whether pretrained weights are published
     shape: Callable[[Any], Shape]  # returns the shape of a configuration
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1
     # at real tokens and None if no token is padding

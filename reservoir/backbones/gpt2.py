@@ -257,6 +257,7 @@ def _draw(
 GPT2 = Family(
     name="gpt2",
     loader=GPT2Loader(GPT2Model),
+    config=read_config,
     shape=lambda config: Shape(config.n_layer, config.n_embd, config.n_positions, causal=True),
     run=run_unmasked,
     blocks="h",

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,24 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from reservoir.backbone_names import KNOWN, SHORT, check_backbone_name
-from reservoir.backbones import convolutional, gpt2, linformer, published, recurrent
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
+from reservoir.backbones.registry import families
 from reservoir.errors import InputError, as_input_error, first_line, nearest
-
-_UNPUBLISHED = (recurrent.LSTM, recurrent.ESN, linformer.LINFORMER, convolutional.CNN)
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in (gpt2.GPT2, *published.FAMILIES, *_UNPUBLISHED)
-}
-"""Every family by the ``model_type`` of its configurations."""
-
-# Families that this package builds itself: their configurations are not those of transformers.
-CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {
-    "gpt2": gpt2.read_config,
-    "lstm": recurrent.LSTMConfig,
-    "esn": recurrent.ESNConfig,
-    "linformer": linformer.LinformerConfig,
-    "cnn": convolutional.CNNConfig,
-}
 
 MAX_BLOCKS = 1000
 """Largest number of blocks, more than any model has; counting the parameters takes milliseconds per block."""
@@ -42,9 +27,10 @@ def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
     ``name`` is a key of `KNOWN`, optionally with settings of its configuration, as in
     ``esn:units=500,sr=1.1``; a folder with a ``config.json``; a GGUF file; or a hub name.
     """
-    known, _, settings = name.partition(":")
-    if known in KNOWN:
-        config = _make(*KNOWN[known])
+    families()  # of other packages, too: their names are in `KNOWN` only then
+    known_name, _, settings = name.partition(":")
+    if known_name in KNOWN:
+        config = _make(*KNOWN[known_name])
         config = _altered(name, config, settings) if settings else config
     else:
         config = _from_gguf(name) if is_gguf(name) else _from_folder(name)
@@ -64,22 +50,25 @@ def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
 
 def may_have_weights(name: str) -> bool:
     """Return whether weights may be published: not for altered settings, and not for some families."""
-    known, colon, _ = name.partition(":")
-    return known not in KNOWN or not (colon or FAMILIES[KNOWN[known][0]] in _UNPUBLISHED)
+    known_name, colon, _ = name.partition(":")
+    if known_name not in KNOWN:
+        return True
+    family_name, _ = KNOWN[known_name]
+    return not colon and families()[family_name].pretrained
 
 
-def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
+def choose_init(name: str, init: str | None, *, random_inits: Mapping[str, str] = {}) -> str:
     """Return the init with the default, ``random`` and ``random-scaled`` resolved.
 
     The default is ``random`` for families without published weights and for altered settings, else
-    ``pretrained``. ``random-scaled`` is the initialisation of the family, and so is ``random``,
-    except with ``published``: then GPT-2 gets that of the paper's library, transformers 4.1.1, which
-    is ``random-flat``.
+    ``pretrained``. ``random-scaled`` is the initialisation of the family, and so is ``random``, except
+    for the families in ``random_inits``, which has another init for each.
     """
     if init is None:
         init = "pretrained" if may_have_weights(name) else "random"
-    if init == "random" and published and find(name)[0] is gpt2.GPT2:
-        return "random-flat"
+    if init == "random" and random_inits:
+        family, _ = find(name)
+        return random_inits.get(family.name, init)
     return "random" if init == "random-scaled" else init
 
 
@@ -124,15 +113,17 @@ def folder_of(name: str, *files: str) -> Path:
         ) from error
 
 
-def _make(model_type: str, settings: dict[str, Any]) -> Any:
-    if model_type in CONFIGS_BUILT_HERE:
-        return CONFIGS_BUILT_HERE[model_type](**settings)
+def _make(family: str, settings: Mapping[str, Any]) -> Any:
+    """Return the configuration of a family with some settings."""
+    if build := families()[family].config:
+        return build(**settings)
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(model_type, **settings)
+    return AutoConfig.for_model(family, **settings)
 
 
 def _altered(name: str, config: Any, settings: str) -> Any:
+    """Return a configuration with settings such as ``units=500,sr=1.1`` changed."""
     values = config.to_dict()
     for setting in settings.split(","):
         key, equals, text = setting.partition("=")
@@ -155,7 +146,6 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         shape = family.shape(config)
     sizes = {"blocks": shape.depth, "width": shape.width, "positions": shape.max_tokens}
     sizes["attention heads"] = getattr(config, "num_attention_heads", getattr(config, "n_head", None))
-    sizes |= {name: getattr(config, name, None) for name in ("heads", "rank")}
     for what, size in sizes.items():
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(
@@ -174,8 +164,8 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         )
     # For other attention functions and for quantised weights, transformers may download compiled code and run it.
     attention, quantised = attention_name(config), getattr(config, "quantization_config", None)
-    asks = quantised or attention not in ("", "None", "sdpa", "eager")
-    if asks and config.model_type not in CONFIGS_BUILT_HERE:
+    needs_code = quantised or attention not in ("", "None", "sdpa", "eager")
+    if needs_code and family.config is None:
         raise InputError(
             f"backbone {name!r}: its config.json asks for code, for attention or quantised weights",
             "remove attn_implementation, or choose weights that are not quantised",
@@ -194,10 +184,10 @@ def _from_folder(name: str) -> Any:
         model_type = values["model_type"]
         if (values.get("num_labels") or 0) > 10**6:  # transformers makes a name for each, in memory
             raise ValueError("num_labels is more than a million")
-    _family_of(name, model_type)
+    family = _family_of(name, model_type)
     with as_input_error(f"backbone {name!r}: its config.json is not valid", "change a setting"):
-        if model_type in CONFIGS_BUILT_HERE:
-            return CONFIGS_BUILT_HERE[model_type](**values)
+        if family.config is not None:
+            return family.config(**values)
         from transformers import AutoConfig
 
         silence_transformers()
@@ -211,13 +201,14 @@ def _from_gguf(name: str) -> Any:
     with as_input_error(problem, "give an intact GGUF file"), pretrained_files(name) as (empty, gguf):
         config = AutoConfig.from_pretrained(empty, **gguf)
         vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
-        ours = CONFIGS_BUILT_HERE.get(config.model_type)
-        return ours(**config.to_dict()) if ours else config
+        build = _family_of(name, config.model_type).config
+        return build(**config.to_dict()) if build else config
 
 
 def _family_of(name: str, model_type: object) -> Family:
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    known = families()
+    if not isinstance(model_type, str) or model_type not in known:
         raise InputError(
-            f"backbone {name!r}: family {model_type!r} is not known", f"use one of {', '.join(FAMILIES)}"
+            f"backbone {name!r}: family {model_type!r} is not known", f"use one of {', '.join(known)}"
         )
-    return FAMILIES[model_type]
+    return known[model_type]

@@ -51,13 +51,9 @@ def check_sample_weights(sample_weight: npt.ArrayLike | None, x: np.ndarray) -> 
     return weights
 
 
-def drop_weightless(
-    x: np.ndarray, y: np.ndarray, fold: np.ndarray, weights: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """Return the samples whose weight is not 0, with their folds (n, repeats) renumbered from 0."""
-    counts = weights > 0
-    numbered = [np.unique(repeat, return_inverse=True)[1] for repeat in fold[counts].T]
-    return x[counts], y[counts], np.stack(numbered, axis=1), weights[counts]
+def renumbered(fold: np.ndarray) -> np.ndarray:
+    """Return fold numbers (n, repeats) from 0 without gaps, for samples of which some were left out."""
+    return np.stack([np.unique(repeat, return_inverse=True)[1] for repeat in fold.T], axis=1)
 
 
 def fold_numbers(

@@ -17,6 +17,7 @@ from reservoir.tasks.listops import ListOps
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
+from reservoir.tasks.variants import variant_of, variants
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,7 +35,7 @@ __all__ = [
     "check_split",
 ]
 __all__ += ["check_parameter", "images_of", "shows_images"]
-__all__ += ["task_named", "valid_is_test"]
+__all__ += ["named_source", "source_of", "task_named"]
 
 # Dataclasses of ``data`` (the folder of the files) and the task's parameters.
 TASKS: dict[str, type[Any]] = {
@@ -49,28 +50,42 @@ TASKS: dict[str, type[Any]] = {
     "homology": Homology,
 }
 
-PROTOCOLS = ("ours", "paper")  # "paper" repeats the authors' code, with its mistakes; "ours" corrects them
-
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
     """Return the source of a named task; ``data`` is the folder of its files, ``parameters`` are its own."""
     if name not in TASKS:
         raise InputError(f"no task {name!r}", f"give one of {', '.join(TASKS)}{nearest(name, TASKS)}")
-    if parameters.get("protocol", "ours") not in PROTOCOLS:
-        raise InputError(f"{name}: protocol is {parameters['protocol']!r}", "give ours or paper")
-    defaults = {item.name: item.default for item in fields(TASKS[name]) if item.name != "data"}
-    # every named task accepts a protocol, but these data do not depend on it
-    if "protocol" not in defaults:
-        parameters.pop("protocol", None)
+    kind, parameters = _variant_source(name, parameters)
+    defaults = {item.name: item.default for item in fields(kind) if item.name != "data"}
     for parameter, value in parameters.items():
         check_parameter(name, parameter, defaults)
         default = defaults[parameter]
-        kind = {str: str, float: (int, float)}.get(type(default), int)
+        expected = {str: str, float: (int, float)}.get(type(default), int)
         # Whole numbers may be 0 only if this is the default.
-        fits = isinstance(value, kind) and (kind is not int or value >= bool(default))
+        fits = isinstance(value, expected) and (expected is not int or value >= bool(default))
         if not fits and value != default:
             raise InputError(f"{name}: {parameter} is {value!r}", f"give a value like {default}")
-    return TASKS[name](data=data, **parameters)
+    return kind(data=data, **parameters)
+
+
+def named_source(task: Task) -> Any:
+    """Return the source of a named task from its description, without a folder of data."""
+    kind, parameters = _variant_source(task.name, task.parameters)
+    return kind(**parameters)
+
+
+def source_of(task: Task) -> Source:
+    """Return the source of a named task as `named_source` does; of other tasks one without rows."""
+    return named_source(task) if task.name in TASKS else Source()
+
+
+def _variant_source(name: str, parameters: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
+    """Return the class of a task's source in the variant that its parameters choose, and its parameters."""
+    kind = variant_of(parameters, name).sources.get(name, TASKS[name])
+    # Every named task has all variants; the sources whose data do not depend on them do not take the parameter.
+    chooses = variants().parameter
+    takes_it = any(item.name == chooses for item in fields(kind))
+    return kind, {item: value for item, value in parameters.items() if takes_it or item != chooses}
 
 
 def check_parameter(task: str, parameter: str, names: Iterable[str]) -> None:
@@ -78,12 +93,6 @@ def check_parameter(task: str, parameter: str, names: Iterable[str]) -> None:
     if parameter not in (names := [*names]):
         remedy = f"it has {', '.join(names)}{nearest(parameter, names)}"
         raise InputError(f"task {task!r} has no parameter {parameter!r}", remedy)
-
-
-def valid_is_test(name: str, parameters: Mapping[str, Any]) -> bool:
-    """Return whether the test rows of a task are its validation rows, so that nothing may be chosen by these."""
-    follows_paper = parameters.get("protocol") == "paper"
-    return follows_paper and name in TASKS and TASKS[name].paper_valid_is_test
 
 
 def shows_images(task: Task) -> bool:
@@ -98,5 +107,5 @@ def images_of(task: Task, x: np.ndarray) -> Iterator["Image"]:
         return
     from PIL import Image
 
-    for image in TASKS[task.name](**task.parameters).images(x):
+    for image in named_source(task).images(x):
         yield Image.fromarray(np.repeat(image, 3 // image.shape[2], axis=2))

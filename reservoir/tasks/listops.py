@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
 import numpy as np
 
@@ -123,6 +124,9 @@ def _grow(
 PIECE_ROWS = 4096
 MAX_LINE = 2**20  # letters of a line that are read; the longest of Long Range Arena have about 20,000
 ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
+MAX_FRUITLESS = (
+    100  # draws of `ROOTS` trees without a new expression, after which there are hardly any others
+)
 # symbols of expressions that are not compared: a million rows have equal ones with probability 1e-10
 NEVER_TWICE = 64
 
@@ -138,20 +142,13 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 
 @dataclass(frozen=True, kw_only=True)
 class ListOps(Source):
-    """Evaluate expressions of Long Range Arena's files if the data folder has them, else generated ones; ten classes.
-
-    ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost, generated
-    expressions have 500 to 2,000 symbols, padding counts as input (the last position is read), and
-    the test split is the validation split, so that `train` scores its last step there and chooses none.
-    """
+    """Evaluate expressions, of Long Range Arena's files if the data folder has them, else generated; ten classes."""
 
     data: Path | None = None
     source: str = "auto"  # auto, files or generated
-    protocol: str = "ours"  # ours or paper
-    max_tokens: int = 512  # sequences of the files, and of the paper's protocol, are cut to this length
-    # symbols of a generated expression; default 100, or 500 in the paper's protocol
-    min_length: int | None = None
-    max_length: int | None = None  # default 512, or 2,000 in the paper's protocol
+    max_tokens: int = 512  # sequences of the files are cut to this length
+    min_length: int | None = None  # symbols of a generated expression; the defaults are `default_lengths`
+    max_length: int | None = None
     train_rows: int = 96_000  # as many as Long Range Arena has
     valid_rows: int = 2000
     test_rows: int = 2000
@@ -160,7 +157,12 @@ class ListOps(Source):
     seed: int = 0  # seed of the generated rows, which are all different
 
     raw = "texts like '[MAX 2 3 ]', or "
-    paper_valid_is_test = True
+    vocabulary: ClassVar[int] = CLOSE + 1
+    default_lengths: ClassVar[tuple[int, int]] = (100, 512)
+    splits: ClassVar[tuple[str, ...]] = SPLITS
+    refuses_long_texts: ClassVar[bool] = (
+        True  # whether `encode` refuses texts of more than ``max_tokens`` symbols
+    )
 
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
@@ -172,18 +174,16 @@ class ListOps(Source):
     def task(self) -> Task:
         """The description of the task."""
         parameters = {"source": "files" if self._from_files else "generated"}
-        if self._from_files or self._paper:
+        if self._is_cut:
             parameters |= {"max_tokens": self.max_tokens}
-        if self._paper:
-            parameters |= {"protocol": "paper"}
         if not self._from_files:
             names = ("train_rows", "valid_rows", "test_rows", "depth", "arguments", "seed")
             parameters |= {name: getattr(self, name) for name in names}
             parameters |= zip(("min_length", "max_length"), self._lengths, strict=True)
         return Task(
             name="listops",
-            form=Tokens(CLOSE if self._paper else CLOSE + 1),
-            max_tokens=self.max_tokens if self._from_files or self._paper else self._lengths[1],
+            form=Tokens(self.vocabulary),
+            max_tokens=self.max_tokens if self._is_cut else self._lengths[1],
             classes=10,
             parameters=parameters,
         )
@@ -214,32 +214,34 @@ class ListOps(Source):
         if piece.part == "all":
             parts = np.repeat([*self._rows], [*self._rows.values()])
             splits = {name: rows.take(parts == name) for name in self._rows}
-        return splits | ({"test": splits["valid"]} if self._paper and "valid" in splits else {})
+        return splits
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
         if x.dtype.kind == "U" and x.ndim == 1:
-            most = None if self._paper else self.task.max_tokens
+            most = self.task.max_tokens if self.refuses_long_texts else None
             return self._pad(read_texts(x.tolist(), lambda text: parse(text)[0], most))[:2]
         return super().encode(x, lengths)
 
     @property
     def endless(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether more training rows than are prepared can be generated."""
-        return not self._from_files and not self._paper and self._lengths[0] >= NEVER_TWICE
+        return not self._from_files and self._lengths[0] >= NEVER_TWICE
 
     @property
-    def _paper(self) -> bool:
-        return self.protocol == "paper"
+    def _is_cut(self) -> bool:
+        """Whether expressions of more than ``max_tokens`` symbols are cut; else none is that long."""
+        return self._from_files
 
     @property
     def _lengths(self) -> tuple[int, int]:
-        shortest, longest = (500, 2000) if self._paper else (100, 512)
+        """Number of symbols of the shortest and of the longest generated expression."""
+        shortest, longest = self.default_lengths
         return self.min_length or shortest, self.max_length or longest
 
     @property
     def _rows(self) -> dict[str, int]:
-        return {split: getattr(self, f"{split}_rows") for split in (SPLITS[:2] if self._paper else SPLITS)}
+        return {split: getattr(self, f"{split}_rows") for split in self.splits}
 
     @cached_property
     def _from_files(self) -> bool:
@@ -254,27 +256,28 @@ class ListOps(Source):
 
     def _pad(self, expressions: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, int]:
         """Return expressions as cut and padded rows, their lengths, and the number of rows that were cut."""
-        if self._paper:
-            expressions = [symbols.replace(bytes([CLOSE]), b"") for symbols in expressions]
         width = self.task.max_tokens
         x, lengths = padded(expressions, width)
-        real = np.full_like(lengths, width) if self._paper else np.minimum(lengths, width)
-        return x, real, int((lengths > width).sum())
+        return x, np.minimum(lengths, width), int((lengths > width).sum())
 
     def _distinct(self, draw: np.random.Generator, rows: int) -> list[bytes]:
         """Return ``rows`` different expressions."""
-        found: dict[bytes, None] = {}
-        fruitless = 0
-        while len(found) < rows and fruitless < 100:
-            before = len(found)
-            found |= dict.fromkeys(
+        expressions: dict[bytes, None] = {}  # a set in the order in which they were drawn
+        fruitless = 0  # draws in a row that gave no new expression
+        while len(expressions) < rows and fruitless < MAX_FRUITLESS:
+            before = len(expressions)
+            expressions |= dict.fromkeys(
                 random_expressions(draw, ROOTS, self.depth, self.arguments, *self._lengths)
             )
-            fruitless = 0 if len(found) > before else fruitless + 1
-        if len(found) < rows:
-            start = f"listops: found {len(found)} different expressions of {self._lengths[0]} to {self._lengths[1]}"
-            raise InputError(f"{start} symbols, not {rows}", "allow other lengths or ask for fewer rows")
-        return list(found)[:rows]
+            fruitless = 0 if len(expressions) > before else fruitless + 1
+        if len(expressions) < rows:
+            shortest, longest = self._lengths
+            number = f"{len(expressions)} different expressions of {shortest} to {longest} symbols"
+            raise InputError(
+                f"listops: the generator gave {number}, not {rows}",
+                "allow other lengths or ask for fewer rows",
+            )
+        return list(expressions)[:rows]
 
     def _read_file(self, split: str) -> tuple[list[bytes], list[int]]:
         """Return the expressions of a file and their values."""

@@ -1,6 +1,7 @@
 """Sources of the rows of a task: files or a generator, read in pieces that do not depend on each other."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +21,21 @@ class Piece(NamedTuple):
     view: int = 0  # 0 for the rows as they are, k for their k-th augmented view
 
 
+@dataclass(frozen=True)
+class NoSelection:
+    """Why nothing may be chosen by the validation rows of a task, and what to do instead."""
+
+    reason: str
+    remedy: str
+
+
 class Source:
     """Rows of a task, read in pieces by any number of processes; it holds settings and paths, never arrays or files."""
 
     raw = ""  # the form of inputs that are no sequences yet, for messages
     endless = False  # whether more training rows than are prepared can be generated
-    augments = False  # whether the paper's training augments the images at every step
-    paper_valid_is_test = False  # whether test is the validation split under the paper's protocol
+    augments = False  # whether `train` augments the images at every step
+    no_selection: NoSelection | None = None  # why the validation rows may choose nothing, if they may not
 
     @property
     def task(self) -> Task:
@@ -71,6 +80,14 @@ class Source:
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one augmented view of stored sequences with these row numbers."""
         raise NotImplementedError
+
+    def training_rows(self, _split: Split, _seed: int, _batch: int) -> Callable[[np.ndarray], Split] | None:
+        """Return how `train` draws the stored rows of a split, by their positions in an endless sequence.
+
+        None stands for the usual way: in each epoch all rows in another order. ``_batch`` is the number
+        of rows of a batch.
+        """
+        return None
 
     def notes(self) -> list[str]:
         """Return notes on how the data was read, one line each."""

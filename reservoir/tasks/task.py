@@ -40,7 +40,7 @@ class Task:
     classes: int  # per output; 0 for regression
     readout_tokens: int = 1  # number of tokens, the last real ones, that have a label
     outputs: int = 1  # per readout token, each with ``classes`` classes (or one real value)
-    # Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
+    # Everything that chooses the rows, such as seeds and sizes; part of the cache key.
     parameters: Mapping[str, Any] = field(default_factory=dict)
     # names of the classes, in order, if the class numbers are not the names
     labels: tuple[str | int | bool, ...] = ()

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from reservoir.features import to_tokens
-from reservoir.random import random_key
+from reservoir.random import epoch_order
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.proteins import similar_lengths
 from reservoir.tasks.task import Scaling, Split
 
 Rows = Callable[[np.ndarray], Split]  # argument: positions (n,) in an endless sequence of rows
@@ -48,58 +46,16 @@ class StoredRows:
     def __call__(self, numbers: np.ndarray) -> Split:
         """Return the rows at some positions; position n is in epoch ``n // rows``."""
         epochs, places = np.divmod(numbers, len(self.split))
-        rows, inside = np.empty_like(numbers), {int(epoch): epochs == epoch for epoch in np.unique(epochs)}
-        for epoch, which in inside.items():
-            rows[which] = _order(self.seed, epoch, len(self.split))[places[which]]
-        found = Split(x=self.split.x[rows], y=self.split.y[rows], lengths=self.split.lengths[rows])
+        # For each epoch, which of the positions are in it: a batch may span two epochs.
+        in_epoch = {int(epoch): epochs == epoch for epoch in np.unique(epochs)}
+        rows = np.empty_like(numbers)
+        for epoch, selected in in_epoch.items():
+            rows[selected] = epoch_order(self.seed, epoch, len(self.split))[places[selected]]
+        batch = Split(x=self.split.x[rows], y=self.split.y[rows], lengths=self.split.lengths[rows])
         if self.views:
-            for epoch, which in inside.items():
-                found.x[which] = self.views(found.x[which], rows[which], epoch)
-        return found
-
-
-@dataclass(frozen=True)
-class PaddedBatches:
-    """The rows of a split repeated; each epoch draws new batches, whose rows are padded to the longest.
-
-    As in TAPE's loader, a random order is divided by `similar_lengths`, and the batches are shuffled.
-    The real tokens of a row are those that are not 0.
-    """
-
-    split: Split
-    seed: int
-    batch: int
-
-    def __call__(self, numbers: np.ndarray) -> Split:
-        """Return the rows at some positions; position n is in epoch ``n // rows``."""
-        epochs, places = np.divmod(numbers, len(self.split))
-        rows, lengths = np.empty_like(numbers), np.empty_like(self.split.lengths, shape=len(numbers))
-        for epoch in np.unique(epochs).tolist():
-            which = epochs == epoch
-            order, padded = self._epoch(epoch)
-            rows[which], lengths[which] = order[places[which]], padded[places[which]]
-        return Split(x=self.split.x[rows], y=self.split.y[rows], lengths=lengths)
-
-    @cached_property
-    def _real(self) -> np.ndarray:
-        return (self.split.x != 0).sum(axis=1)
-
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of an epoch in their order, and the length to which each is padded."""
-        size, real, order = self.batch, self._real, _order(self.seed, epoch, len(self.split))
-        batches = [order[rows] for rows in similar_lengths(real[order], size)]
-        whole = len(order) // size  # a shorter batch stays the last, so that batches begin at whole steps
-        shuffled = [batches[number] for number in _order(self.seed, epoch, whole, "batches")] + batches[
-            whole:
-        ]
-        padded = [np.full(len(rows), real[rows].max()) for rows in shuffled]
-        return np.concatenate(shuffled), np.concatenate(padded)
-
-
-@lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, rows: int, name: str = "order") -> np.ndarray:
-    key = random_key(seed, name, epoch, size=8)
-    return np.random.Generator(np.random.Philox(key=key)).permutation(rows)
+            for epoch, selected in in_epoch.items():
+                batch.x[selected] = self.views(batch.x[selected], rows[selected], epoch)
+        return batch
 
 
 def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Callable[[Split], TrainingBatch]:

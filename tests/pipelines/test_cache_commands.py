@@ -7,9 +7,8 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
-import numpy as np
 import pytest
-from reservoir_pipelines import ReservoirClassifier, extract, fit, train
+from reservoir_pipelines import extract, fit, train
 
 ONE_BLOCK = "mini:n_layer=1,n_embd=16,n_head=2"
 SMALL = {"backbone": ONE_BLOCK, "init": "random", "limit": 60, "layers": "final", "pool": "mean"}
@@ -43,17 +42,6 @@ def test_removing_a_task_names_the_entry_that_it_selects(call, cache, listed):
     _, out, _ = call("cache", "remove", "digits")
     assert str(last) in out and str(first) not in out
     assert [each["entry"] for each in listed()[0]] == [str(first)]
-
-
-def test_batches_of_estimators_are_counted_and_removed_together(call, cache, listed):
-    entry, rng = extract("digits", **SMALL).entry, np.random.default_rng(0)
-    for _ in range(3):
-        x = rng.standard_normal((60, 12, 1))
-        ReservoirClassifier(backbone=ONE_BLOCK, init="random", layers="final", pool="mean").fit(x, np.arange(60) % 2)
-    assert len(listed()[0]) == 4 and "\nrows " not in listed()[1]
-    assert "3 batches of rows of the estimators" in call("cache", "list")[2]
-    assert call("cache", "remove", "rows")[0] == 0
-    assert [each["entry"] for each in listed()[0]] == [str(entry)]
 
 
 @pytest.fixture

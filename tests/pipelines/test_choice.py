@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -13,6 +14,8 @@ from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import choose_candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
+from reservoir_pipelines.fitting.entry_source import ColumnSource
+from reservoir_pipelines.fitting.entry_view import KNOWN, OutOfReachError
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fitters import (
     ColumnFit,
@@ -27,11 +30,11 @@ from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import fit_columns, select
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from sklearn.feature_extraction.text import CountVectorizer
 
+from reservoir.column import RAW, Column, parse_columns
 from reservoir.errors import InputError
 from reservoir.options import FitOptions
 from reservoir.readouts.penalties import FIXED_ALPHA
@@ -41,12 +44,11 @@ from reservoir.tasks.words import texts_of
 MODEL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
 
 
-def fit_of(name, sample_scores):
-    """Return a fit with these sample_scores of held-out rows."""
-    result = Result(
-        columns=tuple(name.split("+")), readout="ridge", alpha=1.0, valid_score=float(np.mean(sample_scores))
-    )
-    return ColumnFit(results=(result,), best=0, solve=None, sample_scores=lambda: np.asarray(sample_scores, float))
+def fit_of(name, scores):
+    """Return a fit with these scores of held-out rows."""
+    result = Result(columns=tuple(name.split("+")), readout="ridge", alpha=1.0, valid_score=float(np.mean(scores)))
+    read = partial(np.asarray, scores, float)
+    return ColumnFit(columns=parse_columns(name), results=(result,), best=0, solve=None, sample_scores=read)
 
 
 def test_a_baseline_or_another_column_is_chosen_only_if_it_is_clearly_better():
@@ -59,9 +61,9 @@ def test_a_baseline_or_another_column_is_chosen_only_if_it_is_clearly_better():
     assert better_baseline(ours, [slightly, clearly], rows) is clearly
     assert better_baseline(ours, [clearly], rows // 50) is None  # four groups are no evidence
     assert better_baseline(clearly, [ours], rows) is None
-    assert choose_fit([ours, slightly], rows, default="a+b") is ours
+    assert choose_fit([ours, slightly], rows, default=parse_columns("a+b")) is ours
     assert choose_fit([ours, slightly], rows) is slightly
-    assert choose_fit([ours, clearly], rows, default="a+b") is clearly
+    assert choose_fit([ours, clearly], rows, default=parse_columns("a+b")) is clearly
 
 
 def test_folds_choose_only_if_they_can_hold_out_most_classes():
@@ -92,7 +94,7 @@ def test_with_one_row_per_class_nothing_is_chosen_and_the_reservoir_is_kept(tmp_
     assert len({result.columns for result in done.table}) == 1 and "raw" not in done.best.columns
     assert done.best.alpha == pytest.approx(FIXED_ALPHA) and len(done.table) == 1
     assert all(one.alpha in (None, done.best.alpha) for one in done.baselines)
-    model = ReservoirClassifier(cache=tmp_path / "rows").fit(x[:8], y[:8])
+    model = ReservoirClassifier().fit(x[:8], y[:8])
     assert (model.column_, model.alpha_) == (done.best.name, done.best.alpha)
     assert len(model.cv_results_["alpha"]) == 1
 
@@ -107,7 +109,7 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     fits, _ = fit_columns(known, candidates, fitter)
     assert fitter.repeats == 5 and all("raw" not in fit.result.columns for fit in fits)
     rows = known.rows["train"] + known.rows["valid"]
-    for fit_, source, by in fit_baselines(known, fits, fitter):
+    for fit_, source, by in fit_baselines(known, fits, fitter, True):
         assert (by.folds, by.repeats) == (fitter.folds, 5) and len(fit_.sample_scores()) == rows
         assert len(held_out_units(source, KNOWN)) == rows
         assert fit_.sample_scores().mean() == pytest.approx(fit_.result.valid_score)
@@ -136,7 +138,7 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     monkeypatch.setattr(
         RidgeFitter, "as_ridge", lambda fitter, **_: replace(fitter, alphas=np.array([1e9]), widens=False)
     )
-    raw, *_ = fit_baselines(known, fits, fitter)
+    raw, *_ = fit_baselines(known, fits, fitter, True)
     used, rows = len(raw.source.some["train"]), known.rows["train"]
     assert used < rows and raw.fit.result.readout == f"logistic on {used:,} of {rows:,} training rows"
 
@@ -193,7 +195,7 @@ def chosen_and_refitted(features, **settings):
     known = Pool.of(features).known
     candidates = choose_candidates(known, options)
     fitter = make_fitter(options, known.task.classes, candidates.folds, candidates.repeats)
-    selection = select(known, candidates, fitter, (20, 40) if fitter.has_curve else ())
+    selection = select(known, candidates, fitter, fit_baselines, (20, 40) if fitter.has_curve else ())
     finals = refit_all(selection.choices, known.task)
     finals += [layer.final for layer in refit_layers(known, selection.fits, fitter, finals[0])]
     x = np.concatenate([block for block, _ in finals[0].source.blocks("valid")])
@@ -229,20 +231,20 @@ def test_the_same_is_chosen_if_test_rows_cannot_be_read(values, settings, series
         fit(FeatureStore(features.entry), **settings)
 
 
-def test_estimators_choose_the_same_if_test_rows_cannot_be_read(tmp_path, narrow_mini, unreadable):
+def test_estimators_choose_the_same_if_test_rows_cannot_be_read(narrow_mini, unreadable):
     # Estimators have no test rows: a fit takes all rows that it gets.
     x, y = motifs(60, 0.5)
     settings = {"layers": "embed", "pool": "mean,max"}
-    first = ReservoirClassifier(**settings, cache=tmp_path / "first").fit(x, y % 3)
+    first = ReservoirClassifier(**settings).fit(x, y % 3)
     unreadable()
-    second = ReservoirClassifier(**settings, cache=tmp_path / "second").fit(x, y % 3)
+    second = ReservoirClassifier(**settings).fit(x, y % 3)
     assert (first.column_, first.alpha_) == (second.column_, second.alpha_)
     np.testing.assert_array_equal(first.cv_results_["score"], second.cv_results_["score"])
 
 
 def test_what_selects_has_no_way_to_test_rows(series_entry):
-    known = Pool.of(series_entry(False)).known
-    for source in (known.source("embed/mean"), known.raw(), known.source("embed/mean+raw")):
+    known, mean = Pool.of(series_entry(False)).known, Column("embed", "mean")
+    for source in (known.source((mean,)), known.raw(), known.source((mean, RAW))):
         for read in (source.labels, source.counts, lambda split, of=source: next(of.blocks(split))):
             assert len(read("valid"))
             with pytest.raises(OutOfReachError, match="test rows are out of reach"):

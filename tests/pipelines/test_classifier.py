@@ -7,10 +7,9 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
-from reservoir_cache import CacheError, list_entries, repair
 from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer
 from reservoir_pipelines.data.own_data import open_source
-from reservoir_pipelines.estimators import rowcache
+from reservoir_pipelines.estimators import row_cache, shared_model
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
@@ -20,11 +19,10 @@ from reservoir.features import forward, load
 from reservoir.readouts.estimators import code_labels, fold_numbers
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import cross_sweep
-from tests.files import flip
 
 
 @pytest.fixture(autouse=True)
-def passes(cache, monkeypatch):
+def passes(monkeypatch):
     """Clear all caches, as in a new process; return the number of rows of every forward pass."""
     counted = []
 
@@ -32,15 +30,15 @@ def passes(cache, monkeypatch):
         counted.append(len(x))
         return load(model, scaling, x, *rest)
 
-    monkeypatch.setattr(rowcache, "load", counting)
+    monkeypatch.setattr(row_cache, "load", counting)
     forget()
     return counted
 
 
 def forget():
     """Forget all rows and models, as in a new process."""
-    rowcache._caches.clear()
-    rowcache._loaded.cache_clear()
+    row_cache.row_cache.clear()
+    shared_model._loaded.cache_clear()
 
 
 @pytest.fixture
@@ -85,7 +83,6 @@ def test_grid_search_computes_each_row_once(classifier, passes):
     settings = {"patch": 8, "gain": 0.1, "pool": "segments8", "layers": "embed,block02"}
     search = GridSearchCV(classifier(cv=3, **settings), grid, cv=3).fit(x, y)
     assert search.best_score_ > 0.85 and sum(passes) == distinct
-    forget()
     cross_val_score(clone(search.best_estimator_), x, y, cv=4)
     assert sum(passes) == distinct
 
@@ -97,15 +94,13 @@ def test_threads_compute_each_row_once(classifier, passes):
     assert sum(passes) == len(x) and search.best_estimator_.predict(x).shape == (60,)
 
 
-def test_options_that_change_features_do_not_share_them(classifier, passes, tmp_path):
+def test_options_that_change_features_do_not_share_them(classifier, passes):
     x, y = waves()
     plain = classifier().fit(x, y)
     for number, change in enumerate(({"seed": 1}, {"gain": 0.5}, {"patch": 2}, {"pool": "max"}, {"layers": "block02"})):
         other = classifier(**change).fit(x, y)
         assert sum(passes) == (number + 2) * len(x), change
         assert not np.array_equal(other.decision_function(x), plain.decision_function(x))
-    classifier(cache=tmp_path / "elsewhere").fit(x, y)
-    assert sum(passes) == 7 * len(x)
 
 
 def test_equal_rows_are_computed_once_in_any_type_and_order(classifier, passes):
@@ -118,19 +113,28 @@ def test_equal_rows_are_computed_once_in_any_type_and_order(classifier, passes):
     assert sum(passes) == len(x)
 
 
-def test_a_batch_of_rows_is_stored_and_a_few_rows_are_not(classifier, passes, cache):
+def test_rows_that_were_not_used_for_the_longest_time_are_forgotten(classifier, passes, monkeypatch):
     x, y, settings = loud()
     model = classifier(**settings).fit(x[:40], y[:40])
-    assert len(list_entries(cache)) == 1
-    model.predict(x[38:45])
-    assert (len(list_entries(cache)), sum(passes)) == (1, 45)
-    model.predict(x[38:])
-    assert (len(list_entries(cache)), sum(passes)) == (2, 65)
+    expected = model.decision_function(x)
+    assert sum(passes) == 60
+    width = model._model().fpt.backbone.width
+    row_cache.row_cache.clear()
+    monkeypatch.setattr(row_cache.row_cache, "max_bytes", 4 * width * 30)
+    # Of 60 rows, the last 30 are kept.
+    np.testing.assert_array_equal(model.decision_function(x), expected)
+    model.decision_function(x[30:])
+    assert sum(passes) == 120
+    model.decision_function(x[:10])  # which takes the place of the first of them
+    model.decision_function(x[40:])
+    assert sum(passes) == 130
+    model.decision_function(x[30:40])
+    assert sum(passes) == 140 and row_cache.row_cache._bytes == 4 * width * 30
 
 
 def by_hand(model, x, columns):
     """Return features of float sequences, computed directly with the frozen model in other batches."""
-    frozen = rowcache.shared_model(model._task, model._plan.reservoir, compute=model._plan.compute)
+    frozen = shared_model.shared_model(model._task, model._plan.reservoir, compute=model._plan.compute)
     found = forward(frozen, None, x.astype(np.float32), np.full(len(x), x.shape[1]), columns, 5)
     return {name: values.reshape(len(x), -1) for name, values in found.items()}
 
@@ -184,22 +188,6 @@ def test_integers_are_read_as_in_files_with_a_warning(classifier, tmp_path, x, v
         warnings.simplefilter("error", UserWarning)
         explicit = classifier(layers="embed", vocabulary=vocabulary).fit(x if vocabulary else x.astype(float), y)
     np.testing.assert_array_equal(explicit.predict_proba(x), model.predict_proba(x))
-
-
-def test_a_damaged_entry_is_named_and_repaired(classifier, passes, cache):
-    x, y = waves()
-    model = classifier().fit(x, y)
-    expected = model.decision_function(x)
-    (entry,) = list_entries(cache)
-    shard = next(entry.path.glob("rows/*-0.h5"))
-    flip(shard, -20)
-    forget()
-    with pytest.raises(CacheError, match=f"reservoir cache repair {entry.key[:16]}"):
-        model.predict(x)
-    repair(entry)
-    forget()
-    np.testing.assert_array_equal(model.decision_function(x), expected)
-    assert sum(passes) == 2 * len(x)
 
 
 @pytest.mark.parametrize(

@@ -220,13 +220,13 @@ def share(tiny_gpt2, tmp_path):
 
 @pytest.mark.parametrize("change", ["added", "reordered"])
 def test_a_worker_is_accepted_unless_it_computes_other_features(share, monkeypatch, change):
-    from reservoir.pooling import LayerPooling
+    from reservoir.pooling import Mean
 
     assert run._open(share).spec.key == share.key
-    pool = LayerPooling.__call__
+    mean = Mean.of
     # The order of the channels changes no mean and no deviation.
     changed = {"added": lambda x: x + 1.5, "reordered": lambda x: x.flip(-1)}[change]
-    monkeypatch.setattr(LayerPooling, "__call__", lambda self, pooling: changed(pool(self, pooling)))
+    monkeypatch.setattr(Mean, "of", lambda self, states: changed(mean(self, states)))
     run._runs.clear()  # as in a new process
     with pytest.raises(InputError, match=r"^worker \S+, process \d+: its features of embed/mean differ"):
         run._open(share)

@@ -16,17 +16,19 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.entry_source import ColumnSource, EntrySamples
+from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter, make_fitter
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
-from reservoir_pipelines.fitting.moments import stored_moments
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.results import Result, score_matrix
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, Samples
+from reservoir_pipelines.fitting.stored_moments import stored_moments
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from reservoir import InputError
+from reservoir.column import RAW, Column
 from reservoir.options import FitOptions
 from reservoir.readouts.evaluation import evaluate_blocks, p_value_of_difference
 from reservoir.readouts.linear import RereadableBlocks, Targets, balanced_weights
@@ -118,7 +120,7 @@ def test_the_raw_input_gets_half_of_the_variance_when_joined_with_columns(extrac
     from sklearn.preprocessing import StandardScaler
 
     features = extract("digits", backbone=str(tiny_gpt2), limit=limit, layers="final", pool="mean", cache=tmp_path)
-    source = Pool.of(features).known.source("final/mean+raw")
+    source = Pool.of(features).known.source((Column("final", "mean"), RAW))
     known = [
         np.concatenate([block[part] for split in ("train", "valid") for block in source.blocks(split)])
         for part in (0, 1)
@@ -397,9 +399,12 @@ class View(defaultdict):
     def __missing__(self, split):
         return SimpleNamespace(groups=None)
 
+    def groups(self, split):
+        return None
+
 
 @dataclass(frozen=True)
-class Held(Samples):
+class Held(EntrySamples):
     """A source of samples in memory: features and labels of each split."""
 
     splits: Any
@@ -490,7 +495,9 @@ def test_refit_adds_the_moments_of_valid_and_does_not_read_train_again(tiny_gpt2
     y = x[:, :, 0].mean(axis=1) + 0.1 * rng.standard_normal(400)
     np.savez(tmp_path / "rows.npz", x=x, y=np.digitize(y, [-0.2, 0.2]) if classes else y)
     settings = {"backbone": str(tiny_gpt2), "cache": tmp_path / "cache", "layers": "final", "pool": "mean"}
-    source = ColumnSource(EntryView(extract(str(tmp_path / "rows.npz"), **settings).store, KNOWN), "final/mean")
+    source = ColumnSource(
+        EntryView(extract(str(tmp_path / "rows.npz"), **settings).store, KNOWN), Column("final", "mean")
+    )
     fitter = RidgeFitter(classes=classes, alphas=ALPHAS, refits=True)
     chosen = fitter.fit(source)
     blocks, read = ColumnSource.blocks, []
@@ -536,7 +543,7 @@ def test_balanced_weights_count_the_rows_that_a_readout_is_fitted_to():
 def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     settings = {"backbone": str(tiny_gpt2), "cache": tmp_path, "layers": "final", "pool": "mean"}
     extracted = extract("digits", limit=600, **settings)
-    source, targets = ColumnSource(EntryView(extracted.store, KNOWN), "final/mean"), Targets(1, 10)
+    source, targets = ColumnSource(EntryView(extracted.store, KNOWN), Column("final", "mean")), Targets(1, 10)
     part = source.view["train"]
     expected = [accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])]
     numbers = assign_folds(source, 3, 10)

@@ -12,6 +12,7 @@ from reservoir_pipelines.extraction import run
 
 from reservoir import features
 from reservoir import plan as defaults
+from reservoir.column import Column
 from reservoir.features import launch, load
 from reservoir.options import ExtractOptions
 from tests.files import contents
@@ -56,7 +57,7 @@ def test_memory_stays_within_the_plan(rows, tmp_path):
     launch(ours.model, loaded, ours.columns)()  # warm up
     started = time.perf_counter()
     for batch in [*loaded.batches] * 4:
-        ours.model.fpt.features(batch.x.to("cuda"), batch.lengths.to("cuda"), list(ours.columns))
+        ours.model.fpt.features(batch.x.to("cuda"), batch.lengths.to("cuda"), [*map(Column.parse, ours.columns)])
     torch.cuda.synchronize()
     bare = 4 * len(index) / (time.perf_counter() - started)
     torch.cuda.reset_peak_memory_stats()

@@ -12,11 +12,13 @@ from reservoir_pipelines.data.own_data import read_new
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.folds import assign_folds, draw_folds, groups_of
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView
+from reservoir_pipelines.fitting.entry_source import ColumnSource
+from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView
+from reservoir_pipelines.fitting.folds import assign_folds, draw_folds, groups_of_splits
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 
 from reservoir import InputError
+from reservoir.column import Column
 from reservoir.readouts.evaluation import accuracy_interval
 from tests.files import contents, flip
 
@@ -142,8 +144,8 @@ def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
     store = extract(path, label="ward", group="subject", pool="mean", **SMALL).store
     of_split = {name: set(store[name].groups.tolist()) for name in store.splits}
     assert sum(map(len, of_split.values())) == len(set(subjects.tolist())) == len(set().union(*of_split.values()))
-    source = ColumnSource(EntryView(store, KNOWN), "embed/mean")
-    groups = groups_of(source.view)
+    source = ColumnSource(EntryView(store, KNOWN), Column("embed", "mean"))
+    groups = groups_of_splits(source.view)
     both = [store[name].labels[:, 0, 0] for name in ("train", "valid")]
     for folds in (2, 5):
         for repeat in range(3):

@@ -13,12 +13,13 @@ from transformers import AutoTokenizer
 
 from reservoir.backbones import choose_init, find, load_backbone, weights_digest
 from reservoir.backbones.names import SHIPPED
-from reservoir.backbones.recurrent import LSTMCell, redraw_first_states
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
+from reservoir.paper.lstm import LSTMCell, redraw_first_states
 from reservoir.plan import resolve_model
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import task_named
+from reservoir.tasks.variants import variant_of
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2"
 FEW = {"train_rows": 40, "valid_rows": 20, "test_rows": 20}
@@ -37,7 +38,12 @@ FEW = {"train_rows": 40, "valid_rows": 20, "test_rows": 20}
     ],
 )
 def test_the_papers_protocol_initialises_gpt2_as_its_library_did(backbone, given, drawn):
-    assert resolve_model(ReservoirOptions(backbone=backbone, init=given), published=True).init == drawn
+    assert (
+        resolve_model(
+            ReservoirOptions(backbone=backbone, init=given), random_inits=variant_of({"protocol": "paper"}).random_inits
+        ).init
+        == drawn
+    )
     ours = resolve_model(ReservoirOptions(backbone=backbone, init=given)).init
     assert ours == {"random-flat": "random"}.get(drawn, drawn)
 
@@ -92,7 +98,7 @@ def test_accuracy_of_homology_counts_dropped_proteins_as_wrong(proteins, cache):
 def test_training_pads_proteins_to_the_longest_of_each_batch_which_every_epoch_draws_anew(proteins, cache):
     from reservoir_pipelines import prepare
 
-    from reservoir.training.rows import PaddedBatches
+    from reservoir.paper.homology import PaddedBatches
 
     split = prepare("homology", data=proteins, protocol="paper", parameters={"max_tokens": 48}).split("train")
     split = split.take(np.arange(len(split)))

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from reservoir.backbones import describe_weights, find, load_backbone, weights_digest
 from reservoir.backbones.weights import draw_parameters
+from reservoir.column import Column
 from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
 from tests.refusals import outcome
@@ -124,7 +125,8 @@ def test_echo_state_network_equals_reservoirpy():
     task = Task(name="t", form=Vectors(4), max_tokens=50, classes=2)
     fpt = FPT(task, load_backbone("esn:units=80,sr=1.2,lr=0.35,input_scaling=1.7,rc_connectivity=0.3", seed=2), seed=2)
     x = torch.randn(1, 50, 4, generator=torch.Generator().manual_seed(0))
-    ours = fpt.features(x, torch.tensor([50]), ["block01/all"])["block01/all"][0]
+    column = Column("block01", "all")
+    ours = fpt.features(x, torch.tensor([50]), [column])[column][0]
     theirs = nodes.Reservoir(
         W=fpt.backbone.blocks[0].recurrent.weight.double().numpy(),
         Win=1.7 * fpt.inputs.map.weight.detach().double().numpy(),

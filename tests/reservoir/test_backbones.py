@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from reservoir.backbone_names import SHORT, full_name
 from reservoir.backbones import Backbone, attention_maps, load_backbone, names, weights_digest
-from reservoir.backbones.backbone import paper_counts, trained_counts
+from reservoir.backbones.backbone import trained_counts
 from reservoir.backbones.names import find
 from reservoir.errors import InputError
+from reservoir.paper.counts import paper_counts
 from reservoir.tasks.task import Task, Tokens, Vectors
 from tests.reservoir.models import MODELS, PIXELS, SOUNDS, WIDTH, save
 

@@ -16,7 +16,8 @@ from reservoir import devices
 from reservoir.backbones.weights import load_backbone
 from reservoir.errors import InputError
 from reservoir.features import Launched, Loaded
-from reservoir.pooling import LayerPooling
+from reservoir.hidden_states import HiddenStates
+from reservoir.pooling import find_pooling
 from reservoir.reservoir import choose_compute
 from tests.files import contents
 
@@ -95,14 +96,14 @@ def test_a_gpu_encodes_as_the_host(gpu, store):
 def test_poolings_of_a_gpu_equal_those_of_the_cpu(monkeypatch):
     hidden, lengths = torch.randn(6, 20, 8), torch.tensor([20, 3, 1, 17, 20, 9])
     names = ["quantiles4", "shares13", "min", "max", "mean", "std", "segments3", "all", "tokens", "first"]
-    on_cpu = LayerPooling(hidden, lengths)
-    expected = {name: on_cpu(name) for name in names}
+    on_cpu = HiddenStates(hidden, lengths)
+    expected = {name: find_pooling(name).of(on_cpu) for name in names}
     monkeypatch.setattr(devices, "on_gpu", lambda device: True)
-    pooling = LayerPooling(hidden, lengths)
+    on_gpu = HiddenStates(hidden, lengths)
     for name in names:
-        assert torch.equal(pooling(name), expected[name]), name
+        assert torch.equal(find_pooling(name).of(on_gpu), expected[name]), name
     with pytest.raises(InputError, match="grid2: the rows differ in length"):
-        pooling("grid2")
+        find_pooling("grid2").of(on_gpu)
 
 
 @pytest.mark.parametrize("backbone", ["lstm:width=8,depth=2", "esn:units=8,lr=0.5"])

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from reservoir.backbones import load_backbone
+from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.pooling import pool
+from reservoir.hidden_states import HiddenStates
+from reservoir.pooling import Last
 from reservoir.tasks.task import Task, Vectors
 from reservoir.training.groups import default_groups, frozen_unchanged, set_dropout, trained_layer, unfreeze
 from reservoir.training.steps import row_losses
@@ -67,21 +69,20 @@ def hand_pool(h, pooling):
 
 
 def all_columns(model):
-    return [f"{layer}/{pooling}" for layer in model.backbone.layers for pooling in POOLINGS]
+    return [Column(layer, pooling) for layer in model.backbone.layers for pooling in POOLINGS]
 
 
 def test_features_equal_a_model_run_by_hand(kind, model, batch, by_hand):
     assert list(model.backbone.layers) == layer_names(kind)
     features = model.features(*batch, all_columns(model))
     for column, values in features.items():
-        layer, pooling = column.split("/")
         for row, states in enumerate(by_hand):
-            expected = hand_pool(states[layer], pooling)
+            expected = hand_pool(states[column.layer], column.pooling)
             np.testing.assert_allclose(values[row], expected, atol=1e-5, rtol=1e-5, err_msg=f"{column}, row {row}")
 
 
 def test_embeddings_alone_run_no_block(model, batch):
-    columns, ran = [f"embed/{pooling}" for pooling in POOLINGS], []
+    columns, ran = [Column("embed", pooling) for pooling in POOLINGS], []
     whole = model.features(*batch, all_columns(model))
     hooks = [block.register_forward_hook(lambda *_: ran.append(1)) for block in model.backbone.blocks]
     alone = model.features(*batch, columns)
@@ -101,7 +102,7 @@ def test_bfloat16_equals_float32_up_to_rounding(kind, folder, model, batch):
         assert rough[column].dtype == torch.float32
         # Each product rounds its factors to 8 bits, and the errors grow through three blocks of large weights.
         assert (rough[column] - exact[column]).norm() < exact[column].norm() * 2**-5, column
-    assert (kind in RECURRENT) == torch.equal(rough["final/mean"], exact["final/mean"])
+    assert (kind in RECURRENT) == torch.equal(rough[Column("final", "mean")], exact[Column("final", "mean")])
 
 
 def test_every_parameter_belongs_to_a_group(model):
@@ -115,17 +116,17 @@ def test_depth_keeps_the_first_blocks_and_the_final_norm(kind, folder, model, ba
         pytest.skip("an echo state network has one layer")
     cut = FPT(TASK, load_backbone(str(folder), "pretrained", seed=5, depth=2), seed=3)
     assert cut.backbone.layers == ("embed", "block01", "block02", "final")
-    features = cut.features(*batch, ["block02/all", "final/all"])
-    whole = model.features(*batch, ["block02/all"])["block02/all"]
-    torch.testing.assert_close(features["block02/all"], whole)
+    features = cut.features(*batch, [Column("block02", "all"), Column("final", "all")])
+    whole = model.features(*batch, [Column("block02", "all")])[Column("block02", "all")]
+    torch.testing.assert_close(features[Column("block02", "all")], whole)
     norm_path = cut.backbone.family.final_norm
     if norm_path:
         real = torch.arange(TOKENS) < batch[1][:, None]
         with torch.no_grad():
             expected = cut.backbone.model.get_submodule(norm_path)(whole)
-        torch.testing.assert_close(features["final/all"][real], expected[real])
+        torch.testing.assert_close(features[Column("final", "all")][real], expected[real])
     else:
-        torch.testing.assert_close(features["final/all"], whole)
+        torch.testing.assert_close(features[Column("final", "all")], whole)
 
 
 def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_gpt2, batch):
@@ -134,7 +135,7 @@ def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_gpt2, batch):
         block.register_forward_pre_hook(lambda _m, _i, n=number: ran.append(n))
         for number, block in enumerate(tiny_model.backbone.blocks, start=1)
     ]
-    tiny_model.features(*batch, ["block02/mean", "block01/last"])
+    tiny_model.features(*batch, [Column("block02", "mean"), Column("block01", "last")])
     for handle in handles:
         handle.remove()
     assert ran == [1, 2] and len(tiny_model.backbone.blocks) == 3
@@ -156,7 +157,7 @@ SHORTER = torch.tensor([9, 2, 6])
 def run(backbone, last, count):
     """Return the last ``count`` tokens' final states, and the gradient of the embeddings through them."""
     embeds = torch.randn(3, 9, backbone.width, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    read = pool(backbone(embeds, SHORTER, last), SHORTER, "last", count)
+    read = Last().of(HiddenStates(backbone(embeds, SHORTER, last), SHORTER, count))
     (gradient,) = torch.autograd.grad(read.square().sum(), embeds)
     return read.detach(), gradient
 

@@ -11,6 +11,7 @@ import torch
 
 from reservoir import InputError
 from reservoir.backbones.names import SHIPPED
+from reservoir.column import Column
 from reservoir.features import forward
 from reservoir.inputs import native
 from reservoir.inputs.native import read_tokenizer
@@ -251,15 +252,17 @@ def test_layers_are_the_outputs_of_transformers_that_the_page_names(kind: str, t
     theirs = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(tmp_path / kind).eval()
     outputs = theirs(**inputs, **more, output_hidden_states=True)
     lengths = torch.tensor([outputs.last_hidden_state.shape[1]])
-    pooled = model.fpt.features(tokens, lengths, [f"{layer}/all" for layer in layer_names(kind)])
+    pooled = model.fpt.features(tokens, lengths, [Column(layer, "all") for layer in layer_names(kind)])
     for layer, name in states_on_the_page(kind).items():
         array, _, number = name.partition("[")
         if name == "not returned":
-            layer_states = pooled[f"{layer}/all"]
+            layer_states = pooled[Column(layer, "all")]
             assert not any(torch.allclose(layer_states, h, atol=1e-3) for h in outputs.hidden_states)
             continue
         expected = outputs[array][int(number.strip("]"))] if number else outputs[array]
-        torch.testing.assert_close(pooled[f"{layer}/all"], expected[:, : int(lengths)], atol=1e-5, rtol=1e-5, msg=layer)
+        torch.testing.assert_close(
+            pooled[Column(layer, "all")], expected[:, : int(lengths)], atol=1e-5, rtol=1e-5, msg=layer
+        )
 
 
 @torch.no_grad()

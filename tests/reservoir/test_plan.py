@@ -1,5 +1,6 @@
 """Options and the plan: which options are refused, and the defaults of each kind of data with their reasons."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 from reservoir import InputError, options, processor, reservoir
+from reservoir.column import Column, joined_name, names_of
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan import (
     VALUE_POOLINGS,
-    default_column,
+    default_columns,
     default_folds,
     kind_of,
     readout_candidates,
@@ -70,8 +72,8 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
     assert (found.input, found.patch, found.stride, found.pad) == ("kernels", 5, 1, "same")
     for plan in (series, symbols):
         check_poolings(list(plan.poolings))
-        assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns}
-        assert default_column(plan.candidates) == plan.candidates[0]
+        assert set(itertools.chain.from_iterable(plan.candidates)) == {*plan.columns}
+        assert default_columns(plan.candidates) == plan.candidates[0]
     assert set(VALUE_POOLINGS) < set(series.poolings)
 
 
@@ -101,15 +103,15 @@ def test_the_input_layer_alone_has_the_known_candidates():
     long = replace(SERIES, max_tokens=1024)
     plan = plan_of(long, 2900)
     assert plan.layers == ("embed",) and set(VALUE_POOLINGS) < set(plan.poolings)
-    assert plan.candidates[0] == "+".join(f"embed/{name}" for name in VALUE_POOLINGS)
-    assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns}
+    assert plan.candidates[0] == tuple(Column("embed", name) for name in VALUE_POOLINGS)
+    assert set(itertools.chain.from_iterable(plan.candidates)) == {*plan.columns}
 
 
 def test_default_layers_of_many_rows_are_fewer_under_given_poolings():
     plan = plan_of(SERIES, 100_000, pool="mean")
-    assert plan.columns == ("embed/mean",) and plan.reasons["pool"] == "given"
+    assert names_of(plan.columns) == ("embed/mean",) and plan.reasons["pool"] == "given"
     assert "windows" in plan.reasons["layers"]
-    assert plan_of(SERIES, 100_000, pool="mean", layers="block01").columns == ("block01/mean",)
+    assert plan_of(SERIES, 100_000, pool="mean", layers="block01").columns == (Column("block01", "mean"),)
     assert plan_of(SERIES, 100_000, layers="block01").layers == ("block01",)
 
 
@@ -131,7 +133,7 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
     values = task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
     size = rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
     fewest = ("embed/all",), ("embed/std", "embed/max")
-    assert size <= max(2e8, 16 * rows * values) or plan.columns in fewest
+    assert size <= max(2e8, 16 * rows * values) or names_of(plan.columns) in fewest
     assert bool(plan.more) == (plan.columns != all_columns.columns)
     more = f"--layers {','.join(all_columns.layers)} --pool {','.join(all_columns.poolings)} takes"
     assert not plan.more or (more in plan.note and "GB" in plan.note)
@@ -139,7 +141,7 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
         reason, changed = plan.reasons[option], getattr(plan, name) != getattr(all_columns, name)
         assert ("200 MB" in reason or "windows" in reason) == changed
     if rows <= 3000:
-        assert {*plan.columns} <= {name for joined in plan.candidates for name in joined.split("+")}
+        assert {*plan.columns} <= set(itertools.chain.from_iterable(plan.candidates))
     assert not plan_of(task, rows, pool=",".join(plan.poolings), layers=",".join(plan.layers)).more
 
 
@@ -156,22 +158,23 @@ def test_letters_keep_all_tokens_of_a_layer_before_all_layers():
     given = plan_of(SYMBOLS, 2000, layers="embed,block01")
     for layers in ("block02", "embed,block02"):  # all columns of explicitly named layers are tried
         plan = plan_of(SYMBOLS, 600, layers=layers)
-        assert {*plan.columns} <= {*plan.candidates}
+        assert {(column,) for column in plan.columns} <= {*plan.candidates}
     assert given.layers == ("embed", "block01") and given.poolings[0] == "mean" and given.reasons["layers"] == "given"
 
 
 def test_readouts_of_thousands_of_labels_are_not_tried_unasked():
-    found = [
+    last, mean = Column("a", "last"), Column("a", "mean")
+    candidates = [
         readout_candidates(
             replace(SERIES, name="digits", readout_tokens=2, outputs=number),
-            ["a/last", "a/mean"],
-            {"a/mean": 64},
+            [last, mean],
+            {mean: 64},
             500,
             cross_validated=True,
         )
         for number in (2, 2000)
     ]
-    assert found == [("a/last", "a/mean"), ("a/last",)]
+    assert candidates == [((last,), (mean,)), ((last,),)]
 
 
 def test_each_value_of_a_plan_has_a_reason():
@@ -182,7 +185,7 @@ def test_each_value_of_a_plan_has_a_reason():
     assert all(why for _, why in table.values())
     reservoir = as_group(ExtractOptions(), ReservoirOptions).to_dict()
     assert reservoir.keys() | {"layers", "pool", "store", "compute", "device", "batch_rows"} <= table.keys()
-    assert plan.to_dict()["columns"]["value"] == list(plan.candidates)
+    assert plan.to_dict()["columns"]["value"] == [*map(joined_name, plan.candidates)]
 
 
 @pytest.mark.parametrize(("values", "stride"), [(9, 1), (1024, 1), (1025, 2), (5000, 5)])

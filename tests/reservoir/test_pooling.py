@@ -10,26 +10,25 @@ import pytest
 import torch
 from reservoir_pipelines.data.labels import encode_labels, split_rows
 
+from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.fpt import InputLayer, kernels
+from reservoir.hidden_states import HiddenStates
 from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
 from reservoir.plan import resolve
-from reservoir.pooling import (
-    POOLINGS,
-    LayerPooling,
-    check_poolings,
-    parse_column,
-    pool,
-    pooled_shape,
-    raw_features,
-)
+from reservoir.pooling import POOLINGS, check_poolings, find_pooling
+from reservoir.raw_input import raw_features
 from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, row_forms
 
 TOKENS, WIDTH, LONGEST = 12, 5, 15
+
+
+def pool(hidden, lengths, name, **settings):
+    return find_pooling(name).of(HiddenStates(hidden, lengths, **settings))
 
 
 def stretches(h, number):
@@ -66,7 +65,7 @@ def test_poolings_of_real_tokens_equal_numpy(pooling, offset):
     for padding in (float("nan"), float("inf"), float("-inf"), 1e30):
         poisoned = hidden.masked_fill((torch.arange(TOKENS) >= lengths[:, None])[:, :, None], padding)
         found = pool(poisoned, lengths, pooling, max_tokens=LONGEST)
-        assert found.shape == (6, *pooled_shape(pooling, WIDTH, LONGEST, 1))
+        assert found.shape == (6, *find_pooling(pooling).shape(WIDTH, LONGEST, 1))
         assert found.dtype == torch.float32
         for row, n in enumerate(lengths.tolist()):
             expected = PLAIN[pooling](hidden[row, :n].double().numpy())
@@ -82,7 +81,7 @@ def test_words_are_the_mean_without_special_tokens(special):
     for padding in (float("nan"), float("inf"), 1e30):
         poisoned = hidden.masked_fill((torch.arange(TOKENS) >= lengths[:, None])[:, :, None], padding)
         values = pool(poisoned, lengths, "words", special=special)
-        assert values.shape == (4, *pooled_shape("words", WIDTH, LONGEST, 1))
+        assert values.shape == (4, *find_pooling("words").shape(WIDTH, LONGEST, 1))
         for row, n in enumerate(lengths.tolist()):
             expected = hidden[row, special[0] : n - special[1]].double().numpy().mean(0)
             np.testing.assert_allclose(values[row, 0], expected, rtol=1e-6, atol=1e-6)
@@ -92,13 +91,13 @@ def test_words_are_the_mean_without_special_tokens(special):
 
 def test_the_help_lists_every_pooling_once():
     text = FeatureOptions.__dataclass_fields__["pool"].metadata["help"].partition(": ")[2].rstrip(".")
-    assert tuple(re.sub(r" \(.*?\)", "", text).split(", ")) == POOLINGS
+    assert tuple(re.sub(r" \(.*?\)", "", text).split(", ")) == tuple(POOLINGS)
 
 
 def test_too_many_tokens_side_by_side_are_refused():
-    assert pooled_shape("tokens", 64, 256, 1) == (1, 16_384)
+    assert find_pooling("tokens").shape(64, 256, 1) == (1, 16_384)
     with pytest.raises(InputError, match="pooling tokens: 257 tokens of 64 channels have 16,448 features,"):
-        pooled_shape("tokens", 64, 257, 1)
+        find_pooling("tokens").shape(64, 257, 1)
 
 
 @pytest.mark.parametrize(
@@ -107,21 +106,19 @@ def test_too_many_tokens_side_by_side_are_refused():
 def test_unknown_poolings_are_refused(name):
     with pytest.raises(InputError, match="choose among last, mean"):
         check_poolings(["mean", name])
-    with pytest.raises(InputError, match="pooling"):
-        parse_column(f"block01/{name}")
 
 
 @pytest.mark.parametrize("lengths", [[12, 7, 1], [12, 12, 12]])
 def test_poolings_that_share_a_sorted_copy_equal_each_one_by_torch_alone(lengths):
     hidden, counts = torch.randn(3, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1)), torch.tensor(lengths)
-    shared = LayerPooling(hidden, counts, 1, LONGEST)
+    shared = HiddenStates(hidden, counts, 1, LONGEST)
     for pooling in (*PLAIN, "all"):
         # Hidden states with gradients are pooled with only torch, without NumPy and without a shared copy.
         by_torch = pool(hidden.clone().requires_grad_(), counts, pooling, max_tokens=LONGEST).detach()
-        assert torch.equal(shared(pooling), by_torch), pooling
+        assert torch.equal(find_pooling(pooling).of(shared), by_torch), pooling
     before = hidden.clone()
-    shared("all").zero_()
-    shared("max").zero_()
+    find_pooling("all").of(shared).zero_()
+    find_pooling("max").of(shared).zero_()
     assert torch.equal(hidden, before), "a result is a view of the hidden states"
 
 
@@ -180,7 +177,7 @@ def test_the_model_and_the_exported_model_compute_the_kernels_of_each_window():
     assert model.windows == Windows(patch=9, dilations=(1, 2, 4), pad="same", normalise="differences")
     columns = ["embed/shares13", "embed/quantiles9", "block01/max"]
     expected = forward(model, None, x, lengths, columns, batch_rows=5)
-    read = Branch(model, columns)(torch.from_numpy(x), torch.from_numpy(lengths))
+    read = Branch(model, [*map(Column.parse, columns)])(torch.from_numpy(x), torch.from_numpy(lengths))
     for column, values in zip(columns, read, strict=True):
         np.testing.assert_allclose(values.numpy(), expected[column][:, 0], rtol=1e-5, atol=1e-5)
 
@@ -209,7 +206,7 @@ def test_windows_of_symbols_equal_those_of_one_hot_vectors():
     wanted = forward(indicators, None, np.eye(4)[x], lengths, columns, 2)
     for column in columns:
         np.testing.assert_array_equal(found[column], wanted[column])
-    branch = Branch(model, columns)
+    branch = Branch(model, [*map(Column.parse, columns)])
     features = branch(torch.from_numpy(x), torch.from_numpy(lengths))
     np.testing.assert_allclose(features[0].numpy(), found["embed/max"][:, 0], atol=1e-4)
     with pytest.raises(InputError, match=r"up to 64 symbols, and task 'letters\.csv' has 300"):
@@ -219,7 +216,7 @@ def test_windows_of_symbols_equal_those_of_one_hot_vectors():
 def test_the_raw_input_of_a_long_row_takes_memory_for_a_few_rows_only(monkeypatch):
     task, x, lengths = replace(SYMBOLS, max_tokens=9000), np.full((400, 9000), 2, np.uint8), np.full(400, 6)
     lengths[7], asked, one_hot = 9000, [], torch.nn.functional.one_hot
-    monkeypatch.setattr("reservoir.pooling.one_hot", lambda x, n: asked.append(x.numel() * n) or one_hot(x, n))
+    monkeypatch.setattr("reservoir.raw_input.one_hot", lambda x, n: asked.append(x.numel() * n) or one_hot(x, n))
     found = raw_features(task, None, x, lengths)
     assert max(asked) <= 2**22
     np.testing.assert_array_equal(found[[7]], raw_features(task, None, x[[7]], lengths[[7]]))

@@ -10,8 +10,9 @@ import torch
 from reservoir_pipelines.data.values import encode
 
 from reservoir.errors import InputError
+from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.edges import edges
-from reservoir.pooling import pool, pooled_shape
+from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks import task_named
 from reservoir.tasks.images.cifar import grey, read_pickle
@@ -157,8 +158,8 @@ def test_edges_need_windows_and_all_input_layers_are_equally_strong():
 def test_the_grid_has_four_statistics_of_each_cell():
     hidden = torch.from_numpy(RNG.normal(size=(2, 16, 5)).astype(np.float32))
     lengths = torch.tensor([16, 16])
-    found = pool(hidden, lengths, "grid2")[:, 0].reshape(2, 4, 4, 5)
-    assert pooled_shape("grid2", 5, 16, 1) == (1, 80)
+    found = find_pooling("grid2").of(HiddenStates(hidden, lengths))[:, 0].reshape(2, 4, 4, 5)
+    assert find_pooling("grid2").shape(5, 16, 1) == (1, 80)
     image = hidden.reshape(2, 4, 4, 5).numpy()
     for number, (down, right) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)]):
         cell = image[:, down : down + 2, right : right + 2].reshape(2, 4, 5)
@@ -169,9 +170,9 @@ def test_the_grid_has_four_statistics_of_each_cell():
 
 def test_a_grid_needs_a_square_of_tokens_and_full_rows():
     with pytest.raises(InputError, match="15 tokens are not a square image of at least 2 x 2"):
-        pooled_shape("grid2", 5, 15, 1)
+        find_pooling("grid2").shape(5, 15, 1)
     with pytest.raises(InputError, match="the rows differ in length"):
-        pool(torch.zeros(2, 16, 5), torch.tensor([16, 9]), "grid2")
+        find_pooling("grid2").of(HiddenStates(torch.zeros(2, 16, 5), torch.tensor([16, 9])))
 
 
 @pytest.mark.parametrize("binary", [True, False])

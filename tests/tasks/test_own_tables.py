@@ -381,7 +381,7 @@ def test_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fit
     source = open_source(str(tmp_path / "t.npz"))
     with nullcontext() if fits else pytest.raises(InputError, match=r"x varies too little for float32 in column 1"):
         source.scaling()
-    model = ReservoirClassifier(layers="embed", pool="mean", cache=tmp_path)
+    model = ReservoirClassifier(layers="embed", pool="mean")
     with nullcontext() if fits else pytest.raises(ValueError, match=r"X: x varies too little for float32 in column 1"):
         model.fit(x, LABEL)
 

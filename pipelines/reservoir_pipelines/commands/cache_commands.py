@@ -13,7 +13,7 @@ import typer
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import seconds_of, span
 from reservoir_pipelines.command import Answer
-from reservoir_pipelines.files import ROWS, cache_root
+from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import notify, size_text
 from reservoir_pipelines.tables import Facts, record_facts, record_table
 
@@ -38,12 +38,7 @@ def list_(given: dict[str, Any]) -> Answer:
     root = cache_root(**given)
     notify(*map(str, store.broken_entries(root)))
     entries = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
-    listed = [entry for entry in entries if [*entry["rows"]] != [ROWS]]
-    if batches := len(entries) - len(listed):
-        notify(
-            f"not listed: {batches:,} batches of rows of the estimators; 'reservoir cache remove rows' deletes them"
-        )
-    table = record_table(listed, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
+    table = record_table(entries, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
     folders = [
         {"folder": str(path.relative_to(root)), "bytes": store.folder_bytes(path)} for path in _others(root)
     ]
@@ -181,12 +176,11 @@ def _same(name: str, path: Path) -> bool:
 
 
 def _entries(name: str, root: Path) -> list[Path]:
-    """Return the folder of an entry, even a broken one; for ``rows`` all entries of the estimators."""
+    """Return the folder of an entry, even a broken one."""
     broken = [problem.path for problem in store.broken_entries(root)]
     if named := [path for path in broken if name == path.name or _same(name, path)]:
         return named[:1]
-    batches = [entry.path for entry in store.list_entries(root) if [*entry.spec.rows] == [ROWS]]
-    return batches if name == ROWS and batches else [_find(name, root).path]
+    return [_find(name, root).path]
 
 
 def _find(name: str, root: Path) -> store.Entry:

@@ -286,6 +286,7 @@ def backbone(
     given: dict[str, Any],
 ) -> Answer:
     """Describe a backbone, or import one from a file."""
+    from reservoir.paper.counts import paper_counts
     from reservoir_pipelines.card import card
 
     if foreign or name is None:
@@ -297,6 +298,7 @@ def backbone(
         root=as_group(given, opt.CacheOptions),
         result=as_group(given, opt.OutOptions),
         task=task,
+        counts={"paper": paper_counts},
     )
     shown = {field: value for field, value in description.items() if field != "deviations"}
     return Answer(description, [record_facts(shown)])

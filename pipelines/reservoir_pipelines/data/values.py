@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks import TASKS
+from reservoir.tasks import TASKS, named_source
 from reservoir.tasks.source import clean_symbols, full_lengths
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir.tasks.words import codes_of
@@ -122,7 +122,7 @@ def encode(
     """Convert raw inputs, or sequences with ``lengths`` (rows,), to stored sequences; errors name ``where``."""
     if task.name not in TASKS:
         return _encode_own(task, x, lengths, where or f"task {task.name!r}")
-    stored, stored_lengths = TASKS[task.name](**task.parameters).encode(x, lengths)
+    stored, stored_lengths = named_source(task).encode(x, lengths)
     if lengths is not None:
         clean_lengths(task.name, lengths, *stored.shape[:2])
     return stored, stored_lengths

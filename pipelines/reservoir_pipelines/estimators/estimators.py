@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -21,38 +20,36 @@ from sklearn.utils.validation import (
 )
 
 from reservoir import options as opt
+from reservoir.column import RAW, Baseline, Column, Columns, parse_columns
 from reservoir.errors import nearest
 from reservoir.features import check_lengths, column_shapes
 from reservoir.option_fields import keyword
-from reservoir.plan import RAW, Plan, default_column, resolve
-from reservoir.pooling import raw_features
-from reservoir.readouts.estimators import check_sample_weights, code_labels, drop_weightless, fold_numbers
+from reservoir.plan import Plan, default_columns, resolve
+from reservoir.raw_input import raw_features
+from reservoir.readouts.estimators import check_sample_weights, code_labels, fold_numbers, renumbered
 from reservoir.readouts.linear import LinearReadout, Targets
-from reservoir.readouts.penalties import DEFAULT_ALPHAS, fixed_penalty, prefers_large_penalty
-from reservoir.readouts.sweep import Sweep, cross_sweep
+from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir_pipelines.estimators.rowcache import (
-    Rows,
+from reservoir_pipelines.estimators.padded_rows import (
+    PaddedRows,
     as_rows,
     is_list,
-    joined,
+    pad_sequences,
     read_vocabulary,
     scaling_of,
-    shared_cache,
-    shared_model,
     unnested,
     with_channels_last,
 )
-from reservoir_pipelines.files import ROWS, cache_root
-from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
-from reservoir_pipelines.fitting.fitters import (
-    ColumnFit,
-    add_fit,
-    fit_penalties,
-)
-from reservoir_pipelines.fitting.folds import can_choose, draw_folds
+from reservoir_pipelines.estimators.row_cache import row_cache
+from reservoir_pipelines.estimators.shared_model import TASK, shared_model
+from reservoir_pipelines.fitting.array_source import ArrayColumns
+from reservoir_pipelines.fitting.candidates import Candidates
+from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, RidgeFitter, fit_source
+from reservoir_pipelines.fitting.folds import draw_folds, folds_can_choose
+from reservoir_pipelines.fitting.select import Selection, select
+from reservoir_pipelines.output import silenced
 from reservoir_pipelines.signatures import described
 from reservoir_pipelines.training.run_folder import check_digest
 
@@ -92,7 +89,6 @@ _OPTIONS = (
     *fields(opt.ReservoirOptions),
     *(item for item in fields(opt.FeatureOptions) if item.name in ("layers", "pool")),
     *(item for item in fields(opt.OwnDataOptions) if item.name in ("missing", "standardise")),
-    *fields(opt.CacheOptions),
     *fields(opt.DeviceOptions),
     *fields(opt.ComputeOptions),
 )
@@ -153,7 +149,6 @@ class _ReservoirEstimator(BaseEstimator):
     channels_first: bool
     missing: str
     standardise: bool
-    cache: str | Path | None
     device: str
 
     def __sklearn_tags__(self) -> Any:
@@ -178,13 +173,13 @@ class _ReservoirEstimator(BaseEstimator):
                 raise ValueError(
                     f"X has the columns {names}; give the columns of fit in their order: {self._names}"
                 )
-            x, lengths = joined(x, 0 if reset else self.n_features_in_)
+            x, lengths = pad_sequences(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which validate_data refuses
                 return check_array(x, **checks), lengths
         found = _validate(self, x, *more, reset=reset, **checks)
         return found, full_lengths(found[0] if more else found) if lengths is None else lengths
 
-    def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> Rows:
+    def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> PaddedRows:
         """Resolve the plan for the data and learn the scale of values; return X as rows."""
         options = opt.ExtractOptions(
             **{item.name: getattr(self, item.name) for item in _OPTIONS}, store="float32"
@@ -193,15 +188,15 @@ class _ReservoirEstimator(BaseEstimator):
         rows = as_rows(x, lengths, self.vocabulary_, self.missing)
         self.n_channels_in_ = rows.channels
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
-        self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
+        self._task = Task(name=TASK, form=form, max_tokens=x.shape[1], classes=0)
         # Stored for predict, because another machine may choose another precision, or have other weights of this name.
         self._plan = resolve(self._task, options, {"train": len(x)})
-        self.columns_ = list(self._plan.columns)
+        self.columns_ = [str(column) for column in self._plan.columns]
         self._digest = self._model().digest
         self._scaling = scaling_of(x, rows, self._task, weights, standardise=self.standardise)
         return rows.scaled(self._scaling)
 
-    def _rows(self, x: Any) -> Rows:
+    def _rows(self, x: Any) -> PaddedRows:
         """Return new sequences in the form of the sequences that the estimator was fitted on."""
         check_is_fitted(self)
         _refuse_one_row(x, self.n_channels_in_, channels_first=self.channels_first)
@@ -212,53 +207,31 @@ class _ReservoirEstimator(BaseEstimator):
             raise ValueError(f"X has {rows.channels} channels, but {fitted}")
         return rows.scaled(self._scaling)
 
-    def _features(self, rows: Rows) -> Callable[[str], np.ndarray]:
-        """Return a function from a column's name, or several joined by a plus, to features (rows, width)."""
+    def _features(self, rows: PaddedRows) -> Callable[[Column | Baseline], np.ndarray]:
+        """Return a function from a column, or the raw input, to its features (rows, width)."""
 
         @cache
         # loads the model when first called; the raw input needs none
-        def columns() -> Callable[[str], np.ndarray]:
+        def computed() -> dict[str, np.ndarray]:
             model = self._model()
             check_digest(model, self._digest, type(self).__name__)
             check_lengths(model, rows.lengths, "X, row")
-            root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
             # All columns are computed, because other folds may choose other columns for the same rows.
-            return shared_cache(root, model, self._plan).find(model, rows.x, rows.lengths)
+            return row_cache.features(model, self._plan, rows.x, rows.lengths)
 
-        def part(name: str) -> np.ndarray:
-            return raw_features(self._task, None, rows.x, rows.lengths) if name == RAW else columns()(name)
+        @cache
+        def raw() -> np.ndarray:
+            return raw_features(self._task, None, rows.x, rows.lengths)
 
-        return lambda name: np.concatenate([part(one) for one in name.split("+")], axis=1)
+        return lambda column: raw() if column == RAW else computed()[str(column)]
+
+    def _together(self, rows: PaddedRows, columns: Columns) -> np.ndarray:
+        """Return the features (rows, width) of columns side by side."""
+        features = self._features(rows)
+        return np.concatenate([features(column) for column in columns], axis=1)
 
     def _model(self) -> LoadedModel:
         return shared_model(self._task, self._plan.reservoir, self.device, self._plan.compute)
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """What a predictor is fitted to, except the features, which depend on the column."""
-
-    y: np.ndarray  # labels (n, outputs) as numbers
-    targets: Targets
-    folds: np.ndarray  # (n, repeats)
-    units: np.ndarray  # (n,): the row or the group of each sample
-    weights: np.ndarray | None  # (n,)
-
-    @property
-    def counted(self) -> np.ndarray:
-        """Which samples have a weight above 0, (n,)."""
-        return np.ones(len(self.y), bool) if self.weights is None else self.weights > 0
-
-    def sweep(self, x: np.ndarray, alphas: np.ndarray) -> Sweep:
-        """Return the cross-validated sweep of features (n, w) over penalties."""
-        block = (x, self.y, self.folds)
-        if self.weights is not None:
-            block = drop_weightless(*block, self.weights)
-        folds, repeats = int(block[2].max()) + 1, block[2].shape[1]
-        careful = prefers_large_penalty(self.targets.classes, repeats)
-        return cross_sweep(
-            [block], self.targets, alphas, folds=folds, repeats=repeats, one_standard_error=careful
-        )
 
 
 class _ReservoirPredictor(_ReservoirEstimator):
@@ -305,45 +278,72 @@ class _ReservoirPredictor(_ReservoirEstimator):
         weights = check_sample_weights(sample_weight, checked)
         coded, targets = self._coded(labels, weights)
         rows = self._learn(checked, lengths, weights)
-        features = self._features(rows)
-        folds = self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0)
-        units = np.arange(len(coded)) if groups is None else np.asarray(groups)
-        samples = Samples(coded, targets, folds, np.unique(units, return_inverse=True)[1], weights)
-        fits, best = self._choose(samples, features)
-        readout = best.readout
+        known = self._known_columns(rows, coded, targets, weights, groups)
+        selection = self._select(known, targets)
+        choice = selection.choices[selection.saved]
+        readout = choice.fit.readout
         assert isinstance(readout, LinearReadout)
-        self.column_, self.readout_ = best.result.name, readout
-        self.alpha_, self.best_score_ = best.result.alpha, best.result.valid_score
-        found = [result for fit in fits for result in fit.results]
+        self.column_, self.readout_ = choice.fit.result.name, readout
+        self.alpha_, self.best_score_ = choice.fit.result.alpha, choice.fit.result.valid_score
+        fits = [*selection.fits, *(baseline.fit for baseline in selection.baselines)]
+        results = [result for fit in fits for result in fit.results]
         self.cv_results_ = {
-            "column": np.array([result.name for result in found], object),
-            "alpha": np.array([result.alpha for result in found]),
-            "score": np.array([result.valid_score for result in found]),
+            "column": np.array([result.name for result in results], object),
+            "alpha": np.array([result.alpha for result in results]),
+            "score": np.array([result.valid_score for result in results]),
         }
         return self
 
-    def _choose(
-        self, samples: Samples, features: Callable[[str], np.ndarray]
-    ) -> tuple[list[ColumnFit], ColumnFit]:
-        """Return the fits of all candidates and the chosen one, by the rules of the stage ``fit``."""
+    def _known_columns(
+        self,
+        rows: PaddedRows,
+        coded: np.ndarray,
+        targets: Targets,
+        weights: np.ndarray | None,
+        groups: ArrayLike | None,
+    ) -> ArrayColumns:
+        """Return the columns to choose from, without the rows of weight 0."""
+        features = self._features(rows)
+        folds = self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0)
+        units = np.arange(len(coded)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        if weights is None or weights.all():
+            return ArrayColumns(
+                features=features, y=coded, units=units, fold_of_sample=folds, weights=weights
+            )
+        counts = weights > 0
+        return ArrayColumns(
+            features=lambda column: features(column)[counts],
+            y=coded[counts],
+            units=units[counts],
+            # A fold may have lost all of its rows.
+            fold_of_sample=renumbered(folds[counts]),
+            weights=weights[counts],
+        )
+
+    def _select(self, known: ArrayColumns, targets: Targets) -> Selection:
+        """Choose a readout as the stage `fit` does, with the raw input as the only baseline."""
         alphas = DEFAULT_ALPHAS if self.alphas is None else np.array(self.alphas, np.float64, ndmin=1)
-        names, widens, counted = self._plan.candidates, self.alphas is None, samples.counted
-        one_class_each = samples.targets.classes > 0 and samples.y.shape[1] == 1
-        chooses = not one_class_each or can_choose(samples.y[counted, 0], samples.units[counted])
-        if not chooses:
-            names, alphas, widens = names[:1], fixed_penalty(alphas), False
-
-        def fitted(name: str) -> ColumnFit:
-            swept = partial(samples.sweep, features(name))
-            return fit_penalties("ridge", tuple(name.split("+")), swept, alphas, widens=widens)
-
-        fits: list[ColumnFit] = []
-        for name in names:
-            add_fit(fits, fitted(name))
-        units = samples.units[counted]
-        best = choose_fit(fits, units, default_column(names))
-        baselines = [fitted(RAW)] if chooses else []
-        return [*fits, *baselines], better_baseline(best, baselines, units) or best
+        fitter = RidgeFitter(
+            classes=targets.classes,
+            alphas=alphas,
+            widens=self.alphas is None,
+            folds=int(known.fold_of_sample.max()) + 1,
+            repeats=known.fold_of_sample.shape[1],
+            coding=targets,
+        )
+        columns = self._plan.candidates
+        chooses = folds_can_choose(known.source(columns[0]), targets.classes)
+        candidates = Candidates(
+            all_columns=columns,
+            default=default_columns(columns),
+            folds=fitter.folds,
+            repeats=fitter.repeats,
+            chooses=chooses,
+            baseline_may_win=chooses,
+        )
+        # The estimators print nothing, and rich cannot show the progress of several threads.
+        with silenced():
+            return select(known, candidates, fitter if chooses else fitter.without_choice(), _fit_raw)
 
     def _fold_numbers(
         self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool
@@ -367,8 +367,14 @@ class _ReservoirPredictor(_ReservoirEstimator):
 
     def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: ArrayLike) -> np.ndarray:
         """Return what a method of the readout returns for the features of new sequences."""
-        features = self._features(self._rows(x))(self.column_)
+        features = self._together(self._rows(x), parse_columns(self.column_))
         return method(self.readout_, features)
+
+
+def _fit_raw(known: ArrayColumns, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
+    """Return the readout of the raw input; none if nothing can be chosen."""
+    raw = known.raw()
+    return [Choice(fit_source(fitter, raw), raw, fitter)] if chooses else []
 
 
 @with_parameters("vocabulary", "channels_first", "alphas", "cv", "class_weight")
@@ -381,8 +387,8 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
     only if it is better by more than a standard error (see the rules of `fit`). Defaults are as in
     `extract` and `fit`.
 
-    Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct
-    row goes through the model once, whatever the penalties, class weights and ``cv``. Values are
+    Features are cached in this process under the SHA-256 of the row, up to 1 GiB, so each distinct row
+    goes through the model once, whatever the penalties, class weights and ``cv``. Values are
     standardised by the training samples, so in ``cross_val_score`` a row goes through the model once
     per fold, or once in total with ``standardise=False``. With ``n_jobs``, a row may go through the
     model once in each process.
@@ -536,12 +542,12 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """Return the features of sequences, (n_samples, n_features) of float32."""
-        return self._features(self._rows(X))("+".join(self.columns_))
+        return self._together(self._rows(X), self._plan.columns)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the name of each feature, such as ``block01/mean/17``; ``input_features`` is ignored."""
         check_is_fitted(self)
-        shapes = column_shapes(self._task, self._model().fpt.backbone.width, self.columns_)
+        shapes = column_shapes(self._task, self._model().fpt.backbone.width, self._plan.columns)
         return np.array(
             [f"{c}/{i}" for c, (tokens, width) in shapes.items() for i in range(tokens * width)], object
         )

@@ -118,7 +118,8 @@ def start_run(
     settings |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
     settings["waveform"] = bool(prepared.task.parameters.get("waveform"))
     shares = splits or list(rows)
-    return Run(root, prepared, plan.title, plan.shapes, layout, model, rows, spec, settings, shares)
+    shapes = {str(column): shape for column, shape in plan.shapes.items()}  # the cache knows names only
+    return Run(root, prepared, plan.title, shapes, layout, model, rows, spec, settings, shares)
 
 
 @dataclass

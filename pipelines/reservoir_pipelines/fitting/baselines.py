@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from reservoir.plan import RAW
-from reservoir.pooling import raw_features
+from reservoir.column import RAW, Baseline
+from reservoir.raw_input import raw_features
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
+from reservoir_pipelines.fitting.entry_source import RawSource
+from reservoir_pipelines.fitting.entry_view import KnownSplit
 from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, RidgeFitter, fit_source
 from reservoir_pipelines.fitting.pool import Known
-from reservoir_pipelines.fitting.source import KnownSplit, RawSource
 from reservoir_pipelines.fitting.statistics import learn_statistics
 from reservoir_pipelines.output import notify
 
@@ -22,9 +23,7 @@ CALLS = 2e8
 MIN_ROWS = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 
 
-def fit_baselines(
-    known: Known, fits: list[ColumnFit], fitter: Fitter, *, chooses: bool = True
-) -> list[Choice]:
+def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
     """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
 
     Baselines have the rows, the folds and the repeats of the ``fits`` of columns. Without ``chooses``, they
@@ -35,7 +34,7 @@ def fit_baselines(
         notify("baselines: skipped, because the prepared data was removed; run reservoir prepare")
         return []
     task = raw.task
-    fitted = next((fit for fit in fits if fit.result.columns == (RAW,)), None)
+    fitted = next((fit for fit in fits if fit.columns == (RAW,)), None)
     if task.each:
         raw, fitted = _with_windows(raw, known, task), None
     ridge = fitter.as_ridge(chooses=chooses)
@@ -56,7 +55,7 @@ def fit_baselines(
     baselines = [max(candidates, key=lambda choice: choice.fit.result.merit)]
     # Statistics learn their vocabulary from the training rows.
     for statistic in learn_statistics(task, lambda: raw.rows("train")):
-        source = replace(raw, name=statistic.name, features=statistic)
+        source = replace(raw, baseline=Baseline(statistic.name), features=statistic)
         baselines.append(Choice(fit_source(ridge, source), source, ridge))
     if not task.classes:
         baselines.append(_mean(raw, ridge))
@@ -75,7 +74,9 @@ def _mean(raw: RawSource[KnownSplit], ridge: RidgeFitter) -> Choice:
     """Return the readout of a constant feature, which predicts the mean of the training rows."""
     task = raw.task
     each = task.readout_tokens if task.each else 1
-    mean = replace(raw, name="the mean", features=lambda x, _: np.ones((len(x), each, 1), np.float32))
+    mean = replace(
+        raw, baseline=Baseline("the mean"), features=lambda x, _: np.ones((len(x), each, 1), np.float32)
+    )
     fit = fit_source(replace(ridge, alphas=np.ones(1), widens=False), mean)
     constant = replace(fit, results=(replace(fit.result, readout="constant", alpha=None),))
     return Choice(constant, mean, ridge)
@@ -95,7 +96,7 @@ def _logistic(
         products = axes * (number * width + 10 * axes**2 + 1000 * number * outputs * classes)
         return (folds * repeats + 1) * (products + CALLS * outputs * max(1, classes / 4))
 
-    widths = [known.source(fit.result.name).width() for fit in fits]
+    widths = [known.source(fit.columns).width() for fit in fits]
     most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)
     every = next((n for n in range(1, 1 + max(1, samples // MIN_ROWS)) if work(n) <= most), 0)
     if not every:
@@ -115,4 +116,4 @@ def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSo
         values = raw_features(task, raw.scaling, x, lengths)
         return windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))[0]
 
-    return replace(raw, name=f"{RAW}, windows of {patch}", features=features)
+    return replace(raw, baseline=Baseline(f"{RAW}, windows of {patch}"), features=features)

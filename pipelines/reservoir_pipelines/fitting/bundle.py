@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from reservoir_cache import read_regular, replace_file
 
+from reservoir.column import RAW, names_of
 from reservoir.errors import InputError, as_input_error
-from reservoir.plan import RAW
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.records import check_arrays, from_json
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
+from reservoir_pipelines.fitting.entry_source import RawSource
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
-from reservoir_pipelines.fitting.source import RawSource
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
@@ -71,7 +71,7 @@ class Bundle:
     lengths: bool = False  # whether the sequences of the fit had several lengths
     groups: bool = True  # False if the rows of the fit had no groups
     origin: str = ""  # the task or the path of the data of the fit
-    held_out: np.ndarray = field(default_factory=lambda: np.zeros(0))  # see `held_out_scores`
+    held_out: np.ndarray = field(default_factory=lambda: np.zeros(0))  # see `nonconformity_scores`
 
     @classmethod
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
@@ -88,18 +88,20 @@ class Bundle:
                     statistic=statistic,
                 )
             )
-        for name in () if parts else chosen.result.columns:
-            source = known.column(name)
+        for column in () if parts else chosen.source.columns:
+            source = known.column(column)
             entry = source.view.entry
             digest = "" if isinstance(source, RawSource) else entry.spec.backbone["digest"]
             if isinstance(source, RawSource) or entry.spec.init["kind"] == IMPORTED:
-                parts.append(Part(reservoir=None, digest=digest, compute="", columns=source.columns))
+                parts.append(
+                    Part(reservoir=None, digest=digest, compute="", columns=names_of(source.columns))
+                )
                 continue
             part = Part(
                 reservoir=Reservoir(**entry.made_with["reservoir"]),
                 digest=digest,
                 compute=entry.spec.compute,
-                columns=(source.column,),
+                columns=(source.column.name,),
                 input_digests={
                     kind: entry.spec.input[kind] for kind in INPUT_DIGESTS if kind in entry.spec.input
                 },
@@ -242,7 +244,7 @@ def _part(values: dict[str, Any]) -> Part:
     if values.get("statistic"):
         made["statistic"] = from_json(Statistic, values["statistic"])
     part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | made)
-    statistic = (part.statistic.name,) if part.statistic and not part.reservoir else (RAW,)
+    statistic = (part.statistic.name,) if part.statistic and not part.reservoir else (RAW.name,)
     if not part.columns or not (part.reservoir or part.digest or part.columns == statistic):
         raise ValueError("a part reads no known column")
     return part

@@ -4,17 +4,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from reservoir.column import Columns
 from reservoir.readouts.evaluation import standard_error
 from reservoir_pipelines.fitting.fitters import ColumnFit
 
 
-def choose_fit(fits: Sequence[ColumnFit], units: np.ndarray, default: str | None = None) -> ColumnFit:
+def choose_fit(fits: Sequence[ColumnFit], units: np.ndarray, default: Columns | None = None) -> ColumnFit:
     """Return the fit with the best score on held-out samples, or that of a default column unless it is clearly worse.
 
     ``units`` (n,) is the row or group of each held-out sample.
     """
     best = max(fits, key=lambda fit: fit.result.merit)
-    first = next((fit for fit in fits if fit.result.name == default), None)
+    first = next((fit for fit in fits if fit.columns == default), None)
     return best if first is None or clearly_better(best, first, units) else first
 
 

@@ -4,7 +4,8 @@ import hashlib
 
 import numpy as np
 
-from reservoir_pipelines.fitting.source import IMAGE_ROWS, RAW_ROWS, EntryView, TestSplit
+from reservoir_pipelines.fitting.entry_source import IMAGE_ROWS, RAW_ROWS
+from reservoir_pipelines.fitting.entry_view import EntryView, TestSplit
 from reservoir_pipelines.output import notify
 
 MIN_DISTINCT = 0.5  # share of distinct test rows from which repeats are too few to matter

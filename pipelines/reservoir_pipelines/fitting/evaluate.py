@@ -13,12 +13,13 @@ from reservoir.readouts.evaluation import Evaluation, balanced_interval
 from reservoir.readouts.linear import Block, Tally
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.distinct import repeated_inputs
+from reservoir_pipelines.fitting.entry_source import EntrySamples, EntrySource
+from reservoir_pipelines.fitting.entry_view import EntryView, TestSplit
 from reservoir_pipelines.fitting.fitters import CurveReadout
 from reservoir_pipelines.fitting.predictions import join_predictions, predict_block
 from reservoir_pipelines.fitting.predictions_file import LabelledRows, Predicted, ReadoutPredictions
 from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import CurvePoint, Result
-from reservoir_pipelines.fitting.source import EntryView, Samples, Source, TestSplit
 from reservoir_pipelines.output import meter
 
 
@@ -40,7 +41,7 @@ class Test:
         groups = self._first["test"].groups
         return repeated_inputs(self._first) if groups is None else groups
 
-    def read(self, source: Source) -> Samples[TestSplit]:
+    def read(self, source: EntrySource) -> EntrySamples[TestSplit]:
         """Return the test samples of the columns of a source."""
         self.readings += 1
         return source.on(self._views)
@@ -108,7 +109,9 @@ def evaluate_all(finals: Iterable[FinalReadout], test: Test, task: Task) -> dict
     return scores
 
 
-def evaluate_curve(readouts: Sequence[CurveReadout], source: Source, test: Test) -> tuple[CurvePoint, ...]:
+def evaluate_curve(
+    readouts: Sequence[CurveReadout], source: EntrySource, test: Test
+) -> tuple[CurvePoint, ...]:
     """Return the points of a learning curve, whose readouts are all scored in one reading of the test rows."""
     if not readouts:
         return ()

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from reservoir_cache import make_folder
 
+from reservoir.column import RAW, joined_name
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import DeviceOptions, FitOptions
-from reservoir.plan import RAW
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.reservoir import choose_device
-from reservoir.tasks import valid_is_test
+from reservoir.tasks import source_of
 from reservoir_pipelines.files import writing
+from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
 from reservoir_pipelines.fitting.candidates import Candidates, choose_candidates
 from reservoir_pipelines.fitting.cost import cost_line
@@ -42,17 +43,18 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     fitter = fitter if candidates.chooses else fitter.without_choice()
     sizes = _curve_sizes(options, fitter, known.rows["train"])
     arithmetic = _arithmetic(place)
-    folder = _create(Path(options.out) if options.out else candidates.folder)
+    default_folder = known.folder(candidates.all_columns, options)
+    folder = _create(Path(options.out) if options.out else default_folder)
     _announce(known, candidates, fitter)
     with products_on(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
-        selection = select(known, candidates, fitter, sizes)
+        selection = select(known, candidates, fitter, fit_baselines, sizes)
         finals = refit_all(selection.choices, task)
         layers = refit_layers(known, selection.fits, fitter, finals[0])
         # Nothing can change any more. Read the test rows, once for each readout that is shown.
         test = Test(pool.stores)
         scores = evaluate_all([*finals, *(layer.final for layer in layers)], test, task)
-        curve = evaluate_curve(selection.curve, selection.best.source, test)
+        curve = evaluate_curve(selection.curve, finals[0].source, test)
     # Compare with baselines, save the chosen readout, and write what it predicts.
     readouts = _Readouts(finals=finals, saved=finals[selection.saved], layers=layers, scores=scores)
     result = _result(known, selection, readouts, curve, folder, started)
@@ -63,7 +65,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         readouts.saved,
         readouts.predictions,
         scores[readouts.saved].rows,
-        candidates.folder,
+        default_folder,
         options,
     )
     return result
@@ -99,7 +101,7 @@ def _result(
     chosen, *baselines = (readouts.scores[final] for final in readouts.finals)
     saved = readouts.scores[readouts.saved]
     # The raw input alone is no reservoir, so there is nothing to compare.
-    compared = baselines if chosen.result.columns != (RAW,) else []
+    compared = baselines if readouts.finals[0].source.columns != (RAW,) else []
     against = tuple(compare_with(chosen, baseline) for baseline in compared)
     notify(*(comparison.sentence for comparison in against if comparison.verdict != "adds"))
     notify(*cautions(saved, selection.choices[selection.saved].fit, selection.units))
@@ -139,11 +141,9 @@ def _announce(known: Known, candidates: Candidates, fitter: Fitter) -> None:
 def _open(features: Features | Sequence[Features] | Pool) -> Pool:
     """Open the entries; refuse those whose test rows choose readouts, and say if weights have changed since."""
     pool = Pool.of(features)
-    if valid_is_test(pool.task.name, pool.task.parameters):
-        raise InputError(
-            f"{pool.task.name}: with --protocol paper its test rows are its validation rows, which choose readouts; "
-            "extract it without --protocol paper"
-        )
+    if obstacle := source_of(pool.task).no_selection:
+        problem = f"{pool.task.name}: {obstacle.reason}, which choose readouts"
+        raise InputError(problem, f"{obstacle.remedy}, and extract it again")
     for store in pool.stores:
         caution_if_changed(store.entry)
     return pool
@@ -170,7 +170,8 @@ def _how(candidates: Candidates, rows: int) -> str:
     """Return what is fitted and how a readout is chosen, in words."""
     if not candidates.chooses:
         problem = "nothing is chosen, because no fold can hold out most of the classes and still fit them"
-        instead = f"the readout is {candidates.columns[0]} with a fixed penalty, and validation scores mean nothing"
+        name = joined_name(candidates.columns[0])
+        instead = f"the readout is {name} with a fixed penalty, and validation scores mean nothing"
         return f"{problem}; {instead}; add rows (or groups) of each class"
     grouped = " by group" if candidates.groups is not None else ""
     how = f"{candidates.folds}-fold cross-validation{grouped}" if candidates.folds else "valid"

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from reservoir.column import RAW, Columns, names_of
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
-from reservoir.plan import RAW
 from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.linear import (
     Block,
@@ -42,11 +42,13 @@ from reservoir.readouts.penalties import (
 from reservoir.readouts.ridge import gather, head, ridge_path
 from reservoir.readouts.sweep import Sweep, cross_sweep, sweep
 from reservoir_pipelines.fitting.cost import RidgeSize
+from reservoir_pipelines.fitting.entry_source import RawSource
+from reservoir_pipelines.fitting.entry_view import KNOWN, KnownSplit
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
-from reservoir_pipelines.fitting.moments import stored_moments
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
-from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, RawSource, Source, in_memory_if_small
+from reservoir_pipelines.fitting.source import Source, in_memory_if_small
+from reservoir_pipelines.fitting.stored_moments import stored_moments
 from reservoir_pipelines.output import meter
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
@@ -56,6 +58,7 @@ CURVE_DRAWS = 5  # random draws of the rows of a learning curve
 class ColumnFit:
     """The scores of every setting of one readout on one source, and the index of the best setting."""
 
+    columns: Columns
     results: tuple[Result, ...]
     best: int
     solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` found a better fit
@@ -76,12 +79,12 @@ class ColumnFit:
         return self.solve()
 
 
-def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFit:
+def column_fit(readout: str, columns: Columns, swept: Sweep) -> ColumnFit:
     """Return the fit of concatenated columns by a kind of ``readout``, from its sweep over penalties."""
     settings = zip(swept.path.alphas, swept.accuracy, swept.loss, swept.path.converged, strict=True)
     results = tuple(
         Result(
-            columns=columns,
+            columns=names_of(columns),
             readout=readout,
             metric=swept.tally.targets.metric,
             alpha=float(alpha),
@@ -93,6 +96,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
     )
     sample_scores = None if swept.sample_scores is None else partial(np.asarray, swept.sample_scores)
     return ColumnFit(
+        columns=columns,
         results=results,
         best=swept.best,
         solve=swept.readout,
@@ -108,7 +112,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     best = max(fits, key=lambda fit: fit.result.merit)
     fits[1:] = [
         fit
-        if fit is best or fit.result.columns == (RAW,)
+        if fit is best or fit.columns == (RAW,)
         else replace(fit, solve=None, sample_scores=None, held_out=None)
         for fit in fits[1:]
     ]
@@ -116,7 +120,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
 
 def fit_penalties(
     readout: str,
-    columns: tuple[str, ...],
+    columns: Columns,
     swept: Callable[[np.ndarray], Sweep],
     alphas: np.ndarray,
     *,
@@ -270,12 +274,14 @@ class RidgeFitter(PenaltyFitter):
 
     kind = "ridge"
     has_curve = True
-    one_standard_error: bool = False
+    coding: Targets | None = None  # of the labels, if it is decided before the fit
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
-    _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, default_factory=dict)
+    _kernels: dict[Columns, KernelMatrix] = field(init=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
+        if self.coding is not None:
+            return self.coding
         splits = KNOWN if self.folds or self.refits else ("train",)
         return targets_of(source, self.classes, balanced=self.balanced, splits=splits)
 
@@ -308,7 +314,7 @@ class RidgeFitter(PenaltyFitter):
                 alphas,
                 folds=self.folds,
                 repeats=self.repeats,
-                one_standard_error=self.one_standard_error,
+                one_standard_error=prefers_large_penalty(self.classes, self.repeats),
                 moments=moments,
                 feature_weights=feature_weights,
                 of_first_features=next(
@@ -411,10 +417,12 @@ class LogisticFitter(PenaltyFitter):
 
         If the source has only some of the rows, readouts are fitted to these, and score all rows.
         """
-        whole = replace(source, some=None) if isinstance(source, RawSource) else source
+        whole, fitted = source, slice(None)
+        if isinstance(source, RawSource) and source.some:
+            whole = replace(source, some=None)
+            fitted = fitted_samples(source, whole)
         targets = targets_of(source, self.classes, balanced=self.balanced, splits=KNOWN)
         numbers = assign_folds(whole, self.folds, self.classes, self.repeats)
-        fitted = fitted_samples(source, whole)
         x, y = map(np.concatenate, zip(*_all_blocks(source), strict=True))
         tally, sample_scores, first = Tally(targets), list[np.ndarray](), list[np.ndarray]()
         labels = np.concatenate([whole.labels(split) for split in KNOWN])
@@ -441,7 +449,7 @@ def _all_blocks(source: Source) -> Iterator[Block]:
     return itertools.chain.from_iterable(map(source.blocks, KNOWN))
 
 
-def fitted_samples(source: Source, whole: Source) -> np.ndarray:
+def fitted_samples(source: RawSource[KnownSplit], whole: RawSource[KnownSplit]) -> np.ndarray:
     """Return the numbers of a source's samples of train and valid among those of all rows, (n,)."""
     rows, start = [], 0
     for split in KNOWN:
@@ -513,7 +521,7 @@ class EstimatorFitter(Fitter):
         x, y = (np.concatenate(part) for part in zip(*source.blocks("train"), strict=True))
         results: list[Result] = []
         readouts: list[Readout] = []
-        problem = f"--readout {self.path}: cannot be fitted to {'+'.join(source.columns)}"
+        problem = f"--readout {self.path}: cannot be fitted to {source.name}"
         for settings in self.grid:
             with as_input_error(problem, "correct its parameters"):
                 model, converged = self._pipeline(settings, targets, x, y)
@@ -522,10 +530,20 @@ class EstimatorFitter(Fitter):
             values = ", ".join(f"{name}={value}" for name, value in settings.items())
             name = f"{self.path}({values})" if values else self.path
             score = accuracy_of(readouts[-1], source.blocks("valid"))
-            kind = {"columns": source.columns, "readout": name, "alpha": None, "metric": targets.metric}
+            kind = {
+                "columns": names_of(source.columns),
+                "readout": name,
+                "alpha": None,
+                "metric": targets.metric,
+            }
             results.append(Result(**kind, valid_score=score, converged=converged))
         best = max(range(len(results)), key=lambda number: results[number].valid_score)
-        return ColumnFit(results=tuple(results), best=best, solve=partial(readouts.__getitem__, best))
+        return ColumnFit(
+            columns=source.columns,
+            results=tuple(results),
+            best=best,
+            solve=partial(readouts.__getitem__, best),
+        )
 
     def _pipeline(
         self, settings: dict[str, Any], targets: Targets, x: np.ndarray, y: np.ndarray
@@ -603,7 +621,6 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         folds=folds,
         repeats=repeats,
         refits=options.select == "auto" and not folds,
-        one_standard_error=prefers_large_penalty(classes, repeats),
     )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock
-from reservoir_pipelines.fitting.source import KNOWN, EntryView, KnownSplit, SomeRows, Source
+from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView, KnownSplit
+from reservoir_pipelines.fitting.source import Source
 
 
 def can_choose(labels: np.ndarray, units: np.ndarray) -> bool:
@@ -20,41 +20,51 @@ def can_choose(labels: np.ndarray, units: np.ndarray) -> bool:
     A class of a single unit is never both fitted and held out: all readouts are wrong on it. The
     samples of the other classes must be the majority, and of at least two classes.
     """
-    pairs = np.unique(np.stack([labels.astype(np.int64), np.unique(units, return_inverse=True)[1]]), axis=1)
-    classes, number = np.unique(pairs[0], return_counts=True)
-    held_out = classes[number > 1]
-    return len(held_out) > 1 and bool(np.isin(labels, held_out).mean() > 0.5)
+    codes = np.unique(units, return_inverse=True)[1]
+    class_and_unit = np.unique(np.stack([labels.astype(np.int64), codes]), axis=1)
+    classes, units_of_class = np.unique(class_and_unit[0], return_counts=True)
+    in_several_units = classes[units_of_class > 1]
+    are_majority = np.isin(labels, in_several_units).mean() > 0.5
+    return len(in_several_units) > 1 and bool(are_majority)
+
+
+def folds_can_choose(source: Source, classes: int) -> bool:
+    """Return whether folds can choose among readouts of the samples of a source (see `can_choose`)."""
+    labels = np.concatenate([source.labels(split) for split in KNOWN])
+    # Values have no classes. With several labels per sample, a row holds out each of them in some class.
+    if not classes or labels.shape[1] > 1:
+        return True
+    return can_choose(labels[:, 0], held_out_units(source, KNOWN))
 
 
 def held_out_units(source: Source, splits: Sequence[KnownSplit]) -> np.ndarray:
     """Return the number of the row, or the group, of each sample of some splits, (n,); units are independent."""
     counts = np.concatenate([source.counts(split) for split in splits])
-    parts = [source.view[split].groups for split in splits]
-    groups = [
-        of[source.selected_rows(split)] for of, split in zip(parts, splits, strict=True) if of is not None
-    ]
-    return np.repeat(np.arange(len(counts)) if len(groups) < len(parts) else np.concatenate(groups), counts)
+    groups = groups_of_splits(source, splits)
+    return np.repeat(np.arange(len(counts)) if groups is None else groups, counts)
 
 
-def groups_of(view: EntryView[KnownSplit], some: SomeRows | None = None) -> np.ndarray | None:
-    """Return the group of each row in train, then valid, or of ``some`` rows; None if the rows have no groups."""
-    groups = {split: view[split].groups for split in KNOWN}
-    if any(of is None for of in groups.values()):
+def groups_of_splits(
+    rows: Source | EntryView[KnownSplit], splits: Sequence[KnownSplit] = KNOWN
+) -> np.ndarray | None:
+    """Return the group of each row in some splits, one after the other; None if the rows have no groups."""
+    groups = [rows.groups(split) for split in splits]
+    if any(of_split is None for of_split in groups):
         return None
-    return np.concatenate(
-        [of[(some or {}).get(split, slice(None))] for split, of in groups.items() if of is not None]
-    )
+    return np.concatenate([of_split for of_split in groups if of_split is not None])
 
 
 def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
     """Return the fold of each sample in train, then valid, (n, repeats); samples of a row or group share a fold."""
-    counts, labels = (
-        np.concatenate([part(split) for split in KNOWN]) for part in (source.counts, source.labels)
-    )
-    groups, classes_of_rows = groups_of(source.view, source.some), _row_classes(source, labels, classes)
+    if source.fold_of_sample is not None:
+        return source.fold_of_sample
+    counts = np.concatenate([source.counts(split) for split in KNOWN])
+    labels = np.concatenate([source.labels(split) for split in KNOWN])
+    groups = groups_of_splits(source)
     codes = None if groups is None else np.unique(groups, return_inverse=True)[1]
+    classes_of_rows = _as_bytes(_row_classes(source, labels, classes))
     draws = [
-        _draw_once(len(counts), folds, _as_bytes(classes_of_rows), _as_bytes(codes), repeat)
+        _draw_once(len(counts), folds, classes_of_rows, _as_bytes(codes), repeat)
         for repeat in range(repeats)
     ]
     return np.repeat(np.stack(draws, axis=1), counts, axis=0)
@@ -77,8 +87,14 @@ def _as_bytes(numbers: np.ndarray | None) -> bytes | None:
 
 
 def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
-    """Yield all samples of train, then of valid, each block with its part of ``folds`` (see `assign_folds`)."""
-    return _with_numbers(itertools.chain.from_iterable(map(source.blocks, KNOWN)), folds)
+    """Yield all samples of train, then of valid, each block with its part of ``folds`` (see `assign_folds`).
+
+    If samples have weights, a block has its part of them too.
+    """
+    blocks = itertools.chain.from_iterable(map(source.blocks, KNOWN))
+    if source.sample_weights is None:
+        return _with_parts(blocks, folds)
+    return _with_parts(blocks, folds, source.sample_weights)
 
 
 def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> Iterator[FoldBlock]:
@@ -86,10 +102,10 @@ def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> 
     counts = source.counts("train")
     ranks = draw_ranks(len(counts), _row_classes(source, source.labels("train"), classes), draw)
     stages = np.repeat(np.searchsorted(sizes, ranks, side="right"), counts)
-    for x, y, stage in _with_numbers(source.blocks("train"), stages):
-        used = stage < len(sizes)
-        if used.any():
-            yield x[used], y[used], stage[used]
+    for x, y, stage in _with_parts(source.blocks("train"), stages):
+        is_used = stage < len(sizes)
+        if is_used.any():
+            yield x[is_used], y[is_used], stage[is_used]
 
 
 def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray | None:
@@ -97,11 +113,11 @@ def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray
     return labels[:, 0] if classes and source.tokens() == labels.shape[1] == 1 else None
 
 
-def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[FoldBlock]:
-    """Yield blocks of samples, each with its part of ``numbers`` (n,), one for each sample."""
+def _with_parts(blocks: Iterable[Block], *arrays: np.ndarray) -> Iterator[FoldBlock]:
+    """Yield blocks of samples, each with its part of arrays (n, ...), which have a row for each sample."""
     start = 0
     for x, y in blocks:
-        yield x, y, numbers[start : start + len(x)]
+        yield x, y, *(array[start : start + len(x)] for array in arrays)
         start += len(x)
 
 
@@ -126,6 +142,9 @@ def draw_folds(
         raise InputError(
             f"cross-validation cannot use {folds} folds for {units} {what}", f"use 2 to {units}"
         )
+    # predict imports this file but draws no folds, and scikit-learn takes a second to import
+    from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
+
     # scikit-learn repeats folds of rows (RepeatedStratifiedKFold), but not those of groups, so each repeat is a seed.
     settings: dict[str, Any] = {"n_splits": folds, "shuffle": True, "random_state": repeat}
     if labels is not None and np.unique(labels, return_counts=True)[1].max() >= folds:
@@ -154,8 +173,10 @@ def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np
     ranks = generator.permutation(rows)
     if labels is None:
         return ranks
-    share = np.empty(rows)
+    # The place of each row within its class, from 0 to 1: up to any place, each class has its share of rows. A
+    # random start keeps small classes from always coming first.
+    place = np.empty(rows)
     for label in np.unique(labels):
-        mine = np.flatnonzero(labels == label)
-        share[mine] = (ranks[mine].argsort().argsort() + generator.random()) / len(mine)
-    return share.argsort().argsort()
+        of_class = np.flatnonzero(labels == label)
+        place[of_class] = (ranks[of_class].argsort().argsort() + generator.random()) / len(of_class)
+    return place.argsort().argsort()

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reservoir.plan import RAW
+from reservoir.column import RAW, common_place, layers_first_to_last
 from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate_labels
 from reservoir.readouts.paired import Difference, paired_difference
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.cost import work_meter
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, size_of
+from reservoir_pipelines.fitting.folds import groups_of_splits
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout, refit
 from reservoir_pipelines.fitting.results import LayerScore
@@ -41,7 +42,7 @@ def refit_layers(
     if len(of_layers) < 2:
         return []
     layers: list[Layer] = []
-    sources = [known.source(fit.result.name) for fit in of_layers.values()]
+    sources = [known.source(fit.columns) for fit in of_layers.values()]
     fitters = [fitter.with_setting_of(fit) for fit in of_layers.values()]
     works = [
         size_of(source, single).work + Choice(fit, source, single).refit_work
@@ -78,12 +79,12 @@ def layer_scores(
 
 def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
     """Return the fit with the best validation score among the columns of each layer, in the order of the layers."""
-    found: dict[str, ColumnFit] = {}
+    best: dict[str, ColumnFit] = {}
     for fit in fits:
-        name, *others = {column.partition("/")[0] for column in fit.result.columns}
-        if not others and name != RAW:
-            found[name] = max(found.get(name, fit), fit, key=lambda one: one.result.merit)
-    return {name: found[name] for name in sorted(found, key=lambda name: (name != "embed", name))}
+        layer = common_place(fit.columns)
+        if layer is not None and fit.columns != (RAW,):
+            best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.merit)
+    return {layer: best[layer] for layer in layers_first_to_last(best)}
 
 
 def _evaluate_validation(final: FinalReadout, task: Task) -> Evaluation:
@@ -92,12 +93,8 @@ def _evaluate_validation(final: FinalReadout, task: Task) -> Evaluation:
     predicted = np.concatenate([final.predictions[split].labels for split in splits])
     labels = np.concatenate([source.labels(split) for split in splits])
     counts = np.concatenate([source.counts(split) for split in splits])
-    groups = [source.view[split].groups for split in splits]
-    together = (
-        None if any(of is None for of in groups) else np.concatenate([g for g in groups if g is not None])
-    )
     names = [str(task.label(number)) for number in range(task.classes)]
-    return evaluate_labels(labels, predicted, names, None, counts, together)
+    return evaluate_labels(labels, predicted, names, None, counts, groups_of_splits(source.view, splits))
 
 
 def _score(layer: Layer, scores: Scores, difference: Difference | None, task: Task) -> LayerScore:

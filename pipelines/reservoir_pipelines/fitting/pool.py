@@ -3,28 +3,26 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from reservoir_cache import Entry, FeatureStore, path_below
 
+from reservoir.column import Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
-from reservoir.plan import RAW
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import SPLITS, Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
-from reservoir_pipelines.fitting.source import (
-    KNOWN,
+from reservoir_pipelines.fitting.entry_source import (
     ColumnSource,
-    EntryView,
+    EntrySource,
     JoinedSource,
-    KnownSplit,
     RawSource,
     SomeRows,
-    Source,
 )
+from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView, KnownSplit
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 
 # What `fit` takes: the result of `extract`, or the folder of an entry.
@@ -36,7 +34,7 @@ class Pool:
     """The opened entries of a fit, with all their rows."""
 
     stores: tuple[FeatureStore, ...]
-    only: tuple[str, ...] | None = None  # the columns to use, all by default
+    only: tuple[Column, ...] | None = None  # the columns to use, all by default
 
     @classmethod
     def of(cls, features: "Pool | Features | Sequence[Features]") -> "Pool":
@@ -59,14 +57,15 @@ class Pool:
         """The task whose rows the entries hold."""
         return Task.from_dict(self.stores[0].entry.spec.task)
 
-    def columns(self) -> list[str]:
-        """Return the names of all columns that every split of an entry holds."""
-        columns = []
+    def columns(self) -> list[Column]:
+        """Return all columns that every split of an entry holds, numbered by entry if there are several."""
+        columns: list[Column] = []
         for number, store in enumerate(self.stores, start=1):
             splits = [store[split].columns for split in store.splits]
             whole = [name for name in store["train"].columns if all(name in names for names in splits)]
-            columns += [f"{number}:{name}" for name in whole] if len(self.stores) > 1 else whole
-        return [name for name in columns if self.only is None or name in self.only]
+            entry = number if len(self.stores) > 1 else None
+            columns += [replace(Column.parse(name), entry=entry) for name in whole]
+        return [column for column in columns if self.only is None or column in self.only]
 
     @property
     def known(self) -> "Known":
@@ -111,7 +110,7 @@ class Known:
     """
 
     views: tuple[EntryView[KnownSplit], ...]
-    columns: tuple[str, ...]  # the columns that every split of an entry holds
+    columns: tuple[Column, ...]  # the columns that every split of an entry holds
     some: SomeRows | None = field(default=None, compare=False)  # the rows to read, all by default
 
     @property
@@ -142,9 +141,10 @@ class Known:
         """The number of rows of each split."""
         return {split: self.view[split].rows for split in KNOWN}
 
-    def folder(self, columns: Sequence[str], options: FitOptions) -> Path:
+    def folder(self, candidates: Sequence[Columns], options: FitOptions) -> Path:
         """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache."""
-        settings = [columns, options.readout, options.alphas, options.select, options.class_weight]
+        names = [joined_name(columns) for columns in candidates]
+        settings = [names, options.readout, options.alphas, options.select, options.class_weight]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
         kind, path = options.readout.partition(":")[0].rpartition(".")[2], self.entry.path.resolve()
         name = f"{self.title}-{kind}-{digest}"
@@ -152,20 +152,19 @@ class Known:
             return path_below(path.parent, name)
         return path_below(path.parents[2], "readouts", self.entry.spec.task["name"], name)
 
-    def source(self, name: str) -> Source:
-        """Return the samples of a column, or of several side by side, joined by a plus."""
-        parts = tuple(self.column(part) for part in name.split("+"))
+    def source(self, columns: Columns) -> EntrySource:
+        """Return the samples of a column, or of several side by side."""
+        parts = tuple(self.column(column) for column in columns)
         return parts[0] if len(parts) == 1 else JoinedSource(parts)
 
     def raw(self) -> RawSource[KnownSplit] | None:
         """Return the raw input of the same rows; None if the prepared data was removed."""
         return RawSource(self.view, some=self.some) if self.view.has_raw else None
 
-    def column(self, name: str) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
+    def column(self, column: Column | Baseline) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
         """Return the samples of a single column, or of the raw input."""
-        if name == RAW:
+        if isinstance(column, Baseline):
             if raw := self.raw():
                 return raw
             raise InputError("raw: the prepared data was removed", "run reservoir prepare")
-        number, colon, _ = name.partition(":")
-        return ColumnSource(self.views[int(number) - 1] if colon else self.view, name, self.some)
+        return ColumnSource(self.views[(column.entry or 1) - 1], column, self.some)

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from reservoir.readouts.linear import Block, LinearReadout, Readout
+from reservoir_pipelines.fitting.entry_source import EntrySource
+from reservoir_pipelines.fitting.entry_view import KNOWN, KnownSplit
 from reservoir_pipelines.fitting.predictions_file import Predicted
-from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source
 
 
 def predict_held_out(
-    readout: LinearReadout, source: Source, scores: np.ndarray
+    readout: LinearReadout, source: EntrySource, scores: np.ndarray
 ) -> tuple[dict[KnownSplit, Predicted], dict[KnownSplit, slice | np.ndarray]]:
     """Return the predictions from held-out scores (n, T) of the samples of train, then of valid, and their rows."""
     samples = [len(source.labels(split)) for split in KNOWN]

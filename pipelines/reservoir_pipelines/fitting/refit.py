@@ -9,11 +9,12 @@ import numpy as np
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.cost import work_meter
-from reservoir_pipelines.fitting.fitters import Choice, Fitter
+from reservoir_pipelines.fitting.entry_source import EntrySamples, EntrySource, RawSource
+from reservoir_pipelines.fitting.entry_view import KnownSplit
+from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter
 from reservoir_pipelines.fitting.predictions import predict_blocks, predict_held_out
 from reservoir_pipelines.fitting.predictions_file import Predicted
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KnownSplit, RawSource, Source
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,8 +29,8 @@ class FinalReadout:
 
     result: Result
     readout: Readout
-    source: Source
-    held_out: Callable[[], np.ndarray]  # computes the scores of `held_out_scores`
+    source: EntrySource
+    held_out: Callable[[], np.ndarray]  # computes the scores of `nonconformity_scores`
     predictions: dict[KnownSplit, Predicted]
     rows: dict[KnownSplit, slice | np.ndarray]
 
@@ -48,39 +49,40 @@ def refit_all(choices: Sequence[Choice], task: Task) -> list[FinalReadout]:
 def refit(choice: Choice, task: Task) -> FinalReadout:
     """Calibrate a chosen readout on valid, and fit it to train and valid."""
     fit, source, fitter = choice
+    assert isinstance(source, EntrySamples), "a readout of arrays has been fitted to all of them"
     readout, alpha = fit.readout, fit.result.alpha
     # Cross-validation has calibrated its readout on held-out rows.
     calibrates = task.classes and fitter.calibrates and not fitter.folds
     if calibrates and isinstance(readout, LinearReadout):
         readout = readout.calibrate(source.blocks("valid"))
     # Rows of valid are predicted before the readout is fitted to them.
-    predictions, rows = _predict_known(choice, readout)
+    predictions, rows = _predict_known(fit, source, readout)
     return FinalReadout(
         result=fit.result,
         readout=fitter.refit(source, readout, alpha),
         source=source,
-        held_out=partial(held_out_scores, readout, source, fitter, alpha),
+        held_out=partial(nonconformity_scores, readout, source, fitter, alpha),
         predictions=predictions,
         rows=rows,
     )
 
 
 def _predict_known(
-    choice: Choice, calibrated: Readout
+    fit: ColumnFit, source: EntrySource, calibrated: Readout
 ) -> tuple[dict[KnownSplit, Predicted], dict[KnownSplit, slice | np.ndarray]]:
     """Return the predictions of a readout for rows that it was not fitted to, and which rows these are."""
-    fit, source, _ = choice
     if fit.held_out is None:
-        return {"valid": predict_blocks(calibrated, source.blocks("valid"))}, {
-            "valid": source.selected_rows("valid")
-        }
+        predicted = predict_blocks(calibrated, source.blocks("valid"))
+        return {"valid": predicted}, {"valid": source.selected_rows("valid")}
     assert isinstance(calibrated, LinearReadout), "cross-validation fits linear readouts"
     # A readout that was fitted to some of the rows has held-out scores of all of them.
     whole = replace(source, some=None) if isinstance(source, RawSource) else source
     return predict_held_out(calibrated, whole, fit.held_out()[0])
 
 
-def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:
+def nonconformity_scores(
+    readout: Readout, source: EntrySource, fitter: Fitter, alpha: float | None
+) -> np.ndarray:
     """Return the nonconformity score of every validation row, ascending, (n,); none for several labels per row.
 
     It is one minus the probability of the row's class, or the distance from the true value (Vovk et

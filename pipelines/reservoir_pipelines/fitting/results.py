@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reservoir.plan import RAW
+from reservoir.column import (
+    JOIN,
+    RAW,
+    Columns,
+    common_place,
+    layers_first_to_last,
+    parse_columns,
+    short_name,
+)
 from reservoir.readouts.evaluation import Evaluation
 from reservoir.readouts.linear import Readout
 from reservoir.records import from_json
@@ -72,20 +80,17 @@ class Result(Record):
     @property
     def name(self) -> str:
         """The columns, joined by ``+``."""
-        return "+".join(self.columns)
+        return JOIN.join(self.columns)
+
+    @property
+    def parsed(self) -> Columns:
+        """The columns, from their names."""
+        return parse_columns(self.name)
 
     @property
     def title(self) -> str:
         """A short name: the columns; for more than two, their layers with their pooling or their number."""
-        if len(self.columns) <= 2:
-            return self.name
-        layers = list(dict.fromkeys(column.partition("/")[0] for column in self.columns))
-        named = "+".join(layers) if len(layers) <= 3 else f"{layers[0]} ... {layers[-1]}"
-        poolings = {column.partition("/")[2] for column in self.columns}
-        if len(poolings) > 1:
-            return f"{named} ({len(self.columns)} columns)"
-        (pooling,) = poolings
-        return f"{named} ({pooling})" if len(layers) <= 3 else f"{pooling} of {len(layers)} layers"
+        return short_name(self.parsed)
 
     @property
     def setting(self) -> str:
@@ -178,7 +183,7 @@ class Against(Record):
     @property
     def sentence(self) -> str:
         """The verdict in words, with its evidence."""
-        name = "the raw input" if self.name == RAW else self.name
+        name = "the raw input" if self.name == RAW.name else self.name
         rows, by = count_text(self.rows, "test row"), difference_text(abs(self.difference), self.metric)
         over = f"{rows} in {count_text(self.groups, 'group')}" if self.groups else rows
         if self.verdict == "cannot be judged":
@@ -258,13 +263,12 @@ class Fit:
     @property
     def layers(self) -> dict[str, float]:
         """Best validation score of each layer alone, and of the raw input; empty for a single layer."""
-        found: dict[str, float] = {}
+        best: dict[str, float] = {}
         for result in [*self.table, *filter(None, [self.raw])]:
-            name, *others = {column.partition("/")[0] for column in result.columns}
-            if not others:
-                found[name] = max(result.valid_score, found.get(name, result.valid_score))
-        order = sorted(found, key=lambda name: (name != "embed", name == "raw", name))
-        return {name: found[name] for name in order} if len(found) > 2 else {}
+            layer = common_place(result.parsed)
+            if layer is not None:
+                best[layer] = max(result.valid_score, best.get(layer, result.valid_score))
+        return {layer: best[layer] for layer in layers_first_to_last(best)} if len(best) > 2 else {}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""

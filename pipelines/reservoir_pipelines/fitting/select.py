@@ -1,15 +1,19 @@
 """The choice of a readout, which sees train and valid only: candidates race, are fitted and compared."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from reservoir_pipelines.fitting.baselines import CHEAP, fit_baselines
+from reservoir.column import Columns
+from reservoir_pipelines.fitting.baselines import CHEAP
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
 from reservoir_pipelines.fitting.cost import RidgeSize, work_meter
+from reservoir_pipelines.fitting.entry_source import SomeRows
+from reservoir_pipelines.fitting.entry_view import KNOWN
 from reservoir_pipelines.fitting.fitters import (
     Choice,
     ColumnFit,
@@ -22,7 +26,7 @@ from reservoir_pipelines.fitting.fitters import (
 from reservoir_pipelines.fitting.folds import held_out_units
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KNOWN, SomeRows
+from reservoir_pipelines.fitting.source import Source
 
 RACED_ROWS = 2000  # training rows from which a race saves time
 RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race
@@ -47,17 +51,38 @@ class Selection:
         return [self.best, *self.baselines]
 
 
-def select(known: Known, candidates: Candidates, fitter: Fitter, sizes: Sequence[int] = ()) -> Selection:
-    """Fit all candidates and choose one; ``sizes`` are numbers of rows of a learning curve."""
+class KnownColumns(Protocol):
+    """Columns of rows that may choose a readout: a `Known`, or the arrays of an estimator. None are test rows."""
+
+    def source(self, columns: Columns) -> Source: ...  # noqa: D102
+    def raw(self) -> Source | None: ...  # noqa: D102
+
+
+K = TypeVar("K", bound=KnownColumns)
+FitBaselines = Callable[[K, list[ColumnFit], Fitter, bool], list[Choice]]
+
+
+def select(
+    known: K,
+    candidates: Candidates,
+    fitter: Fitter,
+    fit_baselines: FitBaselines[K],
+    sizes: Sequence[int] = (),
+) -> Selection:
+    """Fit all candidates and baselines, and choose one; ``sizes`` are numbers of rows of a learning curve.
+
+    ``fit_baselines`` takes the known columns, the fits of the candidates, the fitter, and whether
+    anything can be chosen.
+    """
     fits, left_out = fit_columns(known, candidates, fitter)
     # Fits are compared on validation rows, or on the held-out rows of all folds.
     units = held_out_units(known.source(candidates.columns[0]), KNOWN if candidates.folds else ("valid",))
     best_fit = choose_fit(fits, units, candidates.default)
-    best = Choice(best_fit, known.source(best_fit.result.name), fitter)
+    best = Choice(best_fit, known.source(best_fit.columns), fitter)
     curve = fitter.learning_curve(best.source, sizes) if sizes else []
     work = baseline_work(known, fitter)
     with work_meter("baselines", [work]) as part, part(work):
-        baselines = fit_baselines(known, fits, fitter, chooses=candidates.chooses)
+        baselines = fit_baselines(known, fits, fitter, candidates.chooses)
     # A baseline that is clearly better than the reservoir is saved in its place, if it may be.
     rivals = [baseline.fit for baseline in baselines] if candidates.baseline_may_win else []
     better = better_baseline(best_fit, rivals, units)
@@ -72,48 +97,58 @@ def select(known: Known, candidates: Candidates, fitter: Fitter, sizes: Sequence
     )
 
 
-def baseline_work(known: Known, fitter: Fitter) -> float:
+def baseline_work(known: KnownColumns, fitter: Fitter) -> float:
     """Return the estimated multiplications of all baselines."""
     # The raw input is fitted by ridge and perhaps by logistic regression, and statistics of it take less.
     raw = known.raw()
     if raw is None:
         return 0
-    return 2 * size_of(raw, fitter).work + (CHEAP if known.task.classes else 0)
+    return 2 * size_of(raw, fitter).work + (CHEAP if fitter.classes else 0)
 
 
 def fit_columns(
-    known: Known, candidates: Candidates, fitter: Fitter
+    known: KnownColumns, candidates: Candidates, fitter: Fitter
 ) -> tuple[list[ColumnFit], tuple[Result, ...]]:
     """Return the fits of columns to all rows, and the results of the columns that a race excluded, best first."""
-    raced = _rows_of_race(known, candidates)
-    if raced is None:
+    few = _race(known, candidates)
+    if few is None:
         return _fit_each("fit", known, candidates.columns, fitter), ()
     # All columns are fitted to some of the rows, and the best third to all rows.
-    fits = _fit_each("race", replace(known, some=raced), candidates.columns, fitter.without_wider_grid())
+    fits = _fit_each("race", few, candidates.columns, fitter.without_wider_grid())
     ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
     lost = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
-    going_on = [name for name, fit in zip(candidates.columns, fits, strict=True) if fit.result not in lost]
+    going_on = [
+        columns for columns, fit in zip(candidates.columns, fits, strict=True) if fit.result not in lost
+    ]
     return _fit_each("fit", known, going_on, fitter), tuple(lost)
 
 
 def expected_sizes(known: Known, candidates: Candidates, fitter: Fitter) -> list[RidgeSize]:
     """Return the sizes of all fits of candidates and of the raw input; of a race, the widest third goes on."""
-    sizes = [size_of(known.source(name), fitter) for name in candidates.columns]
+    sizes = [size_of(known.source(columns), fitter) for columns in candidates.columns]
     raw = known.raw()
     of_raw = [size_of(raw, fitter)] if raw else []
-    raced = _rows_of_race(known, candidates)
-    if raced is None:
+    few = _race(known, candidates)
+    if few is None:
         return sizes + of_raw
-    few = replace(known, some=raced)
     widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
-    return [size_of(few.source(name), fitter) for name in candidates.columns] + widest + of_raw
+    return [size_of(few.source(columns), fitter) for columns in candidates.columns] + widest + of_raw
+
+
+def _race(known: KnownColumns, candidates: Candidates) -> Known | None:
+    """Return the columns in some rows, for a first fit of all of them; None if it would save no time."""
+    # Only cached columns race. Without them, rows are few enough for an estimator.
+    if not candidates.races or not isinstance(known, Known):
+        return None
+    some = _rows_of_race(known, candidates)
+    return None if some is None else replace(known, some=some)
 
 
 def _rows_of_race(known: Known, candidates: Candidates) -> SomeRows | None:
-    """Return random rows for a first fit of all columns; None if it saves no time, or a class or group is missing."""
+    """Return random rows of each split; None if all rows are few, or a class or group would be missing."""
     train, valid = known.view["train"], known.view["valid"]
     groups = candidates.groups
-    if not candidates.races or train.rows < RACED_ROWS:
+    if train.rows < RACED_ROWS:
         return None
     size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
     held_out = (
@@ -128,10 +163,12 @@ def _rows_of_race(known: Known, candidates: Candidates) -> SomeRows | None:
     return some if same_groups and same_labels else None
 
 
-def _fit_each(stage: str, known: Known, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
+def _fit_each(
+    stage: str, known: KnownColumns, candidates: Sequence[Columns], fitter: Fitter
+) -> list[ColumnFit]:
     """Fit every column; progress counts multiplications: one wide column may outlast the rest."""
     fits: list[ColumnFit] = []
-    sources = [known.source(name) for name in names]
+    sources = [known.source(columns) for columns in candidates]
     works = [size_of(source, fitter).work for source in sources]
     with work_meter(stage, works) as part:
         for source, work in zip(sources, works, strict=True):

@@ -17,6 +17,7 @@ from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, task_named
 from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir.tasks.variants import variant_of
 from reservoir_pipelines import Prepared, prepare
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.files import cache_root, data_folder, writing
@@ -108,9 +109,8 @@ def attention(
     else:
         prepared = prepare(task, cache=root, **vars(source))
         scaling = prepared.scaling
-        model = load_model(
-            prepared.task, resolve_model(reservoir, published=source.published), place.device, "float32"
-        )
+        resolved = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
+        model = load_model(prepared.task, resolved, place.device, "float32")
     settings, name = model.settings, prepared.task.name
     whole = prepared.split(options.split)
     part = whole.read(0, min(options.average, len(whole)))
@@ -236,7 +236,7 @@ def _prepare_for(
             f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}",
             f"pass {trained.name!r}",
         )
-    settings = resolve_model(reservoir, published=source.published)
+    settings = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
     if reservoir != as_group({}, ReservoirOptions) and settings != Reservoir(**config["reservoir"]):
         raise InputError(
             f"--run {run}: the run determines the model", "leave out the options that choose another"

@@ -16,6 +16,7 @@ from reservoir import options as opt
 from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
+from reservoir.paper.counts import paper_counts
 from reservoir.reservoir import choose_device
 from reservoir.training.steps import DEFAULT_STEPS
 from reservoir_pipelines import attention, extract, fit, plan, prepare, pretrain, train
@@ -145,7 +146,8 @@ def _backbone(_: str, settings: dict[str, Any], place: Path) -> CellRun:
     settings.pop("device", None)  # `card` has no device
     model, root = as_group(settings, opt.ModelOptions), as_group(settings, opt.CacheOptions)
     out = opt.OutOptions(out=plot)
-    described = card(name, model, as_group({}, opt.TaskOptions), root, out, COUNTED)
+    data = as_group({}, opt.TaskOptions)
+    described = card(name, model, data, root, out, COUNTED, counts={"paper": paper_counts})
     copied = ("width", "heads", "weight_deviation", "bias_deviation", "deviations")
     values = {value: described[value] for value in copied} | {
         "blocks": described["depth"],

@@ -15,10 +15,11 @@ from reservoir_cache import replace_file
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from reservoir.column import Column
 from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.native import PixelReader, SoundReader, TextReader
 from reservoir.options import OutOptions
-from reservoir.pooling import RawInput, parse_column
+from reservoir.raw_input import RawInput
 from reservoir.readouts.linear import LinearReadout
 from reservoir.sequence_model import Branch, PixelsModel, SequenceModel, TokensModel
 from reservoir.tasks.task import Task, Vectors
@@ -113,7 +114,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
                 f"readout {where}: the model reads sounds by its own convolutions",
                 "export and explain need features made without --input native",
             )
-        branches.append(Branch(model, part.columns))
+        branches.append(Branch(model, [*map(Column.parse, part.columns)]))
     readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
     inputs = {
         reader and reader.digest: part.columns[0]
@@ -152,7 +153,7 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     with ExitStack() as cut, as_input_error("torch.export cannot trace the backbone", "use another"):
         cut.enter_context(warnings.catch_warnings(action="ignore"))
         for branch in branches:  # later blocks than the columns need are left out
-            wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.shapes}
+            wanted = {column.layer: lambda _hidden: None for column in branch.shapes}
             cut.enter_context(branch.fpt.backbone.recording(wanted))
         try:
             program = torch.export.export(whole, inputs, dynamic_shapes=shape, strict=False)

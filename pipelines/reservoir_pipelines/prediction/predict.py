@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError, devices
+from reservoir.column import RAW, Column, parse_columns
 from reservoir.features import column_shapes, forward, length_limits
 from reservoir.options import PredictOptions
-from reservoir.plan import BLOCK_ROWS, RAW, rows_at_a_time
-from reservoir.pooling import raw_features
+from reservoir.plan import BLOCK_ROWS, rows_at_a_time
+from reservoir.pooling import find_pooling
+from reservoir.raw_input import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task
@@ -245,7 +247,7 @@ class Predictions(Iterator[Prediction]):
             if part.statistic:
                 found = {part.columns[0]: part.statistic(x, lengths)}
             elif model is None:
-                found = {RAW: raw_features(task, scaling, x, lengths)}
+                found = {RAW.name: raw_features(task, scaling, x, lengths)}
             else:
                 found = forward(model, scaling, x, lengths, part.columns, batch_rows)
             for column in part.columns:
@@ -261,15 +263,21 @@ def _sizes(model: LoadedModel, columns: Sequence[str]) -> tuple[int, int]:
     """Return the number of rows of a block and of a batch."""
     task, long = model.fpt.task, model.settings.long == "windows"
     pieces = -(-task.max_tokens // model.reader.max_tokens) if model.reader and long else 1
-    shapes = column_shapes(task, model.fpt.backbone.width, columns)
+    shapes = column_shapes(task, model.fpt.backbone.width, [*map(Column.parse, columns)])
     return rows_at_a_time(task, model.reader, shapes, devices.kind(model.device), pieces)
+
+
+def _reads_by_position(name: str) -> bool:
+    """Return whether the features of a column are those of single tokens, so that later tokens are not read."""
+    (column,) = parse_columns(name)
+    return find_pooling(column.pooling).by_position if isinstance(column, Column) else column == RAW
 
 
 def _warn(bundle: Bundle, file: Path, rows: NewRows, *, symbols: bool) -> None:
     """Print reasons why predictions are less reliable than they look; ``symbols`` if letters are read as symbols."""
     most, lengths = bundle.task.max_tokens, np.asarray(rows.lengths)
     long = int((lengths > most).sum())
-    by_position = [c for part in bundle.parts for c in part.columns if c == RAW or c.endswith("/tokens")]
+    by_position = [name for part in bundle.parts for name in part.columns if _reads_by_position(name)]
     if long and by_position and not bundle.task.each:
         read = f"{', '.join(by_position)} read the first {most:,} tokens"
         notify(f"{file}: {long:,} rows are longer than any that the readout was fitted on; {read}")

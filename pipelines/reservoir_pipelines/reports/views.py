@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from reservoir_cache import read_regular
 
+from reservoir.column import names_of, parse_columns, single_column
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.facts import (
@@ -72,7 +73,7 @@ def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
     lines = [line for line in lines if line["columns"] not in baselines - {best["columns"]}]
     found = [
         Result(
-            columns=tuple(line["columns"].split("+")),
+            columns=names_of(parse_columns(line["columns"])),
             readout=line["readout"],
             alpha=float(line["alpha"]) if line["alpha"] else None,
             valid_score=float(line["valid_score"]),
@@ -245,7 +246,7 @@ def _fit_plots(values: Values) -> list[PagePlot]:
         found["columns"], found["settings"], np.array(found["scores"], float), tuple(found["best"])
     )
     drawn = []
-    if len(sweep.columns) > 1 and any("/" in name and "+" not in name for name in sweep.columns):
+    if len(sweep.columns) > 1 and any(map(single_column, sweep.columns)):
         text = f"best validation {metric} of every layer, a line for each pooling"
         drawn.append(PagePlot(text, plots.draw_layers, (sweep, None, metric)))
     if sweep.scores.size > 1:

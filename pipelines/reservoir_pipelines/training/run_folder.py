@@ -366,8 +366,7 @@ class Training(Record):
         Number of steps.
     best_step : int or None
         Step of the best validation score, whose weights are saved; the last step if the test rows are the
-        validation rows (ListOps and homology with ``--protocol paper``). None if the loss diverged before the
-        first validation.
+        validation rows, as in some tasks of the paper. None if the loss diverged before the first validation.
     metric : str
         ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised targets.
     valid_score, valid_loss, test_score, test_loss : float or None

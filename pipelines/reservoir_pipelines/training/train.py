@@ -13,7 +13,6 @@ import torch
 from reservoir_cache import path_below
 
 from reservoir import devices
-from reservoir.backbones.recurrent import redraw_first_states
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import (
@@ -29,12 +28,13 @@ from reservoir.random import random_key
 from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
 from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import TASKS, valid_is_test
+from reservoir.tasks import TASKS, source_of, task_named
 from reservoir.tasks.sound import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
+from reservoir.tasks.variants import Variant, variant_of
 from reservoir.training.groups import frozen_unchanged, set_dropout, trained_layer
-from reservoir.training.rows import PaddedBatches, StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
+from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
 from reservoir.training.steps import DEFAULT_STEPS, FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract, origin_of
@@ -69,9 +69,9 @@ def train(
     """Train some groups of a model's parameters on a task; see `api.train`."""
     if not options.sweep:
         return _train_once(task, reservoir, source, place, options)
-    if valid_is_test(task, source.given):
-        problem = f"--sweep: with --protocol paper the test rows of {task} are its validation rows"
-        raise InputError(f"{problem}, which would choose the value", "remove --sweep or --protocol paper")
+    if task in TASKS and (obstacle := task_named(task, **source.given).no_selection):
+        problem = f"--sweep of {task}: {obstacle.reason}, which would choose the value"
+        raise InputError(problem, f"remove --sweep, or {obstacle.remedy}")
     lists = [each if isinstance(each, list | tuple) else [each] for each in options.sweep.values()]
     grid = [dict(zip(options.sweep, numbers, strict=True)) for numbers in itertools.product(*lists)]
     for values in grid:
@@ -127,9 +127,14 @@ class _Job:
     test: bool  # whether the test split is scored
 
     @property
+    def variant(self) -> Variant:
+        """The variant of the task that the options choose."""
+        return variant_of(self.source.given, self.task)
+
+    @property
     def keeps_last(self) -> bool:
         """Whether the last weights are scored, because the test rows are the validation rows."""
-        return valid_is_test(self.prepared.task.name, self.prepared.task.parameters)
+        return self.generator.no_selection is not None
 
 
 def _train_once(
@@ -142,22 +147,22 @@ def _train_once(
     test: bool = True,
 ) -> Training:
     """Train with one value of each option; score the test split unless ``test`` is False."""
-    settings = resolve_model(reservoir, published=source.published)
+    variant = variant_of(source.given, task)
+    settings = resolve_model(reservoir, random_inits=variant.random_inits)
     place = replace(place, cache=cache_root(place.cache))
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
         with ranks.first_alone():
             prepared = prepare(task, source, cache=place.cache, model=reservoir)
         notify(*(prepared.notes_for(native=settings.input == "native") if ranks.first else ()))
-        generator = TASKS[task](**prepared.task.parameters) if task in TASKS else Source()
+        generator = source_of(prepared.task)
         kind = _kind_of_rows(generator, task, options)
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
             settings = replace(settings, input="native")  # else each sample would be a token
-        output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
+        device = ranks.device(place.device)
         model, groups = load_trainable(
-            prepared.task, settings, options.train, device, options.compute, output_init
+            prepared.task, settings, options.train, device, options.compute, variant.output_init
         )
-        if source.published:
-            redraw_first_states(model.fpt)
+        variant.before_training(model.fpt)
         rate = options.learning_rate or default_rate(model.fpt.backbone.family.name, prepared.task.name)
         options = replace(options, steps=options.steps or DEFAULT_STEPS, learning_rate=rate, train=groups)
         numbers = draw_rows(prepared, source.limit)
@@ -181,7 +186,7 @@ def _train_once(
             return found
         if job.keeps_last and ranks.first:
             notify(f"{task}: the test rows are the validation rows, so the last step is scored")
-        set_dropout(model.fpt, options.dropout, below=source.published)
+        set_dropout(model.fpt, options.dropout, below=variant.drops_in_frozen_layers)
         shown = "loss {0:.4f}  accuracy {1:.1%}" if prepared.task.classes else "loss {0:.4f}"
         with frozen_unchanged(model.fpt):
             steps = _steps(job)
@@ -225,8 +230,10 @@ def _config(job: _Job) -> dict[str, Any]:
         "processes": job.ranks.count,
         "rows": "cached" if options.from_cache else job.kind,
     }
-    if job.source.published:  # the output layer and dropout of the authors' code
-        settings["recipe"] |= {"output_init": "linear", "dropout_below": True}
+    if job.variant.output_init != Variant().output_init:
+        settings["recipe"] |= {"output_init": job.variant.output_init}
+    if job.variant.drops_in_frozen_layers:
+        settings["recipe"] |= {"dropout_below": True}
     if job.keeps_last:
         settings["recipe"] |= {"keep": "last"}
     if job.targets:
@@ -280,13 +287,13 @@ def _steps(job: _Job) -> FPTSteps:
         )
 
     tokens = BATCH_TOKENS[devices.kind(model.device)]
-    parameters = job.prepared.task.parameters
     if job.kind == "fresh":
         train = fresh_rows(job.generator, seed)
-    elif parameters.get("protocol") == "paper" and "batch" in parameters and not hidden:
-        train = PaddedBatches(scaled("train"), seed, options.batch)
     else:
-        train = StoredRows(scaled("train"), seed, augment if job.kind == "augmented" else None)
+        stored = scaled("train")
+        # The task's own way to draw rows needs their symbols, which cached hidden states do not have.
+        own_rows = None if hidden else job.generator.training_rows(stored, seed, options.batch)
+        train = own_rows or StoredRows(stored, seed, augment if job.kind == "augmented" else None)
     rows = TrainingRows(
         train=train,
         valid=scaled("valid"),
@@ -304,10 +311,10 @@ def _steps(job: _Job) -> FPTSteps:
 def _from_cache(job: _Job) -> Callable[[str], Split]:
     """Return a function that reads the cached inputs of the output layer for a split."""
     model, options = job.model, job.options
-    if trained_layer(model.fpt) != "final" or (options.dropout and job.source.published):
+    if trained_layer(model.fpt) != "final" or (options.dropout and job.variant.drops_in_frozen_layers):
         raise InputError(
             "--from-cache: cached states fit only the output layer, and no dropout in frozen layers",
-            "pass --train output, with --protocol paper also --dropout 0, or remove the flag",
+            "pass --train output, and --dropout 0 if frozen layers have dropout, or remove the flag",
         )
     with job.ranks.first_alone():
         read = {"layers": "final", "pool": "last", "store": options.store or "float16"}

@@ -38,14 +38,8 @@ class Digits(ImageSource):
 class Mnist(ImageSource):
     """MNIST from its four idx files: 28x28 images, zero-padded to 32x32, as 64 tokens of 4x4 pixels."""
 
-    protocol: str = "ours"  # "paper": images are not padded and have 49 tokens, as in the authors' code
-
     name, shape = "mnist", (28, 28)
-
-    @property
-    def border(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Pixels of zero padding at each edge."""
-        return 0 if self.protocol == "paper" else 2
+    border = 2
 
     def files(self) -> list[Path]:
         """Return the four files: images and labels of the training set, then of the test set."""

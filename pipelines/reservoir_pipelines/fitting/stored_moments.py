@@ -9,7 +9,9 @@ from reservoir_cache import load_arrays, save_arrays
 
 from reservoir.readouts.linear import Targets
 from reservoir.readouts.moments import Moments, fold_moments, training_moments
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, Source
+from reservoir_pipelines.fitting.entry_source import ColumnSource
+from reservoir_pipelines.fitting.entry_view import KNOWN
+from reservoir_pipelines.fitting.source import Source
 
 
 def stored_moments(
@@ -26,7 +28,7 @@ def stored_moments(
     splits = ("train",) if fold_of_sample is None else KNOWN
     if sum(len(source.labels(split)) for split in splits) <= 4 * source.width():
         return None
-    weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.view.entry
+    weights, column, entry = targets.class_weights, source.column.name.replace("/", "-"), source.view.entry
     # The weights depend on the splits that were counted, so moments of other weights have other names.
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     end = f"-weighted{digest}-{column}" if weights else f"-{column}"
@@ -42,5 +44,5 @@ def stored_moments(
         return [Moments.from_arrays(part[0]) for part in stored if part]
     moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
     for name, part in zip(names, moments, strict=True):
-        save_arrays(entry, name, part.to_arrays(), {"columns": [source.column]})
+        save_arrays(entry, name, part.to_arrays(), {"columns": [source.column.name]})
     return moments

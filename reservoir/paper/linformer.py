@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import gpt2
 from reservoir.backbones.family import Config, Family, FolderLoader, Shape, draw_normal
+from reservoir.errors import InputError
 
 
 @dataclass
@@ -30,6 +31,15 @@ class LinformerConfig(Config):
     rank: int = 256  # number of mixtures
     initializer_range: float = 0.02
     model_type: str = "linformer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("heads", "rank"):
+            if getattr(self, name) < 1:
+                raise InputError(
+                    f"backbone 'linformer': its configuration sets {name} to {getattr(self, name)}",
+                    "give at least 1",
+                )
 
 
 class Attention(gpt2.Attention):
@@ -98,6 +108,8 @@ def _draw(
 LINFORMER = Family(
     name="linformer",
     loader=FolderLoader(Linformer),
+    config=LinformerConfig,
+    pretrained=False,
     shape=lambda config: Shape(config.depth, config.width, config.tokens, causal=False),
     run=lambda model, embeds, mask: model(embeds, mask),
     blocks="h",

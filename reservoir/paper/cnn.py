@@ -61,6 +61,8 @@ def _build(config: CNNConfig) -> nn.Module:
 CNN = Family(
     name="cnn",
     loader=FolderLoader(_build),
+    config=CNNConfig,
+    pretrained=False,
     shape=lambda config: Shape(config.depth, config.width, None, causal=True),
     run=run_unmasked,
     blocks="blocks",

@@ -1,0 +1,101 @@
+"""The features of rows that frozen models have read in this process, by the SHA-256 of each row."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from reservoir.devices import exact_products
+from reservoir.features import launch, load
+from reservoir.plan import Plan
+from reservoir.reservoir import LoadedModel
+from reservoir_pipelines.extraction.run import frozen_fields
+
+MAX_BYTES = (
+    2**30
+)  # 17,000 rows of 20 columns of 768 features; each process of n_jobs has a cache of its own
+
+
+class RowCache:
+    """The features of rows in all columns of a plan, so that each distinct row goes through a model once.
+
+    If the features need more than ``max_bytes``, those that were not used for the longest time are
+    forgotten. The last bits of features depend on the rows that were computed together.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._bytes = 0
+        # Float32 features of one row in all columns of a plan, (width,), the longest unused first.
+        self._rows: OrderedDict[tuple[str, bytes], np.ndarray] = OrderedDict()
+        self._widths: dict[str, list[int]] = {}  # of each column, by model and plan
+        # Of the threads of joblib, one computes at a time: a forward pass changes the blocks of the backbone.
+        self._lock = threading.Lock()
+
+    def features(
+        self, model: LoadedModel, plan: Plan, x: np.ndarray, lengths: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return the features (rows, width) of each column of a plan; only new rows go through the model."""
+        names = [str(column) for column in plan.columns]
+        settings = (frozen_fields(model), model.fpt.task.to_dict(), names, plan.batch_rows)
+        key = hashlib.sha256(repr(settings).encode()).hexdigest()
+        digests = [
+            hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)
+        ]
+        with self._lock:
+            # The rows of this call are held apart from the cache, which may forget some of them.
+            rows: dict[bytes, np.ndarray] = {}
+            new: dict[bytes, int] = {}  # the number of the first row with each new content
+            for number, digest in enumerate(digests):
+                if (row := self._rows.get((key, digest))) is None:
+                    new.setdefault(digest, number)
+                else:
+                    rows[digest] = row
+                    self._rows.move_to_end((key, digest))
+            # A block at a time, because loaded rows with their windows are larger than their features.
+            for start in range(0, len(new), plan.block_rows):
+                block = dict(list(new.items())[start : start + plan.block_rows])
+                numbers = list(block.values())
+                computed = self._compute(model, key, names, x[numbers], lengths[numbers], plan.batch_rows)
+                rows |= dict(zip(block, computed, strict=True))
+            for digest in new:
+                self._add((key, digest), rows[digest])
+            widths = self._widths[key]
+        together = np.stack([rows[digest] for digest in digests])
+        parts = np.split(together, np.cumsum(widths)[:-1], axis=1)
+        return dict(zip(names, parts, strict=True))
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        with self._lock:
+            self._rows.clear()
+            self._bytes = 0
+
+    def _compute(
+        self,
+        model: LoadedModel,
+        key: str,
+        names: Sequence[str],
+        x: np.ndarray,
+        lengths: np.ndarray,
+        batch_rows: int,
+    ) -> list[np.ndarray]:
+        """Return the features of rows in all columns, (width,) each."""
+        with exact_products():
+            features = launch(model, load(model, None, x, lengths, batch_rows), names)()
+        parts = [np.asarray(features[name], np.float32).reshape(len(x), -1) for name in names]
+        self._widths[key] = [part.shape[1] for part in parts]
+        # Copies, so that no row keeps the features of its whole block in memory.
+        return [row.copy() for row in np.concatenate(parts, axis=1)]
+
+    def _add(self, key: tuple[str, bytes], row: np.ndarray) -> None:
+        self._rows[key] = row
+        self._bytes += row.nbytes
+        while self._bytes > self.max_bytes:
+            _, oldest = self._rows.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+
+row_cache = RowCache()  # of this process

@@ -1,0 +1,127 @@
+"""What a readout reads: columns of cached entries and baselines of the input, alone or side by side.
+
+Their names are parsed and printed only where they enter or leave the program: in options, in JSON and CSV
+files, in the names of the cache, and on the terminal. All other code reads the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from reservoir.errors import InputError
+
+JOIN = "+"  # between the names of columns side by side
+
+
+@dataclass(frozen=True)
+class Column:
+    """One layer of a model under one pooling: a matrix (rows, width) in an entry of the cache.
+
+    Parameters
+    ----------
+    layer : str
+        The layer, such as ``block06``.
+    pooling : str
+        The pooling, such as ``mean`` or ``segments8``.
+    entry : int, optional
+        The number of the entry, from 1; None if only one entry is read.
+    """
+
+    layer: str
+    pooling: str
+    entry: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Column:
+        """Return the column of a name such as ``block06/mean`` or ``2:block06/mean``; raise `InputError` for others."""
+        number, colon, name = text.rpartition(":")
+        layer, slash, pooling = name.partition("/")
+        if not (layer and slash and pooling) or (colon and not number.isdecimal()):
+            raise InputError(f"column {text!r}: write layer/pooling, as in block06/mean")
+        return cls(layer, pooling, int(number) if colon else None)
+
+    def __str__(self) -> str:
+        return f"{self.place}/{self.pooling}"
+
+    @property
+    def name(self) -> str:
+        """The name of the column in its own entry."""
+        return f"{self.layer}/{self.pooling}"
+
+    @property
+    def place(self) -> str:
+        """The layer, with the number of its entry if there are several."""
+        return self.layer if self.entry is None else f"{self.entry}:{self.layer}"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The raw input or a statistic of it, which no model computes."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+RAW = Baseline("raw")
+
+Columns: TypeAlias = tuple[Column | Baseline, ...]
+"""Columns side by side, whose widths add up."""
+
+
+def parse_columns(text: str) -> Columns:
+    """Return the columns of a name such as ``block01/mean+block02/mean``; a name without a slash is a baseline."""
+    return tuple(Column.parse(name) if "/" in name else Baseline(name) for name in text.split(JOIN))
+
+
+def single_column(text: str) -> Column | None:
+    """Return the column of a name or title; None if it names several columns, or none."""
+    columns = parse_columns(text)
+    return columns[0] if len(columns) == 1 and isinstance(columns[0], Column) else None
+
+
+def names_of(columns: Iterable[Column | Baseline]) -> tuple[str, ...]:
+    """Return the name of each column."""
+    return tuple(map(str, columns))
+
+
+def joined_name(columns: Iterable[Column | Baseline]) -> str:
+    """Return the name of columns side by side."""
+    return JOIN.join(names_of(columns))
+
+
+def short_name(columns: Columns) -> str:
+    """Return a name that fits a table: of more than two columns, their layers with their pooling or their number."""
+    if len(columns) <= 2:
+        return joined_name(columns)
+    layers = list(dict.fromkeys(place_of(column) for column in columns))
+    poolings = {column.pooling if isinstance(column, Column) else "" for column in columns}
+    layer_text = JOIN.join(layers) if len(layers) <= 3 else f"{layers[0]} ... {layers[-1]}"
+    if len(poolings) > 1:
+        return f"{layer_text} ({len(columns)} columns)"
+    (pooling,) = poolings
+    return f"{layer_text} ({pooling})" if len(layers) <= 3 else f"{pooling} of {len(layers)} layers"
+
+
+def place_of(column: Column | Baseline) -> str:
+    """Return the layer of a column, or the name of a baseline."""
+    return column.place if isinstance(column, Column) else column.name
+
+
+def entry_of(place: str) -> str:
+    """Return the number of the entry of a layer; empty if there is only one entry."""
+    return place.rpartition(":")[0]
+
+
+def common_place(columns: Columns) -> str | None:
+    """Return the layer, or the baseline, that all columns belong to; None if they belong to several."""
+    places = {place_of(column) for column in columns}
+    return places.pop() if len(places) == 1 else None
+
+
+def layers_first_to_last(places: Iterable[str]) -> list[str]:
+    """Return layers in the order in which a model computes them, `RAW` last."""
+    return sorted(places, key=lambda place: (place == RAW.name, place != "embed", place))
