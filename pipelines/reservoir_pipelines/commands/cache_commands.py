@@ -33,9 +33,9 @@ OTHERS = (
 """Other folders below the cache's root."""
 
 
-def list_(given: dict[str, Any]) -> Answer:
+def list_(options: dict[str, Any]) -> Answer:
     """List everything in the cache, with size and last use."""
-    root = cache_root(**given)
+    root = cache_root(**options)
     notify(*map(str, store.broken_entries(root)))
     entries = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
     table = record_table(entries, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
@@ -46,9 +46,9 @@ def list_(given: dict[str, Any]) -> Answer:
     return Answer(entries, [table.titled(str(root)), *others])
 
 
-def show(entry: Name, given: dict[str, Any]) -> Answer:
+def show(entry: Name, options: dict[str, Any]) -> Answer:
     """Show everything about one entry."""
-    stored = _find(entry, cache_root(**given))
+    stored = _find(entry, cache_root(**options))
     spec, made_with = stored.spec.to_dict(), dict(stored.made_with)
     summary = _summary(store.summarize(stored)) | {"running": stored.running()}
     tables = [
@@ -64,13 +64,13 @@ def verify(
         str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all entries by default.")
     ] = None,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Answer:
     """Check every file against its checksum.
 
     The exit code is 1 if a file is damaged.
     """
-    root = cache_root(**given)
+    root = cache_root(**options)
     entries = [_find(entry, root)] if entry else store.list_entries(root)
     problems = [] if entry else store.broken_entries(root)
     problems += [problem for stored in entries for problem in store.verify(stored)]
@@ -80,21 +80,21 @@ def verify(
     return Answer({"entries": len(entries), "problems": records}, [shown], wrong=bool(problems))
 
 
-def repair(entry: Name, given: dict[str, Any]) -> Answer:
+def repair(entry: Name, options: dict[str, Any]) -> Answer:
     """Remove damaged files from an entry.
 
     The next extract computes them again.
     """
-    stored = _find(entry, cache_root(**given))
+    stored = _find(entry, cache_root(**options))
     return Answer({"entry": stored.path, "removed": [problem.path for problem in store.repair(stored)]})
 
 
-def remove(entry: Name, given: dict[str, Any]) -> Answer:
+def remove(entry: Name, options: dict[str, Any]) -> Answer:
     """Delete one entry, or another folder of the cache.
 
     'reservoir cache remove rows' deletes the features of all rows that the estimators stored.
     """
-    root = cache_root(**given)
+    root = cache_root(**options)
     others = [path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)]
     paths = others or _entries(entry, root)
     size = sum(map(store.folder_bytes, paths))
@@ -114,11 +114,11 @@ def prune(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Answer:
     """Remove the least recently used entries.
 
-    Unless --yes is given, the entries are listed and you are asked first; without a terminal, nothing
+    Unless --yes is options, the entries are listed and you are asked first; without a terminal, nothing
     is removed.
     """
     from dask.utils import parse_bytes
@@ -132,7 +132,7 @@ def prune(
         if keep and not keep[0].isdigit():  # parse_bytes accepts -5GB, and reads GB as 1GB
             raise ValueError("it begins with no digit")
     candidates = store.prunable(
-        cache_root(**given),
+        cache_root(**options),
         older=timedelta(seconds=seconds_of(older)) if older else None,
         keep_bytes=size,
         unfinished=unfinished,

@@ -24,13 +24,13 @@ Finding = tuple[str, str, str]
 """What was checked, the result, and the command that fixes a problem, empty if there is none."""
 
 
-def doctor(given: dict[str, Any]) -> Answer:
+def doctor(options: dict[str, Any]) -> Answer:
     """Check this machine, and print what fixes each problem.
 
     The exit code is 1 if there is a problem.
     """
     names = ("what", "found", "remedy")
-    checks = [dict(zip(names, finding, strict=True)) for finding in _findings(**given)]
+    checks = [dict(zip(names, finding, strict=True)) for finding in _findings(**options)]
     return Answer(checks, [record_table(checks, *names)], wrong=any(check["remedy"] for check in checks))
 
 

@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from reservoir_pipelines.training.run_folder import Training
 
 
-def tasks(given: dict[str, Any]) -> Answer:
+def tasks(options: dict[str, Any]) -> Answer:
     """List the tasks, and show whether their data is available."""
     from reservoir_pipelines.preparation.prepare import task_table
 
-    rows = task_table(**given)
+    rows = task_table(**options)
     tables = [record_table(rows, "task", "input", "tokens", "labels_per_row", "classes", "splits", "data")]
     if missing := [(row["task"], row["remedy"]) for row in rows if row["remedy"]]:
         tables.append(ResultTable(texts("missing", "what to do"), missing))
@@ -85,15 +85,15 @@ def extract(
         typer.Option("--dry-run", help="Print every option, its value and the reason; compute nothing."),
     ] = False,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Answer:
     """Run a frozen model once, and cache its hidden states."""
     if dry_run:
         from reservoir_pipelines.extraction.extract import resolved_plan
 
-        plan = resolved_plan(task, as_group(given, opt.ExtractOptions))
+        plan = resolved_plan(task, as_group(options, opt.ExtractOptions))
         return Answer(plan, [ResultTable(texts("option", "value", "why"), plan.table(), "plan")])
-    return Answer(api.extract(task, **given))
+    return Answer(api.extract(task, **options))
 
 
 CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
@@ -117,7 +117,7 @@ def fit(
         ),
     ] = 0,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Answer:
     """Fit linear readouts, choose one, and score it on test.
 
@@ -125,22 +125,22 @@ def fit(
     """
     from reservoir_pipelines.extraction.extract import find_entry
 
-    root = cache_root(given.pop("cache", None))
-    data = given.pop("data", None)  # only --seeds reads it, to extract new reservoirs
-    choosing = {name: given.pop(name) for name in CHOOSING & given.keys()}
+    root = cache_root(options.pop("cache", None))
+    data = options.pop("data", None)  # only --seeds reads it, to extract new reservoirs
+    choosing = {name: options.pop(name) for name in CHOOSING & options.keys()}
     stored = [find_entry(root, entry, **choosing) for entry in entries]  # before torch is imported
     if seeds:
-        return _fit_seeds(stored, seeds, given, data)
-    result = api.fit([entry.path for entry in stored], **given)
+        return _fit_seeds(stored, seeds, options, data)
+    result = api.fit([entry.path for entry in stored], **options)
     return Answer(result, fit_tables(result))
 
 
-def _fit_seeds(entries: list[Entry], seeds: int, given: dict[str, Any], data: Path | None) -> Answer:
+def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: Path | None) -> Answer:
     """Fit reservoirs with several seeds, and return each with the mean of their scores."""
     from reservoir_pipelines.fitting.seeds import fit_seeds
 
-    options, place = as_group(given, opt.FitOptions), as_group(given, opt.DeviceOptions)
-    results = fit_seeds(entries, seeds, options, place, data=data)
+    readout, device = as_group(options, opt.FitOptions), as_group(options, opt.DeviceOptions)
+    results = fit_seeds(entries, seeds, readout, device, data=data)
     first = results.fits[0]
     rows = [readout_row(f"seed {seed}", fit.best) for seed, fit in enumerate(results.fits)]
     mean = score_text(results.mean, first.best.metric)
@@ -201,7 +201,7 @@ def predict(
         Path | None, typer.Option(help="Write a .csv, .jsonl or .parquet file instead of stdout.")
     ] = None,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
     json: bool,
 ) -> Answer:
     """Label new sequences, in any form that extract reads.
@@ -213,7 +213,7 @@ def predict(
 
     if out:
         check_out(out)
-    predictions, tally, columns = api.predict(readout, file, **given), Tally(), None
+    predictions, tally, columns = api.predict(readout, file, **options), Tally(), None
     # No prediction stays in memory. On a terminal, printed rows are the progress.
     watched = tally.watch(predictions, progress=bool(out or json or not sys.stdout.isatty()))
     if out:
@@ -283,20 +283,20 @@ def backbone(
     ] = None,
     foreign: Annotated[Path | None, typer.Option("--import", help=IMPORT)] = None,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Answer:
     """Describe a backbone, or import one from a file."""
     from reservoir.paper.counts import paper_counts
     from reservoir_pipelines.card import card
 
     if foreign or name is None:
-        return _import(name, foreign, given)
+        return _import(name, foreign, options)
     description = card(
         name,
-        model=as_group(given, opt.ModelOptions),
-        source=as_group(given, opt.TaskOptions),
-        root=as_group(given, opt.CacheOptions),
-        result=as_group(given, opt.OutOptions),
+        model=as_group(options, opt.ModelOptions),
+        source=as_group(options, opt.TaskOptions),
+        root=as_group(options, opt.CacheOptions),
+        result=as_group(options, opt.OutOptions),
         task=task,
         counts={"paper": paper_counts},
     )
@@ -304,18 +304,19 @@ def backbone(
     return Answer(description, [record_facts(shown)])
 
 
-def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> Answer:
+def _import(name: str | None, foreign: Path | None, options: dict[str, Any]) -> Answer:
     from reservoir_pipelines.foreign_backbone import import_backbone
 
     if foreign is None:
         raise InputError(
-            "backbone: no name given", "give one, such as mini or gpt2, or pass --import FILE --out FOLDER"
+            "backbone: no name options",
+            "give one, such as mini or gpt2, or pass --import FILE --out FOLDER",
         )
-    if name or given.keys() != {"out"}:
+    if name or options.keys() != {"out"}:
         raise InputError(
             "--import FILE takes only --out FOLDER", "describe the folder with a second command"
         )
-    imported = import_backbone(foreign, given["out"])
+    imported = import_backbone(foreign, options["out"])
     notify(*imported.notes)
     return Answer(imported)
 
@@ -341,7 +342,7 @@ def reproduce(
         bool, typer.Option("--dry-run", help="Print the cells and their cost; run nothing.")
     ] = False,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Answer:
     """Reproduce tables of Lu et al. 2021, next to the published numbers.
 
@@ -356,9 +357,9 @@ def reproduce(
             f"tables: {', '.join(recipe_names())}",
         )
     if dry_run:
-        return _plan(tables or [], given)
-    confirm = _confirm if given.get("scale") in ("day", "full", "paper") else None
-    result = api.reproduce(tables or [], confirm=confirm, **given)
+        return _plan(tables or [], options)
+    confirm = _confirm if options.get("scale") in ("day", "full", "paper") else None
+    result = api.reproduce(tables or [], confirm=confirm, **options)
     if result.failed:
         notify(f"{len(result.failed)} cells failed; the same command tries them again")
     values = vars(result) | {"failed": len(result.failed), "page": f"reservoir report {result.folder}"}
@@ -378,14 +379,14 @@ def report(
         bool, typer.Option("--markdown", help="Write only the tables, as Markdown.")
     ] = False,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Answer:
     """Write one page with all results.
 
     The HTML file is self-contained and shows the folders, or all reproductions and the latest fits of
     the cache.
     """
-    result = api.report(folders or [], markdown=markdown, **given)
+    result = api.report(folders or [], markdown=markdown, **options)
     if show:
         typer.launch(str(result.page))
     return Answer(result)
@@ -400,13 +401,17 @@ def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
     return typer.confirm("Continue?", err=True) if asked else True
 
 
-def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
+def _plan(tables: list[str], options: dict[str, Any]) -> Answer:
     """Return the cells that would run, with their time and disk space if a trial measured them."""
     from reservoir_pipelines.paper.reproduce import planned
     from reservoir_pipelines.paper.stages import estimate
 
-    options, source = as_group(given, opt.ReproduceOptions), as_group(given, opt.TaskOptions)
-    _, cells, folder, places = planned(tables, options, source, as_group(given, opt.PlaceOptions))
+    _, cells, folder, places = planned(
+        tables,
+        as_group(options, opt.ReproduceOptions),
+        as_group(options, opt.TaskOptions),
+        as_group(options, opt.PlaceOptions),
+    )
     costs = estimate(folder.unfinished(cells), places)
     rows = []
     for cell in cells:
