@@ -35,7 +35,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from reservoir_pipelines import prepare
-from reservoir_pipelines.extraction.run import row_count, start_run
+from reservoir_pipelines.extraction.blocks import row_count
+from reservoir_pipelines.extraction.extractor import load_extractor
 from reservoir_pipelines.output import silenced
 from torch import nn
 from transformers import GPT2Config, GPT2Model
@@ -192,7 +193,7 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
         reservoir = {"backbone": backbone, "init": "random", "input": "orthogonal", "patch": 1}
         options = ExtractOptions(**reservoir, layers="all", pool="last,mean", store="float16", cache=root)
         prepared = prepare(str(file), cache=root)
-        run = start_run(options, prepared, root)
+        run = load_extractor(options, prepared, root)
         run.model.fpt.features(  # because the other programs are warm too
             torch.zeros(1, tokens, DIM, device=run.model.device),
             torch.tensor([tokens], device=run.model.device),

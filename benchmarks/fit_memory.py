@@ -30,17 +30,27 @@ print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 def write_entry(root: Path, rows: int, width: int) -> Path:
     """Write an entry with ``rows`` training rows of one column and return its folder."""
-    from reservoir_cache import Entry, Layout, ShardWriter, Spec, write_targets
+    from reservoir_cache import (
+        BackboneSpec,
+        DataSpec,
+        Entry,
+        InitSpec,
+        InputSpec,
+        Layout,
+        ShardWriter,
+        Spec,
+        write_targets,
+    )
 
     from reservoir.tasks import Task, Vectors
 
     counts = {"train": rows, "valid": 1000, "test": 1000}
     spec = Spec(
         task=Task(name="synthetic", form=Vectors(1), max_tokens=1, classes=10).to_dict(),
-        data={"digest": "0" * 64, "rows": counts},
-        backbone={"family": "none", "digest": "0" * 64},
-        init={"kind": "random", "seed": 0},
-        input={"kind": "orthogonal", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1},
+        data=DataSpec(digest="0" * 64, rows=counts),
+        backbone=BackboneSpec(family="none", digest="0" * 64),
+        init=InitSpec(kind="random", seed=0),
+        input=InputSpec(kind="orthogonal", seed=0, gain=1.0, patch=1, stride=1),
         padding="none",
         compute="float32",
         store="float16",

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from reservoir_pipelines import prepare
-from reservoir_pipelines.extraction.run import start_run
+from reservoir_pipelines.extraction.extractor import load_extractor
 from reservoir_pipelines.output import silenced
 
 from reservoir import plan
@@ -63,7 +63,7 @@ def extracted(root: Path, file: Path, patch_size: int) -> tuple[float, float, li
         device="cpu",
         cache=root,
     )
-    run = start_run(options, prepare(str(file), cache=root.parent), root)
+    run = load_extractor(options, prepare(str(file), cache=root.parent), root)
     entry, _ = run.open({})
     clock, processor = time.perf_counter(), time.process_time()
     run.compute(entry, lambda rows, written: None)

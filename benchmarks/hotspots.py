@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import torch
 from extract import extracted
-from reservoir_pipelines.extraction.run import Run
+from reservoir_pipelines.extraction.extractor import Extractor
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = {  # kinds by the beginning of an operation's name; all others are "other"
@@ -86,17 +86,17 @@ def peak(dtype: torch.dtype) -> float:
 
 def profiled(backbone: str, rows: int, tokens: int) -> dict[str, Any]:
     """Return the processor seconds of an extraction, in total and by operation of its main thread."""
-    compute, found = Run.compute, {}
+    compute, found = Extractor.compute, {}
 
-    def watched(run: Run, *arguments: Any) -> int:
-        model = run.model.fpt.backbone
-        found["dtype"] = run.model.compute
+    def watched(extractor: Extractor, *arguments: Any) -> int:
+        model = extractor.model.fpt.backbone
+        found["dtype"] = extractor.model.compute
         found["operations"] = (
             rows * tokens * len(model.blocks) * (24 * model.width**2 + 4 * tokens * model.width)
         )
         started = time.process_time()
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            done = compute(run, *arguments)
+            done = compute(extractor, *arguments)
         found["seconds"] = time.process_time() - started
         spent: Counter[str] = Counter()
         for event in seen.key_averages():
@@ -106,7 +106,7 @@ def profiled(backbone: str, rows: int, tokens: int) -> dict[str, Any]:
         found["largest"] = {event.key: round(event.self_cpu_time_total / spent.total(), 3) for event in top}
         return done
 
-    with patch.object(Run, "compute", watched):
+    with patch.object(Extractor, "compute", watched):
         extracted(backbone, rows, tokens)
     return found
 

@@ -28,8 +28,12 @@ import h5py
 import numpy as np
 import torch  # noqa: F401, imported as in extract, because the store then rounds with torch
 from reservoir_cache import (
+    BackboneSpec,
+    DataSpec,
     Entry,
     FeatureStore,
+    InitSpec,
+    InputSpec,
     Layout,
     ShardWriter,
     Spec,
@@ -57,10 +61,10 @@ def new_entry(root: Path, rows: int, layout: Layout, digest: str = "d") -> Entry
     """Create an entry with its labels."""
     spec = Spec(
         task={"name": "store"},
-        data={"digest": digest, "rows": {"train": rows}},
-        backbone={"family": "none", "digest": "none"},
-        init={"kind": "random", "seed": 0},
-        input={"kind": "orthogonal", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1},
+        data=DataSpec(digest=digest, rows={"train": rows}),
+        backbone=BackboneSpec(family="none", digest="none"),
+        init=InitSpec(kind="random", seed=0),
+        input=InputSpec(kind="orthogonal", seed=0, gain=1.0, patch=1, stride=1),
         padding="none",
         compute="float32",
         store="float16",

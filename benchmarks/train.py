@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from reservoir_pipelines.training.run_folder import load_trainable
+from reservoir_pipelines.training.trainable import load_trainable
 from torch import Tensor, nn
 
 from reservoir.devices import compile_blocks

@@ -54,16 +54,19 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     """How your own files are read."""
 
     label: str | None = option(
-        None, "Column of the labels; for FASTA, a regular expression for the header."
+        None,
+        "Column of labels, else label, target, class or y; for FASTA, a regular expression for the header.",
     )
-    id: str | None = option(None, "Column of row names; in long form, of sequence names.")
-    time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
-    group: str | None = option(None, "Column of groups, each in one split; for FASTA, see --label.")
+    id: str | None = option(None, "Column of row names, else id; in long form, of sequence names.")
+    time: str | None = option(
+        None, "Column of times, else time or timestamp, which order the rows of an id (long form)."
+    )
+    group: str | None = option(
+        None, "Column of groups, each in one split, else group, subject or patient; for FASTA, see --label."
+    )
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
-    text: str | None = option(None, "Column of texts, or of letter sequences.")
-    decimal: str = option(
-        "auto", "Decimal mark: . or , or auto (that of most numbers).", one_of("auto", ".", ",")
-    )
+    text: str | None = option(None, "Column of texts or sequences, else x, sequence or text.")
+    decimal: str = option(".", "Decimal mark of the numbers in a text table: . or ,", one_of(".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
     regression: bool = option(False, "Read whole-number labels as regression targets.")

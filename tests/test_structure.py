@@ -160,7 +160,8 @@ OPEN_TO_THE_PAPER = {
     *(f"reservoir_pipelines.{name}" for name in ("card", "files", "output", "plots", "workers")),
     *(f"reservoir_pipelines.reports.{name}" for name in ("report", "views")),
     "reservoir_pipelines.data.own_data",  # the name of data of your own as a task
-    "reservoir_pipelines.training.run_folder",  # attention reads the folder of a run, and pretrain writes one
+    # attention reads the folder of a run, and pretrain writes one
+    *(f"reservoir_pipelines.training.{name}" for name in ("run_folder", "run_config", "trainable", "train_in_folder")),
     "reservoir_pipelines.preparation.prepared",  # the scaling of a run
 }
 """What the paper's room may use of this package besides itself."""

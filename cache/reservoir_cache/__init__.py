@@ -32,7 +32,17 @@ from reservoir_cache.publish import (
     sync,
     temporary_folder,
 )
-from reservoir_cache.spec import FORMAT, STORES, Layout, Spec, rows_per_block
+from reservoir_cache.spec import (
+    FORMAT,
+    STORES,
+    BackboneSpec,
+    DataSpec,
+    InitSpec,
+    InputSpec,
+    Layout,
+    Spec,
+    rows_per_block,
+)
 
 if TYPE_CHECKING:
     from reservoir_cache.derived import load_arrays, save_arrays
@@ -47,11 +57,15 @@ __all__ = [
     "STORED_DTYPE",
     "STORES",
     "Arrays",
+    "BackboneSpec",
     "CacheError",
+    "DataSpec",
     "Encoded",
     "Entry",
     "EntrySummary",
     "FeatureStore",
+    "InitSpec",
+    "InputSpec",
     "Layout",
     "Problem",
     "ShardWriter",

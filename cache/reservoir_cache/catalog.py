@@ -57,7 +57,7 @@ def last_entry(
     root: Path, task: str, accept: Callable[[Entry], bool] = lambda _entry: True
 ) -> Entry | None:
     """Return the entry of this task that was extracted last and that ``accept`` allows, or None."""
-    entries = [entry for entry in list_entries(root) if entry.spec.task["name"] == task and accept(entry)]
+    entries = [entry for entry in list_entries(root) if entry.spec.task_name == task and accept(entry)]
     # The access time decides among entries made within `untracked`, whose modification time is 0.
     return max(entries, key=lambda entry: _times(entry.path / LOCK_FILE), default=None)
 

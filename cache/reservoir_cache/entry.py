@@ -197,7 +197,7 @@ class Entry:
         ``name`` is the first part of the folder's name, like ``gpt2-random``. An existing entry keeps
         its layout, and may be read-only. Two processes may call this at the same time.
         """
-        folder = Path(root) / "features" / spec.task["name"]
+        folder = Path(root) / "features" / spec.task_name
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
         _refuse_links(path)
         if not (path / SPEC_FILE).exists():
@@ -206,7 +206,7 @@ class Entry:
             with locks.at_work(whole=False), locks.mutex(whole=False):
                 if not (path / SPEC_FILE).exists():
                     mark_last(path, new=True)
-                    content = {"spec": spec.to_dict(), "key": spec.key, "layout": layout.to_dict()}
+                    content = {"spec": spec.to_json(), "key": spec.key, "layout": layout.to_dict()}
                     publish_json(path / SPEC_FILE, content | {"made_with": {**made_with}}, indent=2)
         entry = cls.open(path)
         if entry.key != spec.key:

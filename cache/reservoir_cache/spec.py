@@ -1,17 +1,20 @@
-"""The specification of an entry, its canonical text and key, and the reader of ``spec.json``."""
+"""The specification of an entry: its typed fields, their canonical text and key, and the reader of ``spec.json``."""
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from reservoir_cache.documents import read_json
 from reservoir_cache.errors import CacheError
 from reservoir_cache.paths import read_regular
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+"""A value of a JSON document."""
 
 FORMAT = 1
 BLOCK_BYTES = 2**24
@@ -22,67 +25,180 @@ SPEC_FILE = "spec.json"
 STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_REQUIRED = {
-    "task": ("name",),
-    "data": ("digest", "rows"),
-    "backbone": ("family", "digest"),
-    "init": ("kind", "seed"),
-    "input": ("kind", "seed", "gain", "patch", "stride"),
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A part of a specification. Fields that have their default are left out of its JSON, and so of the key.
+
+    Optional fields were added over time, and keys of entries that were made before must not change.
+    """
+
+    more: Mapping[str, Json] = field(default_factory=dict)  # fields of other versions
+
+    @classmethod
+    def from_json(cls, name: str, values: object) -> Self:
+        """Return the part called ``name`` from its JSON; raises CacheError for missing fields and other types."""
+        own = {item.name: item for item in fields(cls) if item.name != "more"}
+        required = [item.name for item in own.values() if _is_required(item)]
+        if not isinstance(values, dict) or not {*required} <= values.keys():
+            raise CacheError(
+                f"specification: {name} must be a mapping with {', '.join(required)}, not {values!r}"
+            )
+        arguments = {
+            key: _checked(f"{name}.{key}", values[key], own[key].type) for key in own if key in values
+        }
+        return cls(**arguments, more={key: value for key, value in values.items() if key not in own})
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the fields as JSON values, without optional fields that have their default."""
+        values = {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name != "more" and (_is_required(item) or getattr(self, item.name) != item.default)
+        }
+        return _plain({**values, **self.more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec(_Part):
+    """The prepared data of an entry in row order."""
+
+    digest: str
+    rows: Mapping[str, int]  # of each split
+    # digest of the data that imported features come from, if only labels came with them
+    origin: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", dict(self.rows))
+        if not self.rows:
+            raise CacheError("specification: data.rows must map each split to its number of rows")
+        for split, count in self.rows.items():
+            check_name(split, "split name")
+            if split in ("moments", "runs") or type(count) is not int or count < 1:
+                raise CacheError(
+                    f"specification: split {split!r} has {count!r} rows; rename it, or leave it out if empty"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneSpec(_Part):
+    """Architecture and weights of the frozen model."""
+
+    family: str
+    digest: str  # of the weights; for imported features, of the features
+    gelu: str | None = None  # how GELU's tanh form is computed, for models that have it
+    device: str | None = None  # "cuda" if a GPU computed the features
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitSpec(_Part):
+    """Where the frozen weights come from."""
+
+    kind: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec(_Part):
+    """The fixed input layer, and how a sequence is cut into tokens."""
+
+    kind: str
+    seed: int
+    gain: float
+    patch: int
+    stride: int
+    dilations: tuple[int, ...] = (1,)
+    pad: str = "valid"
+    normalise: str = "channel"
+    tokenizer: str | None = None  # SHA-256 of a native input's tokenizer, processor and embeddings
+    processor: str | None = None
+    embeddings: str | None = None
+    long: str | None = None  # how texts are read that are longer than the model reads at once
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each file of a native input, by its kind."""
+        named = {"tokenizer": self.tokenizer, "processor": self.processor, "embeddings": self.embeddings}
+        return {kind: digest for kind, digest in named.items() if digest is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """Everything that affects the features of an entry, and nothing else; FORMAT.md describes the fields.
 
-    Values are JSON. The order of mappings, and whether a whole number is written 1 or 1.0, do not
-    change the key.
+    The order of mappings, and whether a whole number is written 1 or 1.0, do not change the key.
     """
 
-    task: Mapping[str, Any]
-    data: Mapping[str, Any]
-    backbone: Mapping[str, Any]
-    init: Mapping[str, Any]
-    input: Mapping[str, Any]
+    task: Mapping[str, Json]  # the task as its own package describes it; a cache reads its name only
+    data: DataSpec
+    backbone: BackboneSpec
+    init: InitSpec
+    input: InputSpec
     padding: str
     compute: str
     store: str
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        for name, value in self.to_dict().items():
-            object.__setattr__(self, name, value)
-        for name, needed in _REQUIRED.items():
-            value = getattr(self, name)
-            if not isinstance(value, dict) or not {*needed} <= value.keys():
-                raise CacheError(
-                    f"specification: {name} must be a mapping with {', '.join(needed)}, not {value!r}"
-                )
+        object.__setattr__(self, "task", _plain(self.task))
+        if not isinstance(self.task, dict) or "name" not in self.task:
+            raise CacheError(f"specification: task must be a mapping with name, not {self.task!r}")
         check_name(self.task["name"], "task name")
-        if not isinstance(rows := self.data["rows"], dict) or not rows:
-            raise CacheError("specification: data.rows must map each split to its number of rows")
-        for split, count in rows.items():
-            check_name(split, "split name")
-            if split in ("moments", "runs") or type(count) is not int or count < 1:
-                raise CacheError(
-                    f"specification: split {split!r} has {count!r} rows; rename it, or leave it out if empty"
-                )
         if self.store not in STORES:
             raise CacheError(f"specification: store is {self.store!r}; choose one of {', '.join(STORES)}")
+
+    @classmethod
+    def from_json(cls, values: object) -> "Spec":
+        """Return a specification from its JSON; raises CacheError for missing, unknown and mistyped fields."""
+        content = _plain(values)
+        names = {item.name for item in fields(cls)}
+        if (
+            not isinstance(content, dict)
+            or not content.keys() <= names
+            or not names - {"format"} <= content.keys()
+        ):
+            raise CacheError(f"specification: must have the fields {', '.join(sorted(names))}")
+        return cls(
+            task=content["task"],
+            data=DataSpec.from_json("data", content["data"]),
+            backbone=BackboneSpec.from_json("backbone", content["backbone"]),
+            init=InitSpec.from_json("init", content["init"]),
+            input=InputSpec.from_json("input", content["input"]),
+            padding=_checked("padding", content["padding"], str),
+            compute=_checked("compute", content["compute"], str),
+            store=_checked("store", content["store"], str),
+            format=_checked("format", content.get("format", FORMAT), int),
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the fields as JSON values."""
+        return {
+            "task": _plain(self.task),
+            "data": self.data.to_json(),
+            "backbone": self.backbone.to_json(),
+            "init": self.init.to_json(),
+            "input": self.input.to_json(),
+            "padding": self.padding,
+            "compute": self.compute,
+            "store": self.store,
+            "format": self.format,
+        }
 
     @cached_property
     def key(self) -> str:
         """SHA-256 of the canonical JSON, 64 hexadecimal digits."""
-        return hashlib.sha256(canonical_json(self.to_dict()).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
+
+    @property
+    def task_name(self) -> str:
+        """The name of the task."""
+        return str(self.task["name"])
 
     @property
     def rows(self) -> dict[str, int]:
         """Rows of each split."""
-        return dict(self.data["rows"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary of JSON values."""
-        return _plain({field.name: getattr(self, field.name) for field in fields(self)})
+        return dict(self.data.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +242,7 @@ def rows_per_block(row_bytes: int, unit: int, most: int) -> int:
     return max(1, min(BLOCK_BYTES // max(row_bytes, 1), most) // unit) * unit
 
 
-def canonical_json(value: Any) -> str:
+def canonical_json(value: object) -> str:
     """Return the canonical JSON text of a value; raises CacheError for anything but JSON types and finite numbers."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
 
@@ -156,7 +272,7 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         raise CacheError(f"{start} of reservoir-features, or extract again with another --cache")
     try:
         content = read_json(path, indent=2)
-        spec, layout = Spec(**content["spec"]), Layout(**content["layout"])
+        spec, layout = Spec.from_json(content["spec"]), Layout(**content["layout"])
         key, made_with = content["key"], content["made_with"]
         objects = (
             made_with,
@@ -175,7 +291,27 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
     return spec, layout, made_with
 
 
-def _plain(value: Any) -> Any:
+def _is_required(item: Field[Any]) -> bool:
+    return item.default is MISSING and item.default_factory is MISSING
+
+
+def _checked(name: str, value: object, kind: Any) -> Any:
+    """Return a JSON value as a field of type ``kind`` has it; raises CacheError for a value of another type."""
+    if kind == tuple[int, ...]:
+        fits = isinstance(value, list) and all(type(number) is int for number in value)
+        value = tuple(value) if isinstance(value, list) else value
+    elif kind == Mapping[str, int]:
+        fits = isinstance(value, dict)  # `DataSpec` checks the counts
+    else:
+        # A whole number may stand for a float, but a boolean for neither.
+        allowed = int | float if kind is float else kind
+        fits = isinstance(value, allowed) and not isinstance(value, bool)
+    if not fits:
+        raise CacheError(f"specification: {name} is {value!r}, which has another type")
+    return value
+
+
+def _plain(value: object) -> Any:
     """Return a deep copy in JSON types, whole floats as integers, so that equal numbers give equal text."""
     try:
         return json.loads(json.dumps(value, allow_nan=False), parse_float=_number)

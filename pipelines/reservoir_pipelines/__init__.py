@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.prediction.predict import Predictions as Predictions
     from reservoir_pipelines.preparation.prepared import Prepared as Prepared
     from reservoir_pipelines.reports.report import Report as Report
-    from reservoir_pipelines.training.run_folder import Training as Training
+    from reservoir_pipelines.training.result import Training as Training
 
 FUNCTIONS = (
     *(
@@ -87,7 +87,7 @@ PLACES = {
     "ReservoirRegressor": "estimators.estimators",
     "ReservoirTransformer": "estimators.estimators",
     "Result": "fitting.results",
-    "Training": "training.run_folder",
+    "Training": "training.result",
     "import_backbone": "foreign_backbone",
 }
 """The modules of all other public names."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.prediction.predict import Predictions
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.reports.report import Report
-    from reservoir_pipelines.training.run_folder import Training
+    from reservoir_pipelines.training.result import Training
 
     StrPath = str | PathLike[str]
     Features = Extraction | FeatureStore | Path | str

@@ -123,7 +123,7 @@ def check_names(values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         check_backbone_name(backbone)
     if task := values.get("task"):
         from reservoir.tasks import TASKS
-        from reservoir_pipelines.data.files import source_files
+        from reservoir_pipelines.data.formats import source_files
         from reservoir_pipelines.data.hub import is_hub
         from reservoir_pipelines.data.own_data import open_source
 

@@ -41,8 +41,8 @@ def caution_if_changed(entry: Entry) -> None:
     problem = "have changed since"
     try:
         model = load_model(Task.from_dict(entry.spec.task), settings, "cpu", "float32")
-        inputs = {name: entry.spec.input.get(name) for name in model.input_digests}
-        if model.digest == entry.spec.backbone["digest"] and model.input_digests == inputs:
+        inputs = entry.spec.input.digests
+        if model.digest == entry.spec.backbone.digest and dict(model.input_digests) == inputs:
             return
     except InputError as error:
         problem = f"can no longer be read ({first_line(error)}), but could when"

@@ -1,10 +1,10 @@
 """Sources of the rows of a task: files or a generator, read in pieces that do not depend on each other."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,10 @@ class Source:
     def task(self) -> Task:
         """The description of the task."""
         raise NotImplementedError
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return what the rows depend on besides the files: the fields of a source, but for its folder of files."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "data"}
 
     def files(self) -> Sequence[Path]:
         """Return the files that `read` opens, none for a generator; raise an `InputError` if one is missing."""
@@ -88,6 +92,10 @@ class Source:
         of rows of a batch.
         """
         return None
+
+    def summary(self) -> str:
+        """Return the size of the data in one line, "" if the task's name says it."""
+        return ""
 
     def notes(self) -> list[str]:
         """Return notes on how the data was read, one line each."""

@@ -25,7 +25,7 @@ SHAPES = {"block01/mean": (1, 3), "block02/all": (5, 2), "final/last": (1, 3)}
 
 
 def make_spec(**changes):
-    return Spec(**{**copy.deepcopy(FIELDS), **changes})
+    return Spec.from_json({**copy.deepcopy(FIELDS), **changes})
 
 
 def make_entry(root: Path, *, block_rows=4, **changes):

@@ -213,7 +213,7 @@ def sized(root, toy, sizes, *, unfinished=()):
 
 
 def chosen(root, **options):
-    return [each.entry.spec.init["seed"] for each in prunable(root, **options)]
+    return [each.entry.spec.init.seed for each in prunable(root, **options)]
 
 
 def test_prunable_chooses_entries_not_used_for_long_but_none_at_work(tmp_path, toy):

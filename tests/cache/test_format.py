@@ -1,5 +1,6 @@
 """FORMAT.md agrees with the code and its files, keys depend on every field, and imports load few modules."""
 
+import dataclasses
 import io
 import json
 import re
@@ -15,7 +16,7 @@ import pytest
 import reservoir_cache
 from reservoir_cache import FORMAT, Spec, publish, save_arrays
 from reservoir_cache.shard import Encoded, file_content, shard_content
-from reservoir_cache.spec import _REQUIRED, canonical_json
+from reservoir_cache.spec import BackboneSpec, DataSpec, InitSpec, InputSpec, canonical_json
 
 TEXT = (Path(__file__).resolve().parents[2] / "cache" / "FORMAT.md").read_text()
 
@@ -50,7 +51,13 @@ def names(heading):
 def test_the_version_and_the_required_parts_of_a_specification():
     assert f"format version {FORMAT}\n" in TEXT
     required = {row[0].strip("`"): tuple(re.findall("`(.*?)`", row[2])) for row in table("field of `spec`")}
-    assert {name: parts for name, parts in required.items() if parts} == _REQUIRED
+    parts = {"data": DataSpec, "backbone": BackboneSpec, "init": InitSpec, "input": InputSpec}
+    fields = {name: dataclasses.fields(part) for name, part in parts.items()}
+    always = {name: tuple(f.name for f in of if f.default is f.default_factory) for name, of in fields.items()}
+    assert {name: names for name, names in required.items() if names} == {"task": ("name",), **always}
+    optional = {f.name for of in fields.values() for f in of if f.default is not f.default_factory} - {"more"}
+    text = {name: row[1] for name, row in zip(required, table("field of `spec`"), strict=True)}
+    assert {name for name in optional if f"`{name}`" not in " ".join(text.values())} == set()
 
 
 def test_the_tables_name_what_is_in_the_json_files(full, toy):
@@ -143,22 +150,22 @@ def leaves(value, path=()):
 
 
 def test_every_field_changes_the_key(toy):
-    paths = list(leaves(toy.spec().to_dict()))
+    paths = list(leaves(toy.spec().to_json()))
     assert len(paths) == 19
     for path in paths:
-        values = toy.spec().to_dict()
+        values = toy.spec().to_json()
         inner = values
         for key in path[:-1]:
             inner = inner[key]
         old = inner[path[-1]]
         inner[path[-1]] = "float32" if path == ("store",) else old + 1 if not isinstance(old, str) else old + "x"
-        assert Spec(**values).key != toy.spec().key, path
+        assert Spec.from_json(values).key != toy.spec().key, path
 
 
 def test_key_does_not_depend_on_order_or_on_how_a_number_is_written(toy):
     spec = toy.spec()
-    assert Spec(**reordered(spec.to_dict())).key == spec.key
-    assert toy.spec(input={**spec.input, "seed": 0.0, "patch": 1.0}).key == spec.key
+    assert Spec.from_json(reordered(spec.to_json())).key == spec.key
+    assert toy.spec(input={**spec.input.to_json(), "seed": 0.0, "patch": 1.0}).key == spec.key
     assert toy.spec(task={**spec.task, "x": (1, 2)}).key == toy.spec(task={**spec.task, "x": [1, 2]}).key
     assert toy.spec(task={**spec.task, "x": -0.0}).key == toy.spec(task={**spec.task, "x": 0}).key
     assert toy.spec(task={**spec.task, "x": True}).key != toy.spec(task={**spec.task, "x": 1}).key
@@ -168,10 +175,10 @@ def test_key_does_not_depend_on_order_or_on_how_a_number_is_written(toy):
 def test_a_later_change_of_the_callers_dictionary_changes_nothing(toy):
     task = {"name": "toy", "nested": {"a": [1]}}
     spec = toy.spec(task=task)
-    before = canonical_json(spec.to_dict())
+    before = canonical_json(spec.to_json())
     task["nested"]["a"].append(2)
-    spec.to_dict()["task"]["nested"]["a"].append(3)
-    assert canonical_json(spec.to_dict()) == before
+    spec.to_json()["task"]["nested"]["a"].append(3)
+    assert canonical_json(spec.to_json()) == before
 
 
 def test_importing_the_package_and_listing_imports_no_h5py_or_numpy(tmp_path):

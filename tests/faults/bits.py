@@ -11,7 +11,7 @@ import numpy as np
 from reservoir_cache import CacheError, Entry, FeatureStore, load_arrays, reader, save_arrays
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.training import run_folder
+from reservoir_pipelines.training import checkpoints
 from reservoir_pipelines.training.run_folder import RunFolder
 
 from reservoir.errors import InputError
@@ -100,6 +100,6 @@ def _run(folder: Path) -> Any:
 
 
 def _checkpoint(folder: Path) -> Any:
-    tensors = {name: run_folder.read_tensors(folder, name) for name in (run_folder.TRAINED, run_folder.OPTIMIZER)}
+    tensors = {name: checkpoints.read_tensors(folder, name) for name in (checkpoints.TRAINED, checkpoints.OPTIMIZER)}
     arrays = [(name, key, t.numpy().tobytes()) for name, part in tensors.items() for key, t in part.items()]
-    return run_folder.read_state(folder)[0], arrays
+    return checkpoints.read_state(folder)[0], arrays

@@ -188,7 +188,8 @@ def trained(root: Path) -> Any:
 
 def run_of(folder: Path) -> Any:
     """Return what a reader finds in the folder of a training run."""
-    from reservoir_pipelines.training.run_folder import OPTIMIZER, TRAINED, RunFolder, read_state, read_tensors
+    from reservoir_pipelines.training.checkpoints import OPTIMIZER, TRAINED, read_state, read_tensors
+    from reservoir_pipelines.training.run_folder import RunFolder
 
     run = RunFolder(folder)
     if not (run.path / "config.json").exists():

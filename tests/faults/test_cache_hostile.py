@@ -298,11 +298,11 @@ def test_an_enormous_count_of_rows_is_refused_before_memory_is_allocated(cache, 
     def change(content):
         content["spec"]["data"]["rows"]["train"] = 10**18
         content["layout"]["block_rows"] = block_rows
-        content["key"] = Spec(**content["spec"]).key
+        content["key"] = Spec.from_json(content["spec"]).key
 
     def enlarge(content):
         values = json.loads((entry.path / "spec.json").read_text())["spec"]
-        content |= {"rows": 10**18, "key": Spec(**values).key}
+        content |= {"rows": 10**18, "key": Spec.from_json(values).key}
 
     rewrite(entry.path / "spec.json", change)
     rewrite(entry.path / "train" / "manifest.json", enlarge)

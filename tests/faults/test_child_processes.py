@@ -147,12 +147,12 @@ def test_an_interrupted_import_ends_in_exit_code_130(tmp_path, name):
 TROUBLE = """
 import errno, os, signal, sys
 from reservoir_pipelines import cli
-from reservoir_pipelines.extraction import run
+from reservoir_pipelines.extraction import extractor
 from reservoir_cache import publish
 from reservoir.errors import InputError
 
 place, trouble, *arguments = sys.argv[1:]
-module, name = {"load": (run, "load"), "forward": (run, "launch"), "write": (publish, "sync")}[place]
+module, name = {"load": (extractor, "load"), "forward": (extractor, "launch"), "write": (publish, "sync")}[place]
 function, calls = getattr(module, name), []
 
 def troubled(*given, **more):

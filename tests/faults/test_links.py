@@ -180,7 +180,7 @@ def test_two_users_who_may_write_extend_one_entry(shared, call):
     with other_user(cache, writing=True):
         code, _, err = call("extract", data, "--cache", cache, "--layers", "embed", *EXTRACT)
         assert code == 0, err
-        assert last_entry(cache, list_entries(cache)[0].spec.task["name"]) == list_entries(cache)[0]
+        assert last_entry(cache, list_entries(cache)[0].spec.task_name) == list_entries(cache)[0]
     assert call("extract", data, "--cache", cache, "--layers", "embed,final", *EXTRACT)[0] == 0
     (entry,) = list_entries(cache)
     assert verify(entry) == [] and entry.manifest("train").columns.keys() == {"embed/mean", "final/mean"}

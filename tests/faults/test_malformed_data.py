@@ -464,9 +464,12 @@ def test_a_quarter_gigabyte_of_nuls_and_two_encodings_in_one_file(tmp_path, refu
     [
         ("import h5py; h5py.File(path)['x'][:]", True),
         ("from reservoir_cache import open_hdf5; open_hdf5(path)['x'][:]", False),
-        ("from reservoir_pipelines.data.hdf5 import Hdf5; Hdf5(path, checked=True).read('x', 0, 8)", False),
-        ("from reservoir_pipelines.data.hdf5 import Hdf5; Hdf5(path)", False),  # reads the file in a child process
-        ("from reservoir_pipelines.extraction.import_features import _open_hdf5; _open_hdf5(path, s)['x'][:]", False),
+        ("from reservoir_pipelines.data.hdf5 import datasets; datasets(path)['x'][:8]", False),
+        (
+            "from reservoir_pipelines.data.hdf5 import read; read(str(path), None)",
+            False,
+        ),  # reads the file in a child process
+        ("from reservoir_pipelines.data.feature_arrays import open_arrays; open_arrays(path, s)['x'][:]", False),
     ],
 )
 def test_no_library_is_loaded_for_a_filter_that_a_file_names(tmp_path, code, opened):

@@ -14,7 +14,7 @@ import yaml
 from reservoir_cache import FeatureStore
 from reservoir_pipelines import export_features, extract, fit, import_features
 from reservoir_pipelines.extraction import export_features as stage
-from reservoir_pipelines.extraction import run
+from reservoir_pipelines.extraction import extractor
 from reservoir_pipelines.extraction.feature_files import FORMATS, Stored
 from reservoir_pipelines.files import write_checked
 
@@ -30,7 +30,7 @@ pytest.importorskip("pyarrow")
 def own(cache, tmp_path, narrow_mini, monkeypatch):
     """Return a file of 80 rows with ids and groups, which are extracted to shards of 16 rows, two offsets each."""
     monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 8)
-    monkeypatch.setattr(run, "MIN_BLOCKS", 5)
+    monkeypatch.setattr(extractor, "MIN_BLOCKS", 5)
     draw, split = np.random.default_rng(0), np.repeat(["train", "valid", "test"], [40, 20, 20])
     x, ids = draw.normal(size=(80, 6, 1)), [f"é{row}" for row in range(80)]
     y, groups = (x.mean(axis=(1, 2)) > 0).astype(int), np.arange(80) // 2
@@ -195,7 +195,7 @@ def test_the_card_names_the_model_the_commands_and_every_file(own, tmp_path):
     _, head, body = text.split("---\n", 2)
     assert yaml.safe_load(head)["configs"][0]["data_files"][0] == {"split": "train", "path": "train.parquet"}
     assert "# license: name the licence" in head
-    assert features.store.entry.spec.backbone["digest"] in body and features.store.entry.key in body
+    assert features.store.entry.spec.backbone.digest in body and features.store.entry.key in body
     assert "    reservoir extract own.npz --layers block01,block02 --pool mean,std\n" in body
     assert f"    reservoir export-features {features.store.entry.key[:16]} --to out --format parquet" in body
     description = json.loads((tmp_path / "out" / "features.json").read_text())

@@ -15,8 +15,8 @@ from reservoir_cache import CacheError, folder_bytes, repair, writer
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
 from reservoir_pipelines.cli import run as command
-from reservoir_pipelines.extraction import forecast, run
-from reservoir_pipelines.extraction.run import draw_rows
+from reservoir_pipelines.extraction import extractor, forecast, sharing
+from reservoir_pipelines.extraction.spec import draw_rows
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from safetensors.torch import load_file, save_file
 from scipy.io import wavfile
@@ -95,11 +95,11 @@ def test_prepared_data_that_changes_between_two_blocks_stops_the_extraction(
 def test_a_worker_refuses_prepared_data_that_changed_after_it_was_verified(small, tiny_gpt2):
     entry, prepared = small().store.entry, prepare("digits")
     options = as_group({"backbone": str(tiny_gpt2), "limit": 300, "compute": "float32"}, ExtractOptions)
-    share = run.Share(replace(options, cache=entry.path.parents[2]), prepared.path, entry.key, state=prepared.state)
-    assert run._open(share).spec.key == entry.key
+    share = sharing.Share(replace(options, cache=entry.path.parents[2]), prepared.path, entry.key, state=prepared.state)
+    assert sharing.open_share(share).spec.key == entry.key
     change_in_place(prepared.path / "train" / "00000.h5")
     with pytest.raises(InputError, match=r"the prepared data in .* has changed since the command began; run the"):
-        run._open(share)
+        sharing.open_share(share)
 
 
 def test_added_columns_keep_old_files_and_equal_a_run_with_all_columns(small, tmp_path):
@@ -159,7 +159,7 @@ def test_each_option_that_changes_numbers_makes_another_entry(small):
     others = [small(seed=1), small(gain=2.0), small(limit=200), small(store="float32"), small(compute="bfloat16")]
     entries = {done.entry for done in [plain, *others]}
     assert len(entries) == 6 and small(batch_rows=7).entry == plain.entry
-    assert plain.store.entry.spec.backbone["gelu"] == "one step"
+    assert plain.store.entry.spec.backbone.gelu == "one step"
 
 
 def test_a_larger_limit_contains_the_rows_of_a_smaller_one(cache):
@@ -187,10 +187,10 @@ def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monke
     split = np.repeat(["train", "valid", "test"], 90)
     np.savez(task, x=draw.normal(size=(270, 30, 2)), y=np.arange(270) % 2, lengths=lengths, split=split)
     monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-    monkeypatch.setattr(run, "MIN_BLOCKS", 2)
+    monkeypatch.setattr(extractor, "MIN_BLOCKS", 2)
     made = []
     for tokens in (1, 10**9):
-        monkeypatch.setattr(run, "MAX_TOKENS", tokens)
+        monkeypatch.setattr(extractor, "MAX_TOKENS", tokens)
         settings = {"backbone": str(tiny_gpt2), "layers": "embed,final", "compute": "float32", "patch": 1}
         made.append(extract(task, cache=tmp_path / str(tokens), **settings))
     small, large = made
@@ -356,7 +356,7 @@ def test_sounds_are_planned_as_the_samples_that_the_model_reads(cache, tmp_path)
         wavfile.write(tmp_path / "calls" / f"{n % 2}" / f"{n}.wav", 16000, noise)
     model = {"backbone": str(save_with_extractor("wav2vec2", tmp_path / "model")), "compute": "float32"}
     found, done = forecast_of(str(tmp_path / "calls"), **model), extract(str(tmp_path / "calls"), **model)
-    assert done.store.entry.spec.input["kind"] == "native"
+    assert done.store.entry.spec.input.kind == "native"
     assert found.columns == len(done.columns) and found.tokens == 79  # a spectrum would have 3 frames
 
 

@@ -21,7 +21,7 @@ import pytest
 from reservoir_cache import Entry, verify
 from reservoir_pipelines import cluster as cluster_module
 from reservoir_pipelines import extract, prepare, versions, workers
-from reservoir_pipelines.extraction import run
+from reservoir_pipelines.extraction import extractor, probe, sharing
 
 from reservoir import InputError, plan
 from reservoir.options import ExtractOptions
@@ -35,7 +35,7 @@ def short_blocks():
     """Cut 600 rows into 39 blocks, one block per task of a worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-        patch.setattr(run, "MAX_TOKENS", 1)
+        patch.setattr(extractor, "MAX_TOKENS", 1)
         patch.setattr(workers, "PAYS_OFF", 0)  # use processes even for little work
         yield
 
@@ -205,7 +205,7 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
         shares_sent.extend(share for share, *_ in tasks)
         return []
 
-    monkeypatch.setattr(run, "map_pieces", note)
+    monkeypatch.setattr(sharing, "map_pieces", note)
     extract("digits", backbone=tiny_gpt2.name, cache=tmp_path, scheduler="tcp://nowhere:1", **SETTINGS)
     assert {share.options.backbone for share in shares_sent} == {str(tiny_gpt2)}
     assert all(share.prepared.is_absolute() and share.options.cache.is_absolute() for share in shares_sent)
@@ -214,22 +214,22 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
 @pytest.fixture
 def share(tiny_gpt2, tmp_path):
     options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
-    ours = run.start_run(options, prepare("digits", cache=tmp_path), tmp_path)
-    return run.Share(options, ours.prepared.path, ours.spec.key, None, run.probe(ours))
+    ours = extractor.load_extractor(options, prepare("digits", cache=tmp_path), tmp_path)
+    return sharing.Share(options, ours.prepared.path, ours.spec.key, None, probe.probe(ours))
 
 
 @pytest.mark.parametrize("change", ["added", "reordered"])
 def test_a_worker_is_accepted_unless_it_computes_other_features(share, monkeypatch, change):
     from reservoir.pooling import Mean
 
-    assert run._open(share).spec.key == share.key
+    assert sharing.open_share(share).spec.key == share.key
     mean = Mean.of
     # The order of the channels changes no mean and no deviation.
     changed = {"added": lambda x: x + 1.5, "reordered": lambda x: x.flip(-1)}[change]
     monkeypatch.setattr(Mean, "of", lambda self, states: changed(mean(self, states)))
-    run._runs.clear()  # as in a new process
+    sharing._extractors.clear()  # as in a new process
     with pytest.raises(InputError, match=r"^worker \S+, process \d+: its features of embed/mean differ"):
-        run._open(share)
+        sharing.open_share(share)
 
 
 def test_rounding_and_a_few_values_at_the_edge_of_a_share_are_no_difference():
@@ -238,8 +238,8 @@ def test_rounding_and_a_few_values_at_the_edge_of_a_share_are_no_difference():
     x[::400] = 3000  # massive channels, which would hide any difference if they counted in the deviation
     rounded = x + 0.03 * draw.uniform(-1, 1, 4000)
     rounded[::60] += 0.3
-    assert run.different_column({"a": x}, {"a": rounded}) == ""
-    assert run.different_column({"a": x, "b": x}, {"a": x, "b": x[::-1]}) == "b"
+    assert probe.different_column({"a": x}, {"a": rounded}) == ""
+    assert probe.different_column({"a": x, "b": x}, {"a": x, "b": x[::-1]}) == "b"
 
 
 def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, expected, tiny_gpt2, tmp_path, capsys):
@@ -256,11 +256,11 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, exp
 def test_a_worker_with_another_model_is_refused(alone, tiny_gpt2):
     root, backbone = alone.entry.parents[2], str(tiny_gpt2)
     options = ExtractOptions(backbone=backbone, limit=200, compute="float32", layers="embed,final", cache=root)
-    share = run.Share(options, prepare("digits", cache=root).path, alone.store.entry.key)
-    assert run.work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # the block exists already
+    share = sharing.Share(options, prepare("digits", cache=root).path, alone.store.entry.key)
+    assert sharing.work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # the block exists already
     (alone.entry / "train" / "00001-0.h5").unlink()
-    assert run.work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16
+    assert sharing.work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16
     other = replace(share, options=replace(options, seed=1))
-    run._runs.clear()  # as in a new process
+    sharing._extractors.clear()  # as in a new process
     with pytest.raises(InputError, match=r"cache key is .* there, but"):
-        run.work(other, alone.entry, alone.columns, [("train", 0)])
+        sharing.work(other, alone.entry, alone.columns, [("train", 0)])

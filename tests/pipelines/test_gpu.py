@@ -8,7 +8,7 @@ import pytest
 import torch
 from reservoir_cache import verify
 from reservoir_pipelines import extract, plan, prepare, workers
-from reservoir_pipelines.extraction import run
+from reservoir_pipelines.extraction import blocks, extractor
 
 from reservoir import features
 from reservoir import plan as defaults
@@ -49,7 +49,7 @@ def test_memory_stays_within_the_plan(rows, tmp_path):
     settings = {"backbone": "gpt2", "init": "random", "input": "orthogonal", "patch": 1, "store": "float16"}
     settings |= {"cache": tmp_path, "device": "cuda"}
     planned, options = plan(rows, **settings), ExtractOptions(**settings)
-    ours = run.start_run(options, prepare(rows, cache=tmp_path), tmp_path)
+    ours = extractor.load_extractor(options, prepare(rows, cache=tmp_path), tmp_path)
     entry, todo = ours.open({})
     index = ours.rows["train"][: 2 * ours.layout.offset_rows]
     part = ours.prepared.split("train").take(index)
@@ -67,7 +67,7 @@ def test_memory_stays_within_the_plan(rows, tmp_path):
     peak = torch.cuda.max_memory_allocated()
     sys.stdout.write(f"\nextract {speed:,.0f} rows/s, bare model {bare:,.0f}, planned {planned.rows_per_second:,.0f}")
     sys.stdout.write(f"\npeak memory of the GPU {peak / 1e9:.2f} GB, planned {planned.memory / 1e9:.2f} GB")
-    assert computed == run.row_count(entry, todo) and peak <= planned.memory
+    assert computed == blocks.row_count(entry, todo) and peak <= planned.memory
 
 
 @pytest.mark.parametrize("backbone", ["mini", "gpt2"])
@@ -79,7 +79,7 @@ def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch, b
     prepared = prepare(str(tmp_path / "rows.npz"), cache=tmp_path)
     settings = {"backbone": backbone, "input": "orthogonal", "patch": 1, "layers": "final", "pool": "mean"}
     settings |= {"init": "random", "compute": "float32"}
-    ours = run.start_run(ExtractOptions(**settings, device=DEVICE, cache=tmp_path), prepared, tmp_path)
+    ours = extractor.load_extractor(ExtractOptions(**settings, device=DEVICE, cache=tmp_path), prepared, tmp_path)
     train, found = prepared.split("train"), {}
     part = train.take(np.arange(len(train)))
     for limit in (0.0, 0.045, 0.1, 0.2, 0.4, 1.0):
@@ -97,7 +97,7 @@ def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch, b
 def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "PAYS_OFF", 0)
     monkeypatch.setitem(defaults.BLOCK_ROWS, "cuda", 128)
-    monkeypatch.setattr(run, "MAX_TOKENS", 1)
+    monkeypatch.setattr(extractor, "MAX_TOKENS", 1)
     call = {"device": "cuda", **SMALL}
     alone = extract("digits", cache=tmp_path / "one", **call)
     expected = contents(alone.entry, "*.h5")

@@ -153,7 +153,7 @@ def test_arrays_that_are_not_the_rows_of_the_task_are_refused(own, tmp_path, cha
 @pytest.mark.parametrize("name", ["f.npz", "f.h5", "f.parquet", "f.safetensors", "f.txt"])
 def test_files_that_are_no_features_are_refused_in_one_line(own, tmp_path, name):
     (tmp_path / name).write_bytes(b"no features" * 9)
-    with pytest.raises(InputError, match=r"features cannot be read|not a readable Parquet file") as refused:
+    with pytest.raises(InputError, match=r"features cannot be read|not a readable") as refused:
         import_features(tmp_path / name, task=own[0], name="lab")
     assert "\n" not in str(refused.value)
 

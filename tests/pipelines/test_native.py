@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.training.run_folder import load_run
+from reservoir_pipelines.training.trainable import load_run
 from scipy.io import wavfile
 
 from reservoir import InputError, plan
@@ -64,12 +64,12 @@ def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):
     file = write_texts(tmp_path / "pets.jsonl", 120)
     done = extract(str(file), backbone=str(folder))
     spec = done.store.entry.spec
-    assert spec.input["kind"] == "native" and {"tokenizer", "embeddings"} < set(spec.input)
+    assert spec.input.kind == "native" and {"tokenizer", "embeddings"} < set(spec.input)
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.columns[-1] == "final/mean"
     message = capfd.readouterr().err
     assert "read by the model's own tokenizer, with 14 tokens" in message and "symbols" not in message
     drawn = extract(str(file), backbone=str(folder), input="gaussian", layers="embed", pool="mean")
-    assert drawn.store.entry.spec.input["kind"] == "gaussian" and drawn.entry != done.entry
+    assert drawn.store.entry.spec.input.kind == "gaussian" and drawn.entry != done.entry
     fit(done, columns="embed/mean+final/cls", out=tmp_path / "readout")
     # New texts may have unknown letters, and may be longer than all earlier ones.
     new = write_texts(tmp_path / "new.jsonl", 8, labelled=False, more=" 漢 and" * 9)
@@ -101,7 +101,7 @@ def test_a_protein_model_reads_fasta_natively_and_gives_the_mean_over_residues(k
     file = write_proteins(tmp_path / "antibodies.fasta")
     features = extract(str(file), backbone=str(folder), compute="float32", store="float32")
     assert features.entry.name.startswith("antiberty-pretrained-") and features.entry.name.count("-") == 2
-    assert features.store.entry.spec.input["kind"] == "native"
+    assert features.store.entry.spec.input.kind == "native"
     layers = ("embed", "block01", "block02", "block03", "final")
     assert features.columns == tuple(f"{layer}/{pool}" for layer in layers for pool in ("cls", "mean", "words"))
     message = capfd.readouterr().err
@@ -290,19 +290,22 @@ def test_a_folder_by_class_is_enough(cache, tmp_path, call, answer):
 
 
 def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
+    def bytes_of(name):
+        return np.frombuffer((tmp_path / name).read_bytes(), np.uint8)
+
     upright = np.zeros((6, 4, 3), np.uint8)
     upright[:3] = 255
     turned = Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90)
     exif = Image.Exif()
     exif[0x0112] = 6  # viewers rotate it by 90 degrees clockwise
     turned.save(tmp_path / "photo.png", exif=exif)
-    assert (np.asarray(decoded(tmp_path / "photo.png")) == upright).all()
+    assert (np.asarray(decoded(bytes_of("photo.png"))) == upright).all()
     Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], np.uint8)).save(tmp_path / "clear.png")
-    assert np.asarray(decoded(tmp_path / "clear.png")).tolist() == [[[255] * 3, [9] * 3]]
+    assert np.asarray(decoded(bytes_of("clear.png"))).tolist() == [[[255] * 3, [9] * 3]]
     palette = Image.fromarray(np.array([[0, 1]], np.uint8), "P")
     palette.putpalette([7, 7, 7, 8, 8, 8])
     palette.save(tmp_path / "clear.gif", transparency=0)
-    assert np.asarray(decoded(tmp_path / "clear.gif")).tolist() == [[[255] * 3, [8] * 3]]
+    assert np.asarray(decoded(bytes_of("clear.gif"))).tolist() == [[[255] * 3, [8] * 3]]
 
 
 def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, refusal):
@@ -312,7 +315,7 @@ def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, 
     model = save_with_processor("vit", tmp_path / "vit", size={"height": 8, "width": 8})
     root = folder(tmp_path / "pictures")
     done = extract(str(root), backbone=str(model), compute="float32", store="float32")
-    assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input["kind"] == "native"
+    assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input.kind == "native"
     fit(done, out=tmp_path / "readout", columns="final/cls+final/mean")
     assert all(one.label == one.truth for one in predict(tmp_path / "readout", root))
     assert "explain does not support the model's own processor" in refusal("explain", tmp_path / "readout", root)

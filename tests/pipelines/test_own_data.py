@@ -8,7 +8,7 @@ import pytest
 from reservoir_cache import Entry, FeatureStore, verify
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.data.own_data import read_new
+from reservoir_pipelines.data.new_rows import read_new
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -127,7 +127,7 @@ def test_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
     new = tmp_path / "new.npz"
     np.savez(new, x=np.where(gaps, np.nan, whole)[:5])
     task = Bundle.load(found.saved).task
-    raw, *_ = read_new(new, task)
+    raw = read_new(new, task).x
     prepared = prepare(path, missing=missing)
     x, _ = encode(task, raw)
     rows = [row for split in prepared.splits.values() for row in split.read(0, len(split)).x]

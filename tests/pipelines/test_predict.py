@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.data.tables import read_table
+from reservoir_pipelines.data.table import read_table
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction import outputs
 from reservoir_pipelines.prediction.outputs import evaluate_predictions, write_predictions
@@ -118,7 +118,7 @@ def test_rows_that_cannot_be_read_get_an_empty_label_and_the_reason(fitted, tmp_
     code, out, error = call("predict", fitted, bad, "--out", found, "--coverage", 0.9)
     assert code == 0 and "rows  6" in out
     assert "bad.csv: 2 of 6 rows cannot be read: line 5: 'ERR' is not a number in column 'v1'; line 7: an emp" in error
-    ours, theirs = read_table(found, text=None).frame, read_table(expected, text=None).frame
+    ours, theirs = read_table(found, list).frame, read_table(expected, list).frame
     assert ours["id"].equals(theirs["id"]) and np.flatnonzero(ours["label"].isna()).tolist() == [3, 5]
     readable = [0, 1, 2, 4]
     assert ours.loc[readable].drop(columns="problem").equals(theirs.loc[readable])
@@ -379,8 +379,8 @@ def test_a_longer_test_row_changes_no_feature_of_training_rows(cache, three_leng
         extract(str(write_padded(tmp_path / name, data, y, split=split)), compute="float32", layers="embed").store
         for name, data in (("d.npz", x), ("e.npz", longer))
     ]
-    dilations = [store.entry.spec.input["dilations"] for store in stores]
-    assert dilations[0] == dilations[1] == [1, 2, 4]
+    dilations = [store.entry.spec.input.dilations for store in stores]
+    assert dilations[0] == dilations[1] == (1, 2, 4)
     for column in stores[0]["train"].columns:
         one, other = (store["train"][column] for store in stores)
         np.testing.assert_allclose(one, other, atol=1e-4)

@@ -13,16 +13,11 @@ import torch
 from reservoir_pipelines import train
 from reservoir_pipelines.files import checked_line, read_checked
 from reservoir_pipelines.prediction.load import open_readout
-from reservoir_pipelines.training import run_folder
-from reservoir_pipelines.training.run_folder import (
-    TRAINED,
-    RunFolder,
-    load_run,
-    load_trained,
-    read_journal,
-    read_tensors,
-    save_checkpoint,
-)
+from reservoir_pipelines.training import checkpoints
+from reservoir_pipelines.training.checkpoints import TRAINED, load_trained, read_tensors, save_checkpoint
+from reservoir_pipelines.training.journal import read_journal
+from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_pipelines.training.trainable import load_run
 
 from reservoir.errors import InputError
 from reservoir.training import trainer
@@ -121,7 +116,7 @@ def test_trained_tensors_of_another_shape_are_refused_and_not_broadcast(tmp_path
     adam.step()
     save_checkpoint(tmp_path, other, adam, trainer.State(step=1, best_step=1))
     with pytest.raises(InputError, match=r"optimizer\.safetensors: not of this run"):
-        run_folder.load_optimizer(tmp_path / "step-00000001", model, torch.optim.Adam(model.parameters()))
+        checkpoints.load_optimizer(tmp_path / "step-00000001", model, torch.optim.Adam(model.parameters()))
     with pytest.raises(InputError, match="its tensors are not those that this run trains"):
         load_trained(tmp_path / "step-00000001", model)
     load_trained(tmp_path / "step-00000001", torch.nn.Linear(4, 1))

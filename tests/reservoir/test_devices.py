@@ -1,6 +1,7 @@
 """All branches for a GPU run on a CPU that is treated as a GPU."""
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from unittest.mock import Mock
 
@@ -56,8 +57,8 @@ def test_features_of_a_gpu_are_those_of_the_cpu_under_another_key(on_cpu, gpu, t
     call = partial(extract, "digits", backbone=str(tiny_gpt2), cache=tmp_path / "gpu", **SETTINGS)
     found = call()
     spec = found.store.entry.spec
-    assert spec.backbone == on_cpu.store.entry.spec.backbone | {"device": "cuda"}
-    assert "device" not in on_cpu.store.entry.spec.backbone
+    assert spec.backbone == replace(on_cpu.store.entry.spec.backbone, device="cuda")
+    assert on_cpu.store.entry.spec.backbone.device is None
     assert found.store.entry.made_with["instructions"] == "pretended"
     for split in on_cpu:
         for column in on_cpu.columns:

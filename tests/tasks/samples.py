@@ -4,9 +4,11 @@ import gzip
 import pickle
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from reservoir_pipelines.data import new_rows
 from reservoir_pipelines.data.own_data import open_source
 
 from reservoir.errors import InputError
@@ -20,6 +22,23 @@ def assert_refused(message: str, path: object, **asked: object) -> None:
     with pytest.raises(InputError, match=message) as refused:
         _ = open_source(str(path), **asked).task
     assert "\n" not in str(refused.value)
+
+
+class NewRows(NamedTuple):
+    """New rows as arrays."""
+
+    x: np.ndarray
+    lengths: np.ndarray | None
+    ids: np.ndarray
+    y: np.ndarray | None
+    groups: np.ndarray | None
+    skipped: dict
+
+
+def read_new(path, task, labels=None) -> NewRows:
+    """Return the new rows of a file, read into memory."""
+    rows = new_rows.read_new(path, task, labels)
+    return NewRows(rows.x[:], rows.lengths, rows.names, rows.y, rows.groups, rows.skipped)
 
 
 def read_splits(source) -> dict[str, Split]:

@@ -6,7 +6,7 @@ import pickle
 import h5py
 import numpy as np
 import pytest
-from reservoir_pipelines.data.labels import read_integers, read_labels
+from reservoir_pipelines.data.integers import read_integers, read_labels
 from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.values import encode
 

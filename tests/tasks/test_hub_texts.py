@@ -5,13 +5,13 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from reservoir_pipelines.data.hub import hub_arrays
-from reservoir_pipelines.data.own_data import open_source, read_new
+from reservoir_pipelines.data.formats import open_rows
+from reservoir_pipelines.data.own_data import open_source
 
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import Vectors
 from reservoir.tasks.words import texts_of
-from tests.tasks.samples import assert_refused
+from tests.tasks.samples import assert_refused, read_new
 
 NAMES = ["neg", "pos"]
 TEXTS = [f"row {n} is {'good' if n % 2 else 'bad'}" + " so" * (n % 5) for n in range(30)]
@@ -135,7 +135,7 @@ def with_files():
     [
         (with_files(), {}, "column 'label': images, sounds or other files"),
         (labelled(), {"label": "stars"}, "not every split has the column 'stars'"),
-        (labelled(), {"text": "label"}, "no column of labels among"),
+        (labelled(), {"text": "label"}, "two flags name one column"),
         (Part({"text": ["a", " ", "b"], "label": [0, 1, 0]}), {}, "row 1: an empty text"),
         (Part({"text": []}), {}, "a dataset without rows"),
         (RuntimeError("Dataset scripts are no longer supported, but found x.py\nmore"), {}, "scripts are no longer"),
@@ -180,4 +180,4 @@ def test_datasets_of_the_real_library_are_read(tmp_path):
     source = open_source(str(tmp_path / "kept"))
     assert rows_of(source)["test"] == TEXTS and source.task.labels == ("neg", "pos") and source.files()[0].is_file()
     made.to_json(tmp_path / "rows.jsonl")
-    assert isinstance(hub_arrays(str(tmp_path / "kept"), OwnDataOptions(), labelled=False).read("x", 0, 2), np.ndarray)
+    assert isinstance(open_rows(str(tmp_path / "kept"), OwnDataOptions(), source.task).x[:2], np.ndarray)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.data.own_data import open_source, read_new
+from reservoir_pipelines.data.own_data import open_source
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors
 from reservoir.tasks.windows import Windows
-from tests.tasks.samples import assert_refused, read_splits
+from tests.tasks.samples import assert_refused, read_new, read_splits
 
 HEAD = "# made by hand\n@problemName Hand\n@timeStamps false\n"
 CLASSES = HEAD + "@univariate false\n@dimensions 2\n@classLabel true up down\n@data\n"

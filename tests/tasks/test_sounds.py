@@ -5,13 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from reservoir_pipelines.data.own_data import open_source, read_new
+from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.sounds import BANDS, frame_count, mel_frames, open_sound, read_samples
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors
-from tests.tasks.samples import assert_refused
+from tests.tasks.samples import assert_refused, read_new
 
 pytest.importorskip("soundfile")
 

@@ -49,7 +49,7 @@ def list_(options: dict[str, Any]) -> Answer:
 def show(entry: Name, options: dict[str, Any]) -> Answer:
     """Show everything about one entry."""
     stored = _find(entry, cache_root(**options))
-    spec, made_with = stored.spec.to_dict(), dict(stored.made_with)
+    spec, made_with = stored.spec.to_json(), dict(stored.made_with)
     summary = _summary(store.summarize(stored)) | {"running": stored.running()}
     tables = [
         record_facts(summary),

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.prediction.explain import Explanation
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
-    from reservoir_pipelines.training.run_folder import Training
+    from reservoir_pipelines.training.result import Training
 
 
 def tasks(options: dict[str, Any]) -> Answer:

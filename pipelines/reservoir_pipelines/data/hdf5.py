@@ -1,4 +1,4 @@
-"""The arrays of an HDF5 file, by ranges of rows.
+"""The arrays of an HDF5 file, of which ranges of rows are read.
 
 A damaged file can make the HDF5 library run forever (6 of 3,000 mutated files did), and a file can
 name a filter that the library loads as code. Therefore a child process with limits on memory and
@@ -17,10 +17,14 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
+from reservoir.options import OwnDataOptions
 from reservoir.size_limits import check_expansion
-from reservoir_pipelines.data.arrays import NAMES, Arrays
+from reservoir.tasks.task import Task
+from reservoir_pipelines.data.named_arrays import NAMES, rows_of_arrays
+from reservoir_pipelines.data.rows import Rows
 
-PACKAGES = ("reservoir", "reservoir_cache", "reservoir_pipelines")
+SUFFIXES = (".h5", ".hdf5")
+PACKAGES = ("reservoir", "reservoir_cache", "reservoir_pipelines")  # what the checking process imports
 PIECE_ROWS = 4096
 PIECE_BYTES = 2**28  # largest size of the rows that are read at a time
 MEMORY = 2**31  # bytes that the checking process may allocate after its start
@@ -29,59 +33,70 @@ SECONDS = 20
 BYTES_PER_SECOND = 2 * 10**7
 
 
-class Hdf5(Arrays):
-    """The datasets at the root of an HDF5 file."""
+def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
+    """Return the rows of a file with the datasets of `NAMES` at its root; its ``x`` may be larger than memory."""
+    path = Path(origin)
+    _check_apart(path)
+    arrays = datasets(path)
+    return rows_of_arrays(origin, arrays, _piece_rows(arrays))
 
-    def __init__(self, path: Path, *, checked: bool = False):
-        super().__init__({})
-        self._path = path
-        if not checked:
-            _check_apart(path)
-        from reservoir_cache import open_hdf5
 
-        with open_hdf5(path) as file:
-            for name in (name for name in file if name in NAMES):
-                self.shapes[name], self.dtypes[name] = _shape_and_type(path, file, name)
-        row = math.prod(self.shapes["x"][1:]) * self.dtypes["x"].itemsize if "x" in self.shapes else 0
-        self.piece_rows = min(PIECE_ROWS, max(1, PIECE_BYTES // max(1, row)))
+class Dataset:
+    """A dataset of a file, which is opened for each range of rows that is read."""
 
-    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` of a dataset."""
+    def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype):
+        self.shape, self.dtype = shape, dtype
+        self._path, self._name = path, name
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
         import h5py
         from reservoir_cache import open_hdf5
 
         with open_hdf5(self._path) as file:
-            dataset: Any = file[name]
+            dataset: Any = file[self._name]
             if h5py.check_string_dtype(dataset.dtype) is not None:
-                return np.asarray(dataset.asstr()[lo:hi]).astype(str)
-            return dataset[lo:hi]
+                return np.asarray(dataset.asstr()[rows]).astype(str)
+            return dataset[rows]
+
+
+def datasets(path: Path) -> dict[str, Dataset]:
+    """Return the datasets of `NAMES` at the root of a file, without their values."""
+    from reservoir_cache import open_hdf5
+
+    with open_hdf5(path) as file:
+        return {name: _dataset(path, file, name) for name in file if name in NAMES}
+
+
+def _dataset(path: Path, file: Any, name: str) -> Dataset:
+    import h5py
+
+    dataset = dataset_of(file, name)
+    if dataset is None or dataset.shape is None:
+        raise InputError(
+            f"{path}: {name!r} is not stored in this file alone", "copy the values into it, without links"
+        )
+    is_text = h5py.check_string_dtype(dataset.dtype) is not None
+    if not is_text and dataset.dtype.hasobject:
+        raise InputError(f"{path}: dataset {name!r} is ragged", "pad it and give lengths")
+    if not is_text and dataset.dtype.kind not in "biuf":
+        raise InputError(f"{path}: dataset {name!r} is {dataset.dtype}", "use numbers or text")
+    check_expansion(path, name, dataset.nbytes, dataset.id.get_storage_size())
+    return Dataset(path, name, dataset.shape, np.dtype("U1" if is_text else dataset.dtype.str))
 
 
 def dataset_of(file: Any, name: str) -> Any:
     """Return a dataset stored in the file itself, or None; links may lead to other files."""
     import h5py
 
-    found = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-    return None if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external else found
+    item = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    is_stored_here = isinstance(item, h5py.Dataset) and not item.is_virtual and not item.external
+    return item if is_stored_here else None
 
 
-def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    import h5py
-
-    if (dataset := dataset_of(file, name)) is None or dataset.shape is None:
-        raise InputError(
-            f"{path}: {name!r} is not stored in this file alone", "copy the values into it, without links"
-        )
-    text = h5py.check_string_dtype(dataset.dtype) is not None
-    if not text and dataset.dtype.kind not in "biuf":
-        what = (
-            "ragged; pad it and give lengths"
-            if dataset.dtype.hasobject
-            else f"{dataset.dtype}; use numbers or text"
-        )
-        raise InputError(f"{path}: dataset {name!r} is {what}")
-    check_expansion(path, name, dataset.nbytes, dataset.id.get_storage_size())
-    return dataset.shape, np.dtype("U1" if text else dataset.dtype.str)
+def _piece_rows(arrays: dict[str, Dataset]) -> int:
+    """Return the number of rows that are read at a time."""
+    row_bytes = math.prod(arrays["x"].shape[1:]) * arrays["x"].dtype.itemsize if "x" in arrays else 0
+    return min(PIECE_ROWS, max(1, PIECE_BYTES // max(1, row_bytes)))
 
 
 # ---- the checking process
@@ -95,12 +110,15 @@ def _check_apart(path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     code = f"import sys; from {__name__} import check; check(sys.argv[1])"
     command = [sys.executable, "-P", "-c", code, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, check=False, text=True)
-    if done.returncode == 1 and done.stdout:
-        raise InputError(done.stdout.strip())
-    if done.returncode:
-        start = f"{path}: not a readable HDF5 file (reading it took too much memory or time, or crashed"
-        raise InputError(f"{start}, code {done.returncode})", "write it again")
+    result = subprocess.run(command, env=environment, capture_output=True, check=False, text=True)
+    if result.returncode == 1 and result.stdout:
+        raise InputError(result.stdout.strip())
+    if result.returncode:
+        raise InputError(
+            f"{path}: not a readable HDF5 file (reading it took too much memory or time, or crashed, "
+            f"code {result.returncode})",
+            "write it again",
+        )
 
 
 def check(name: str) -> None:
@@ -111,6 +129,7 @@ def check(name: str) -> None:
         resource.RLIMIT_CPU: SECONDS + path.stat().st_size // BYTES_PER_SECOND,
     }
     if sys.platform == "linux":
+        # The limit counts what this process has allocated already: the sixth number, in pages.
         pages = int(Path("/proc/self/statm").read_text().split()[5])
         limits[resource.RLIMIT_DATA] = pages * resource.getpagesize() + MEMORY
     for kind, value in limits.items():
@@ -126,10 +145,11 @@ def check(name: str) -> None:
 def read_once(path: Path) -> None:
     """Read all datasets of a file; raise an `InputError` if one cannot be read."""
     with as_input_error(f"{path}: not a readable HDF5 file", "write it again"):
-        found = Hdf5(path, checked=True)
-        for name, shape in found.shapes.items():
-            begins = range(0, shape[0] if shape else 0, found.piece_rows)
-            kinds = [found.read(name, lo, lo + found.piece_rows).dtype for lo in begins]
+        arrays = datasets(path)
+        step = _piece_rows(arrays)
+        for name, dataset in arrays.items():
+            begins = range(0, dataset.shape[0] if dataset.shape else 0, step)
+            kinds = [dataset[low : low + step].dtype for low in begins]
             longest = max((kind.itemsize // 4 for kind in kinds if kind.kind == "U"), default=0)
             # All texts are padded to the longest, and a few stored letters may be the text of many rows.
-            check_expansion(path, name, math.prod(shape) * longest, path.stat().st_size)
+            check_expansion(path, name, math.prod(dataset.shape) * longest, path.stat().st_size)

@@ -2,51 +2,69 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.images.pictures import PATCH, SIDE, TOKENS, check_pillow, decoded
-from reservoir_pipelines.data.arrays import Arrays
-from reservoir_pipelines.data.tables import BadRows
+from reservoir.tasks.images.pictures import SIDE, TOKENS, check_pillow, decoded
+from reservoir_pipelines.data.bad_rows import BadRows
+from reservoir_pipelines.data.rows import Rows
 
-MAX_BYTES = 2**27
+MAX_BYTES = 2**27  # a larger file is probably no image; 2**26 pixels, the maximum, rarely need as much
+PIECE_ROWS = 64  # files that are in memory at a time
 
 
-class Images(Arrays):
-    """Images as ``x``, the bytes of each file, with other arrays; ``x`` has the shape of their patches."""
+class ImageFiles:
+    """Images as an array (rows,) of the bytes of their files, which are read and checked piece by piece."""
 
-    piece_rows = 64
-    unused_options = ("values", "symbols", "missing", "standardise", "rate", "waveform")
+    dtype = np.dtype(object)
 
-    def __init__(self, files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows):
-        check_pillow()
-        self._all_files, self._bad = list(files), bad
-        if bad.skip:
-            bad.read_files(files, lambda file: _stored_bytes(file).size)
-        kept = bad.kept()
-        arrays = {name: array[kept] for name, array in arrays.items()}
-        super().__init__(arrays, x=((int(kept.sum()), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)))
-        self.files = [file for file, good in zip(files, kept, strict=True) if good]
-        self.notes = [f"backbones that do not read images get {SIDE}x{SIDE} pixels in {TOKENS} patches"]
+    def __init__(self, files: Sequence[Path], bad: BadRows, readable: np.ndarray, *, checked: bool):
+        self._all_files, self._bad = files, bad
+        self._checked = checked
+        self._files = [file for file, is_readable in zip(files, readable, strict=True) if is_readable]
+        self.shape = (len(self._files),)
 
-    def sequences(self, lo: int, hi: int) -> np.ndarray:
-        """Return the files of the rows ``lo`` to ``hi``, (rows,) of arrays."""
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        files = self._files[rows]
+        if self._checked:
+            return np.fromiter((_file_bytes(file) for file in files), object)
         try:
-            return np.fromiter(map(_stored_bytes, self.files[lo:hi]), object)
+            return np.fromiter(map(stored_bytes, files), object)
         except InputError:
-            # The error counts all unreadable files.
-            self._bad.read_files(self._all_files, lambda file: _stored_bytes(file).size)
-            self._bad.kept()
+            # The error counts all unreadable files, not only this one.
+            self._bad.read_files(self._all_files, stored_bytes)
+            self._bad.readable()
             raise
 
 
-def _stored_bytes(path: Path) -> np.ndarray:
+def image_rows(files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows) -> Rows:
+    """Return image files as rows, with other ``columns`` (files,)."""
+    check_pillow()
+    if bad.skip:  # all files are read, because damage must be detected before the rows are counted
+        bad.read_files(files, stored_bytes)
+    readable = bad.readable()
+    return Rows(
+        x=ImageFiles(files, bad, readable, checked=bool(bad.skip)),
+        **{name: array[readable] for name, array in columns.items()},
+        holds="images",
+        piece_rows=PIECE_ROWS,
+        files=tuple(file for file, is_readable in zip(files, readable, strict=True) if is_readable),
+        notes=(f"backbones that do not read images get {SIDE}x{SIDE} pixels in {TOKENS} patches",),
+    )
+
+
+def stored_bytes(path: Path) -> np.ndarray:
     """Return the bytes of an image file, after checking that they can be decoded."""
     if path.stat().st_size > MAX_BYTES:
         raise InputError(
             f"{path}: {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}", "check that it is an image"
         )
-    found = np.frombuffer(path.read_bytes(), np.uint8)
-    decoded(found, str(path), rough=True)
-    return found
+    stored = _file_bytes(path)
+    decoded(stored, str(path), rough=True)
+    return stored
+
+
+def _file_bytes(path: Path) -> np.ndarray:
+    return np.frombuffer(path.read_bytes(), np.uint8)

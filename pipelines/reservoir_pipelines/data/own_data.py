@@ -1,39 +1,30 @@
 """Your own data as the source of a task."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError, nearest
-from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import TASKS, check_parameter, task_named
-from reservoir.tasks.images.mnist import read_idx
-from reservoir.tasks.images.pictures import SIDE
+from reservoir.tasks.images.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
-from reservoir.tasks.words import UNKNOWN, are_words, shown, texts_of
-from reservoir_pipelines.data.arrays import Arrays, Skipped
-from reservoir_pipelines.data.columns import named_kind
-from reservoir_pipelines.data.files import open_arrays, source_files
+from reservoir_pipelines.data.bad_rows import OR_FILL
+from reservoir_pipelines.data.describe import describe, summary
+from reservoir_pipelines.data.file_kinds import named_kind
+from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import PREFIX, is_hub
-from reservoir_pipelines.data.images import Images
-from reservoir_pipelines.data.labels import (
-    MAX_SYMBOLS,
-    SAMPLE,
-    Labels,
-    Reading,
-    encode_labels,
-    read_integers,
-    split_rows,
-)
-from reservoir_pipelines.data.tables import OR_FILL
-from reservoir_pipelines.data.texts import UNSEEN, alphabet_of
+from reservoir_pipelines.data.integers import MAX_SYMBOLS, SAMPLE, Reading, read_integers
+from reservoir_pipelines.data.labels import Labels, encode_labels
+from reservoir_pipelines.data.rows import UNUSED, Rows
+from reservoir_pipelines.data.splits import split_rows
+from reservoir_pipelines.data.texts import alphabet_of
 from reservoir_pipelines.data.values import (
     as_values,
     check_rounding,
@@ -42,21 +33,7 @@ from reservoir_pipelines.data.values import (
     standardisation,
 )
 
-MaybeArray = np.ndarray | None
-
-
-class NewRows(NamedTuple):
-    """New sequences (for images, paths), with None for what the file lacks; ``skipped`` has those that are not here.
-
-    ``ids`` are those of the file, else row numbers from 0, among which skipped rows count.
-    """
-
-    x: np.ndarray
-    lengths: MaybeArray
-    ids: np.ndarray
-    y: MaybeArray
-    groups: MaybeArray
-    skipped: Skipped
+NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
 
 
 def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
@@ -65,10 +42,9 @@ def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> So
     ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`; ``data`` is the
     folder of the files of named tasks.
     """
-    is_path = Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)
     if name in TASKS:
         return task_named(name, data=data, **parameters)
-    if not is_path:
+    if not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
         tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}", f"{tasks}{nearest(name, TASKS)}")
     for parameter in parameters:
@@ -83,72 +59,85 @@ def own_name(origin: str) -> str:
 
 @dataclass(frozen=True)
 class OwnData(Source):
-    """A task from the arrays ``x``, ``y`` and optionally ``lengths``, ``split`` and ``groups`` of a file or folder.
+    """A task from the rows of a file, a folder or a dataset, as ``docs/guides/data.md`` describes them.
 
-    ``docs/guides/data.md`` describes the arrays. ``y`` (rows, readout tokens, outputs) labels each of
-    the last tokens.
+    The rows are read when they are first needed, and everything that `prepare` stores follows from them:
+    what a token is, the labels, the splits and the standardisation.
     """
 
     origin: str  # a path, or the name of a dataset of the hub
-    asked: OwnDataOptions
+    options: OwnDataOptions
 
     def __reduce__(self) -> tuple[type, tuple]:
-        """Pickle the settings without the arrays: another process reads the files itself."""
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+        """Pickle the settings without the rows: another process reads the files itself."""
+        return type(self), (self.origin, self.options)
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return what the prepared data depend on besides the files."""
+        return {"asked": self.options}  # the name that it has in the digests of prepared folders
 
     @cached_property
     def task(self) -> Task:
         """The description of the task, with the shapes of the data."""
-        # New data is read with the given options and the chosen columns.
-        parameters = {} if self._units is None else {"each": "token"}
-        parameters |= self._columns.chosen | self.asked.explicit
-        if self.asked.labels:  # paths are not part of the cache key
-            parameters["labels"] = Path(self.asked.labels).name
-        if self._symbols:
-            parameters.pop("standardise", None)
-        channels = (1 if len(self._shape) == 2 else self._shape[2]) * (
-            2 if self.asked.missing == "mask" else 1
-        )
+        _, tokens, *dims = self._shape
+        gaps = 2 if self.options.missing == "mask" else 1  # a channel for the gaps of each channel
+        channels = (dims[0] if dims else 1) * gaps
         return Task(
             name=own_name(self.origin),
-            form=Tokens(self._vocabulary) if self._symbols else Vectors(channels),
-            max_tokens=self._shape[1],
+            form=Tokens(self._vocabulary) if self._are_symbols else Vectors(channels),
+            max_tokens=tokens,
             classes=self._labels.classes,
             readout_tokens=self._labels.y.shape[1],
             outputs=self._labels.y.shape[2],
-            parameters=parameters,
+            parameters=self._parameters(),
             labels=self._labels.names,
             alphabet=self._alphabet[0],
-            pictures=SIDE if isinstance(self._columns, Images) else 0,
+            pictures=SIDE if self._rows.holds == "images" else 0,
         )
+
+    def _parameters(self) -> dict[str, Any]:
+        """Return the given options and the choices of the rules, with which `predict` reads new rows."""
+        parameters = {} if self._labels_per_row is None else {"each": "token"}
+        parameters |= {**self._rows.parameters, **self.options.explicit}
+        if self.options.labels:  # paths are not part of the cache key
+            parameters["labels"] = Path(self.options.labels).name
+        if self._are_symbols:
+            parameters.pop("standardise", None)
+        return parameters
 
     def files(self) -> list[Path]:
         """Return the files of a path, or of a dataset of the hub."""
-        files = [] if is_hub(self.origin) else source_files(Path(self.origin), self.asked.labels)
-        return [*files, *self._columns.files] if not files or named_kind(files[0]) else files
+        files = [] if is_hub(self.origin) else source_files(Path(self.origin), self.options.labels)
+        has_other_files = not files or named_kind(files[0])  # of the dataset, or named in a table
+        return [*files, *self._rows.files] if has_other_files else files
 
     def pieces(self) -> list[Piece]:
         """Return ranges of rows."""
-        rows, step = self._shape[0], self._columns.piece_rows
-        return [Piece("rows", lo, min(lo + step, rows)) for lo in range(0, rows, step)]
+        rows, step = len(self._rows), self._rows.piece_rows
+        return [Piece("rows", low, min(low + step, rows)) for low in range(0, rows, step)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return a range of rows, divided into its splits."""
         rows, groups = slice(piece.lo, piece.hi), self._group_numbers
-        x, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[rows]
-        if self._symbols and not self._alphabet[0]:
-            x = clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo)
-        elif not (self._symbols or self.task.pictures):
-            x = self._as_values(x, lengths, piece)
         whole = Split(
-            x=x,
+            x=self._stored(piece),
             y=self._labels.y[rows],
-            lengths=lengths,
+            lengths=self._lengths[rows],
             groups=None if groups is None else groups[rows],
-            ids=self._columns.ids[rows],
+            ids=self._rows.names[rows],
         )
         split = self._split[rows]
         return {name: whole.take(split == name) for name in sorted(set(split.tolist()))}
+
+    def _stored(self, piece: Piece) -> np.ndarray:
+        """Return the sequences of a range of rows as they are stored: letters and images as they are read."""
+        x, lengths = self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]
+        if self._rows.holds in ("letters", "images"):
+            return x
+        if self._are_symbols:
+            return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo)
+        tokens = x.reshape(*x.shape[:2], -1)
+        return as_values(self.origin, tokens, lengths, self.options.missing, piece.lo, OR_FILL)
 
     def scaling(self) -> Scaling | None:
         """Return the standardisation of the training split, for images a scaling to -2 ... 2, or None for symbols."""
@@ -157,223 +146,146 @@ class OwnData(Source):
             return None
         if self.task.pictures:
             return Scaling.constant(1 / 64, form.dim, offset=127.5)
-        if not self.asked.standardise or self.asked.waveform:
+        if not self.options.standardise or self.options.waveform:
             return Scaling.constant(1.0, form.dim)
+        errors: list[np.ndarray] = []  # of rounding to float32, by piece
 
-        moved: list[np.ndarray] = []
-
-        def training_values() -> Iterator[np.ndarray]:
+        def training_tokens() -> Iterator[np.ndarray]:
             for piece in self.pieces():
-                rows = slice(piece.lo, piece.hi)
-                given = self._columns.read("x", piece.lo, piece.hi)
-                lengths = self._lengths[rows]
-                train = self._split[rows] == "train"
-                x = self._as_values(given, lengths, piece)
-                if train.any():
-                    real = np.arange(x.shape[1]) < lengths[train, None]
-                    moved.append(rounding(given.reshape(*x.shape[:2], -1)[train][real], x[train][real]))
-                    yield x[train][real]
+                x, lengths = self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]
+                is_training = self._split[piece.lo : piece.hi] == "train"
+                stored = self._stored(piece)
+                if is_training.any():
+                    real = np.arange(stored.shape[1]) < lengths[is_training, None]
+                    tokens = stored[is_training][real]
+                    errors.append(rounding(x.reshape(*x.shape[:2], -1)[is_training][real], tokens))
+                    yield tokens
 
-        found = standardisation(self.origin, training_values())
-        check_rounding(self.origin, moved)
-        if self.asked.missing == "mask":  # the channels that mark missing values stay 0 and 1
+        scaling = standardisation(self.origin, training_tokens())
+        check_rounding(self.origin, errors)
+        if self.options.missing == "mask":  # the channels that mark missing values stay 0 and 1
             half = form.dim // 2
-            found.offset[half:], found.scale[half:] = 0, 1
-        return found
+            scaling.offset[half:], scaling.scale[half:] = 0, 1
+        return scaling
+
+    def summary(self) -> str:
+        """Return what was read in one line: rows, lengths, classes, and the columns with a role."""
+        return f"{own_name(self.origin)}: {summary(self._rows, self.task, self._lengths)}"
 
     def notes(self) -> list[str]:
         """Return one line for each choice that a rule made."""
-        lines = [*self._columns.notes, *self._labels.notes]
-        alphabet, others = self._alphabet
-        if self._units is not None and "each" not in self._columns.chosen:
-            lines.append("y is as long as x, so it labels every token")
-        if (groups := self._column("groups")) is not None:
-            lines.append(f"{len(np.unique(groups)):,} groups, each in one split")
-        if alphabet:
-            letters = alphabet.removeprefix(UNKNOWN)
-            read = "x holds texts of" if are_words(alphabet) else f"x read as {len(letters)} symbols,"
-            lines.append(f"{read} the letters {shown(letters)}")
-            lines += [f"{UNSEEN}, read as unknown: {shown(others)}"] if others else []
-        elif self._reading and self._symbols:
-            lines.append(
-                f"x read as {self._vocabulary:,} symbols ({self._reading.why}); pass --values for values"
-            )
-        elif self._reading:
-            lines.append(f"x read as values ({self._reading.why}); pass --symbols for symbols")
+        lines = describe(self._rows, self._labels, self.task, self._alphabet[1], self._reading)
         return [f"{own_name(self.origin)}: {line}" for line in lines]
 
     @cached_property
-    def _columns(self) -> Arrays:
-        columns = open_arrays(self.origin, self.asked)
+    def _rows(self) -> Rows:
+        rows = open_rows(self.origin, self.options)
         # A series of values may be a waveform, too.
-        samples = {"rate"} if self.asked.waveform and "waveform" not in columns.unused_options else set()
-        _refuse_unused(self.origin, columns, self.asked.explicit.keys() - samples)
-        _check_rows(self.origin, columns, "x", "y")
-        if "groups" not in columns.shapes:
-            return columns
-        for row, group in enumerate(columns.read("groups", 0, columns.shapes["x"][0]).tolist()):
-            if str(group).strip() in {"", "nan", "None"}:
+        is_waveform = self.options.waveform and "waveform" not in UNUSED[rows.holds]
+        applicable = {"rate"} if is_waveform else set()
+        rows.refuse_unused(self.origin, [*(self.options.explicit.keys() - applicable)])
+        for row, group in enumerate([] if rows.groups is None else rows.groups.tolist()):
+            if str(group).strip() in NO_GROUP:
                 raise InputError(
                     f"{self.origin}: no group in row {row}", "give every row one, or leave groups out"
                 )
-        return columns
+        return rows
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
-        shape, dtype = self._columns.shapes["x"], self._columns.dtypes["x"]
-        if (
-            len(shape) not in ({2} if self.asked.symbols else {2, 3})
-            or 0 in shape
-            or dtype.kind not in "uif"
-        ):
+        """The shape of the sequences, (rows, tokens) or (rows, tokens, dim); for images, that of their patches."""
+        if self._rows.holds == "images":
+            return len(self._rows), TOKENS, 3 * PATCH**2
+        shape, dtype = self._rows.x.shape, self._rows.x.dtype
+        has_a_known_shape = len(shape) in ({2} if self.options.symbols else {2, 3}) and 0 not in shape
+        if not has_a_known_shape or dtype.kind not in "uif":
             raise InputError(
                 f"{self.origin}: x has the shape {shape} and holds {dtype} values",
                 "give floats (rows, tokens) or (rows, tokens, dim), or symbols (rows, tokens)",
             )
-        if self.asked.values and self._columns.letters:
+        if self.options.values and self._rows.holds == "letters":
             raise InputError(f"{self.origin}: x holds texts", "leave out --values")
         return shape
 
     @cached_property
     def _reading(self) -> Reading | None:
         """Whether a rule reads integers as symbols or as values; None if a flag or the type decides."""
-        asked = self.asked.values or self.asked.symbols or self._columns.letters
-        if asked or len(self._shape) == 3 or self._columns.dtypes["x"].kind == "f":
+        by_flag = self.options.values or self.options.symbols
+        by_type = self._rows.holds in ("letters", "images") or self._rows.x.dtype.kind == "f"
+        if by_flag or by_type or len(self._shape) == 3:
             return None
-        piece = min(self._columns.piece_rows, max(1, SAMPLE // self._shape[1]))
-        return read_integers(self._columns.read("x", 0, min(piece, self._shape[0])), self._lengths[:piece])
+        piece = min(self._rows.piece_rows, max(1, SAMPLE // self._shape[1]))
+        return read_integers(self._rows.x[:piece], self._lengths[:piece])
 
     @cached_property
-    def _symbols(self) -> bool:
-        names = self.asked.symbols or self._columns.letters or bool(self._reading and self._reading.names)
-        if names and self.asked.missing != "refuse":
+    def _are_symbols(self) -> bool:
+        """Whether the tokens are symbols: letters, or whole numbers by a flag or by the rule of `_reading`."""
+        by_rule = self._reading is not None and self._reading.names
+        are_symbols = self.options.symbols or self._rows.holds == "letters" or by_rule
+        if are_symbols and self.options.missing != "refuse":
             raise InputError(
                 f"{self.origin}: x holds symbols, which are never missing", "leave out --missing"
             )
-        return names
+        return are_symbols
 
     @cached_property
-    def _units(self) -> np.ndarray | None:
+    def _labels_per_row(self) -> np.ndarray | None:
         """Number of labels of each row, if every token has one."""
-        if "each" in self._columns.chosen:
+        if "each" in self._rows.parameters:
             return self._lengths
-        y, x = self._columns.shapes["y"], self._shape
         # y0, y1 ... of a table are several outputs.
-        if isinstance(self._columns, Images) or "columns" in self._columns.chosen:
+        if self._rows.holds == "images" or "columns" in self._rows.parameters:
             return None
+        y, x = self._y.shape, self._shape
         return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
+
+    @property
+    def _y(self) -> np.ndarray:
+        assert self._rows.y is not None  # `open_rows` refuses data without labels
+        return self._rows.y
 
     @cached_property
     def _labels(self) -> Labels:
-        y = np.asarray(self._column("y"))
-        return encode_labels(self.origin, y, self.asked, self._units, self._columns.label)
+        return encode_labels(self.origin, self._y, self.options, self._labels_per_row, self._rows.label)
 
     @cached_property
     def _split(self) -> np.ndarray:
-        return split_rows(self.origin, self._labels, self._column("split"), self._column("groups"))
+        return split_rows(self.origin, self._labels, self._rows.split, self._rows.groups)
 
     @cached_property
     def _group_numbers(self) -> np.ndarray | None:
-        groups = self._column("groups")
+        groups = self._rows.groups
         return None if groups is None else np.unique(groups, return_inverse=True)[1]
 
     @cached_property
     def _lengths(self) -> np.ndarray:
         rows, tokens = self._shape[:2]
-        given = self._column("lengths")
-        return (
-            np.full(rows, tokens, np.int32)
-            if given is None
-            else clean_lengths(self.origin, given, rows, tokens)
-        )
+        if self._rows.lengths is None:
+            return np.full(rows, tokens, np.int32)
+        return clean_lengths(self.origin, self._rows.lengths, rows, tokens)
 
     @cached_property
     def _alphabet(self) -> tuple[str, str]:
         """The alphabet of texts, and the letters that no training row has."""
-        if not self._columns.letters:
+        if self._rows.holds != "letters":
             return "", ""
+        ranges = [slice(piece.lo, piece.hi) for piece in self.pieces()]
         return alphabet_of(
-            (
-                self._columns.read("x", p.lo, p.hi),
-                self._lengths[p.lo : p.hi],
-                self._split[p.lo : p.hi] == "train",
-            )
-            for p in self.pieces()
+            (self._rows.x[rows], self._lengths[rows], self._split[rows] == "train") for rows in ranges
         )
 
     @cached_property
     def _vocabulary(self) -> int:
+        """The number of symbols: that of the letters, or one more than the largest number."""
         if self._alphabet[0]:
             return len(self._alphabet[0])
         largest = 0
         for piece in self.pieces():
-            x = self._columns.read("x", piece.lo, piece.hi)
-            real = np.arange(x.shape[1]) < self._lengths[piece.lo : piece.hi, None]
+            x, lengths = self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]
+            real = np.arange(x.shape[1]) < lengths[:, None]
             largest = max(largest, int(x.max(initial=0, where=real)))
         if largest >= MAX_SYMBOLS:
             raise InputError(
                 f"{self.origin}: x holds {largest}, too large for a symbol", "leave out --symbols"
             )
         return largest + 1
-
-    def _column(self, name: str) -> np.ndarray | None:
-        return self._columns.read(name, 0, self._shape[0]) if name in self._columns.shapes else None
-
-    def _as_values(self, x: np.ndarray, lengths: np.ndarray, piece: Piece) -> np.ndarray:
-        return as_values(
-            self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL
-        )
-
-
-def _refuse_unused(where: str, columns: Arrays, given: Collection[str]) -> None:
-    for name in columns.unused_options:
-        if name in given:
-            raise InputError(f"{where}: --{name} does not apply to data of this kind", "leave it out")
-
-
-def _check_rows(where: str, columns: Arrays, *needed: str) -> None:
-    """Refuse data without a needed array, or with arrays that do not have one entry per row."""
-    for name in needed:
-        if name not in columns.shapes:
-            raise InputError(
-                f"{where}: no array {name!r}", "call the sequences x and the labels y, not X or Y"
-            )
-    x = columns.shapes["x"]
-    for name, shape in columns.shapes.items():
-        if not shape or shape[:1] != x[:1] or (name not in {"x", "y"} and len(shape) != 1):
-            raise InputError(
-                f"{where}: x has the shape {x} and {name} {shape}", f"give one entry of {name} per row of x"
-            )
-
-
-def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
-    """Return the sequences of a file; those that cannot be read are skipped, unless none can be read."""
-    if path.name.removesuffix(".gz").endswith(("-ubyte", ".idx")) and path.is_file() and not labels:
-        images = read_idx(path, (28, 28))
-        return NewRows(images, None, np.arange(len(images)), None, None, {})
-    parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
-    # they name columns of another table, or are patterns of headers
-    if labels and "labels" not in task.parameters:
-        parameters |= {"label": None, "id": None, "group": None}
-    try:
-        columns = open_arrays(str(path), as_group(parameters, OwnDataOptions), task)
-    except InputError as error:  # flags of `extract` do not apply to new data
-        raise InputError(str(error).partition(", or pass --")[0]) from None
-    _refuse_unused(str(path), columns, {"labels"} if labels else set())
-    _check_rows(str(path), columns, "x")
-    rows = columns.shapes["x"][0]
-    images = isinstance(columns, Images)
-    if bool(task.pictures) != images:
-        found, read = ("images", "other data") if images else ("no images", "images")
-        raise InputError(f"{path}: {found}, but the readout was fitted on {read}", "give data of this kind")
-    x = np.array(columns.files, object) if images else columns.read("x", 0, rows)
-    given = ("lengths", "y", "groups")
-    lengths, y, groups = (
-        columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given
-    )
-    if columns.letters:
-        assert lengths is not None
-        x, lengths = np.array(texts_of(x, lengths)), None
-    elif isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
-        x = x.astype(np.int64)
-    return NewRows(x, lengths, columns.ids, y, groups, columns.skipped)

@@ -1,53 +1,100 @@
 """Series as the UCR and UEA archives publish them: ``.ts`` files, and ``.tsv`` files without column names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir_pipelines.data.arrays import Arrays, padded
+from reservoir.options import OwnDataOptions
+from reservoir.tasks.task import Task
 from reservoir_pipelines.data.folders import check_inside
-from reservoir_pipelines.data.tables import lines_of
+from reservoir_pipelines.data.rows import COLUMN_FLAGS, Rows, padded
+from reservoir_pipelines.data.table_checks import lines_of
 
 PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
 SUFFIXES = (".ts", ".tsv")
 
-Series = tuple[list[np.ndarray], list[Any] | None]
-"""Sequences (tokens, channels) of one file, and their labels: texts for classes, floats, or None."""
+
+class Series(NamedTuple):
+    """Sequences (tokens, channels) of one file, and their labels: texts for classes, or floats; none if it has none."""
+
+    sequences: list[np.ndarray]
+    labels: list[Any]
+
+
+def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
+    """Return whether a path is of a series: a published pair of files, a ``.ts`` file, or a table without names."""
+    path = Path(origin)
+    if task is None and split_files(path):
+        return True
+    return path.is_file() and (path.suffix.lower() == ".ts" or (is_bare(path) and not options.label))
+
+
+def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
+    """Return the series of a file, or of the published train and test files that belong together."""
+    path = Path(origin)
+    files = {} if task else split_files(path)
+    series = [_read_file(file) for file in files.values() or [path]]
+    where = str(next(iter(files.values()), path))
+    sequences = [x for part in series for x in part.sequences]
+    channels = sorted({x.shape[1] for x in sequences})
+    if len(channels) > 1:
+        raise InputError(f"{where}: sequences of {channels} channels", "give all the same number")
+    x, lengths = padded(where, sequences)
+    labels = [label for part in series for label in part.labels]
+    sizes = [len(part.sequences) for part in series]
+    names = " and ".join(file.name for file in files.values())
+    return Rows(
+        x=x,
+        lengths=lengths,
+        y=np.array(labels) if len(labels) == len(x) else None,
+        split=np.repeat(list(files), sizes) if files else None,
+        ids=np.concatenate([np.arange(size) for size in sizes]),  # each file counts its own rows
+        notes=(f"split as published: {names}",) if files else (),
+        unused=COLUMN_FLAGS,
+    )
+
+
+def _read_file(path: Path) -> Series:
+    return _read_ts(path) if path.suffix.lower() == ".ts" else _read_bare(path)
 
 
 def split_files(path: Path) -> dict[str, Path]:
     """Return the train and test files for a folder, or for the path of one of them; empty for other data."""
     if path.is_dir():
-        files = [
-            file
-            for suffix in reversed(SUFFIXES)
-            for file in sorted(path.glob(f"*{PARTS['train']}{suffix}"))
-        ]
-        pairs = {
-            file.stem.removesuffix(PARTS["train"]): pair for file in files if (pair := split_files(file))
-        }
-        name = path.resolve().name
-        if len(pairs) > 1 and name not in pairs:
-            names = ", ".join([*pairs][:8])
-            raise InputError(f"{path}: contains the data sets {names}", "give the file of one")
-        found = pairs.get(name) or next(iter(pairs.values()), {})
-        for part in found.values():
-            check_inside(part, path)
-        return found
+        return _split_files_of_folder(path)
     ending = next((end for end in PARTS.values() if path.stem.endswith(end)), None)
     suffix = path.suffix.lower()
     if ending is None or suffix not in SUFFIXES or (suffix == ".tsv" and not is_bare(path)):
         return {}
     stem = path.stem.removesuffix(ending)
-    both = {name: path.with_name(f"{stem}{end}{path.suffix}") for name, end in PARTS.items()}
-    if not all(file.is_file() for file in both.values()):
+    files = {name: path.with_name(f"{stem}{end}{path.suffix}") for name, end in PARTS.items()}
+    if not all(file.is_file() for file in files.values()):
         return {}
-    for other in {*both.values()} - {path}:  # the user named only one of the two
+    for other in {*files.values()} - {path}:  # the user named only one of the two
         check_inside(other, path.resolve().parent)
-    return both
+    return files
+
+
+def _split_files_of_folder(folder: Path) -> dict[str, Path]:
+    """Return the files of the data set that a folder holds, of the one with the folder's name if there are several."""
+    pairs = {}
+    # A data set in both formats is read from the .ts files, which name channels and labels: they come last.
+    for suffix in reversed(SUFFIXES):
+        for file in sorted(folder.glob(f"*{PARTS['train']}{suffix}")):
+            if pair := split_files(file):
+                pairs[file.stem.removesuffix(PARTS["train"])] = pair
+    name = folder.resolve().name
+    if len(pairs) > 1 and name not in pairs:
+        raise InputError(
+            f"{folder}: contains the data sets {', '.join([*pairs][:8])}", "give the file of one"
+        )
+    files = pairs.get(name) or next(iter(pairs.values()), {})
+    for file in files.values():
+        check_inside(file, folder)
+    return files
 
 
 def is_bare(path: Path) -> bool:
@@ -61,78 +108,63 @@ def is_bare(path: Path) -> bool:
         return False
 
 
-def read_series(files: dict[str, Path]) -> Arrays:
-    """Return the arrays of files, given by split; the split of a single file is ""."""
-    read = [(_read_ts if file.suffix.lower() == ".ts" else _read_bare)(file) for file in files.values()]
-    where, sequences = str(next(iter(files.values()))), [row for x, _ in read for row in x]
-    if len(channels := {row.shape[1] for row in sequences}) > 1:
-        raise InputError(f"{where}: sequences of {sorted(channels)} channels", "give all the same number")
-    x, lengths = padded(where, sequences)
-    arrays = {"x": x, "lengths": lengths}
-    labels = [label for _, y in read for label in y or ()]
-    if len(labels) == len(x):
-        arrays["y"] = np.array(labels)
-    notes = []
-    if len(files) > 1:
-        arrays["split"] = np.repeat(list(files), [len(x) for x, _ in read])
-        notes.append(f"split as published: {' and '.join(f.name for f in files.values())}")
-    found = Arrays(arrays)
-    found.ids = np.concatenate([np.arange(len(x)) for x, _ in read])  # each file counts its own rows
-    found.notes += notes
-    return found
-
-
 def _read_ts(path: Path) -> Series:
     """Return the series of a ``.ts`` file: header lines with @, then a line per series, fields separated by :."""
-    lines = ((f"{path}, line {number}", line.strip()) for number, line in enumerate(lines_of(path), 1))
-    lines = ((where, line) for where, line in lines if line and not line.startswith(("#", "%")))
-    given = set[str]()  # keywords of the header that are switched on
+    numbered = ((f"{path}, line {number}", line.strip()) for number, line in enumerate(lines_of(path), 1))
+    lines = ((where, line) for where, line in numbered if line and not line.startswith(("#", "%")))
+    switched_on = _read_ts_header(path, lines)
+    series = Series([], [])
+    for where, line in lines:
+        fields = line.split(":")  # one per channel, and the label at the end
+        if "@targetlabel" in switched_on:
+            series.labels.append(_floats(where, [fields.pop()])[0])
+        elif "@classlabel" in switched_on:
+            series.labels.append(fields.pop().strip())
+        channels = [_floats(where, field.split(",")) for field in fields]
+        sizes = [len(channel) for channel in channels]
+        if len(set(sizes)) != 1:
+            raise InputError(f"{where}: channels of {sizes[:4]} values", "give all the same length")
+        series.sequences.append(np.stack(channels, axis=1))
+    if not series.sequences:
+        raise InputError(f"{path}: no series after @data", "give one per line")
+    return series
+
+
+def _read_ts_header(path: Path, lines: Iterable[tuple[str, str]]) -> set[str]:
+    """Consume the lines up to ``@data``; return the keywords that are switched on."""
+    switched_on = set[str]()
     for _, line in lines:
-        key, value, *_ = [*line.lower().split(), "", ""]
-        if key == "@data":
+        keyword, value, *_ = [*line.lower().split(), "", ""]
+        if keyword == "@data":
             break
-        given |= {key} if value in {"yes", "true"} else set()
+        if value in {"yes", "true"}:
+            switched_on.add(keyword)
     else:
         raise InputError(f"{path}: no @data line", "check that it is a .ts file")
-    if "@timestamps" in given:
+    if "@timestamps" in switched_on:
         raise InputError(
             f"{path}: its values have time stamps, which are not read", "write it with @timeStamps false"
         )
-    x: list[np.ndarray] = []
-    labels: list[Any] = []
-    for where, line in lines:
-        parts = line.split(":")
-        if "@targetlabel" in given:
-            labels.append(_floats(where, [parts.pop()])[0])
-        elif "@classlabel" in given:
-            labels.append(parts.pop().strip())
-        rows = [_floats(where, part.split(",")) for part in parts]
-        if len({len(row) for row in rows}) != 1:
-            raise InputError(
-                f"{where}: channels of {[len(row) for row in rows][:4]} values", "give all the same length"
-            )
-        x.append(np.stack(rows, axis=1))
-    if not x:
-        raise InputError(f"{path}: no series after @data", "give one per line")
-    return x, labels or None
+    return switched_on
 
 
 def _read_bare(path: Path) -> Series:
     """Return the series of a table without names: a label, then the values; NaN at the end of a row is not a value."""
-    x, y = [], []
+    sequences, labels = [], []
     for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
-        where, cells = f"{path}, line {number}", line.rstrip("\r\n").split("\t")
-        label, *values = _floats(where, cells)
-        known = np.flatnonzero(~np.isnan(values))
-        if not np.isfinite(label) or not len(known):
+        where = f"{path}, line {number}"
+        label, *values = _floats(where, line.rstrip("\r\n").split("\t"))
+        present = np.flatnonzero(~np.isnan(values))
+        if not np.isfinite(label) or not len(present):
             raise InputError(
                 f"{where}: no label in the first column, or no value after it", "remove the line"
             )
-        x.append(np.array(values[: known[-1] + 1])[:, None])
-        y.append(float(label))
-    return x, [str(int(label)) for label in y] if all(map(float.is_integer, y)) else y
+        sequences.append(np.array(values[: present[-1] + 1])[:, None])
+        labels.append(float(label))
+    are_classes = all(map(float.is_integer, labels))
+    return Series(sequences, [str(int(label)) for label in labels] if are_classes else labels)
 
 
 def _floats(where: str, cells: Sequence[str]) -> np.ndarray:

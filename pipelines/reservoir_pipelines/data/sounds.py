@@ -10,8 +10,8 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error, first_line
 from reservoir.size_limits import check_expansion, check_padding
 from reservoir.tasks.sound import RATE
-from reservoir_pipelines.data.arrays import Arrays
-from reservoir_pipelines.data.tables import BadRows
+from reservoir_pipelines.data.bad_rows import BadRows
+from reservoir_pipelines.data.rows import Rows
 
 RATES = (1_000, 768_000)
 BANDS = 40
@@ -83,55 +83,60 @@ def _opened(path: Path) -> Any:
         ) from None
 
 
-class Sounds(Arrays):
-    """Sounds as ``x``, resampled to one rate, with other arrays; with ``waveform`` the tokens are samples."""
+class SoundFrames:
+    """Sounds as an array (rows, tokens, values), decoded when they are read: frames of a spectrum, or samples."""
 
-    unused_options = ()
+    dtype = np.dtype(np.float32)
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        arrays: Mapping[str, np.ndarray],
-        bad: BadRows,
-        rate: int | None,
-        *,
-        waveform: bool,
-    ):
-        with as_input_error("sounds need soundfile", "run pip install 'reservoir-features[audio]'"):
-            import soundfile  # noqa: F401
-        self._rate, self._waveform = rate or RATE, waveform
+    def __init__(self, sounds: Sequence[Sound], rate: int, tokens: int, *, waveform: bool):
+        self._sounds, self._rate = sounds, rate
+        self._waveform = waveform
+        self.shape = (len(sounds), tokens, 1 if waveform else BANDS)
 
-        def opened(file: Path) -> Sound:
-            sound = open_sound(file, self._rate)
-            if bad.skip:  # damage after the header must be detected before the rows are counted
-                read_samples(sound, self._rate)
-            return sound
-
-        self._sounds = bad.read_files(files, opened)
-        kept = bad.kept()
-        samples = np.array([sound.count(self._rate) for sound in self._sounds], np.int64)
-        lengths = (
-            samples if waveform else np.array([frame_count(int(n), self._rate) for n in samples], np.int64)
-        )
-        dim = 1 if waveform else BANDS
-        check_padding(str(self._sounds[int(np.argmax(lengths))].path), lengths, 4 * dim)
-        shape = (len(self._sounds), int(lengths.max()), dim)
-        arrays = {name: array[kept] for name, array in arrays.items()}
-        super().__init__({**arrays, "lengths": lengths}, x=(shape, np.dtype(np.float32)))
-        self.files = list(files)
-        self.piece_rows = max(1, PIECE_VALUES // (shape[1] * dim))
-        form = "as their samples" if waveform else f"as {BANDS} bands of the mel scale every 10 ms"
-        longest = samples.max() / self._rate
-        self.notes = [f"{len(samples):,} sounds of up to {longest:.3g} s, {form}, at {self._rate:,} Hz"]
-
-    def sequences(self, lo: int, hi: int) -> np.ndarray:
-        """Return the sounds of the rows ``lo`` to ``hi``."""
-        x = np.zeros((hi - lo, *self.shapes["x"][1:]), np.float32)
-        for row, sound in zip(x, self._sounds[lo:hi], strict=True):
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        sounds = self._sounds[rows]
+        x = np.zeros((len(sounds), *self.shape[1:]), np.float32)
+        for row, sound in zip(x, sounds, strict=True):
             samples = read_samples(sound, self._rate)
-            found = samples[:, None] if self._waveform else mel_frames(samples, self._rate)
-            row[: len(found)] = found
+            tokens = samples[:, None] if self._waveform else mel_frames(samples, self._rate)
+            row[: len(tokens)] = tokens
         return x
+
+
+def sound_rows(
+    files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows, rate: int | None, *, waveform: bool
+) -> Rows:
+    """Return sound files as rows, resampled to one rate, with other ``columns`` (files,)."""
+    with as_input_error("sounds need soundfile", "run pip install 'reservoir-features[audio]'"):
+        import soundfile  # noqa: F401
+    rate = rate or RATE
+
+    def opened(file: Path) -> Sound:
+        sound = open_sound(file, rate)
+        if bad.skip:  # damage after the header must be detected before the rows are counted
+            read_samples(sound, rate)
+        return sound
+
+    sounds = bad.read_files(files, opened)
+    readable = bad.readable()
+    # Lengths follow from the headers; the sounds themselves are decoded later, piece by piece.
+    samples = np.array([sound.count(rate) for sound in sounds], np.int64)
+    frames = np.array([frame_count(int(count), rate) for count in samples], np.int64)
+    lengths = samples if waveform else frames
+    x = SoundFrames(sounds, rate, int(lengths.max()), waveform=waveform)
+    longest_sound = sounds[int(np.argmax(lengths))].path
+    check_padding(str(longest_sound), lengths, x.dtype.itemsize * x.shape[2])
+    form = "as their samples" if waveform else f"as {BANDS} bands of the mel scale every 10 ms"
+    seconds = samples.max() / rate
+    return Rows(
+        x=x,
+        lengths=lengths,
+        **{name: array[readable] for name, array in columns.items()},
+        holds="sounds",
+        piece_rows=max(1, PIECE_VALUES // (x.shape[1] * x.shape[2])),
+        files=tuple(files),
+        notes=(f"{len(samples):,} sounds of up to {seconds:.3g} s, {form}, at {rate:,} Hz",),
+    )
 
 
 def frame_count(samples: int, rate: int) -> int:

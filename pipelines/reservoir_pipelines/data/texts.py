@@ -1,58 +1,55 @@
-"""Texts as symbols: each letter of the training rows is one, and all other letters share one."""
+"""Texts as sequences of letters, and the alphabet of the training rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from reservoir.size_limits import check_padding
 from reservoir.tasks.words import UNKNOWN, codes_of, text_lengths
-from reservoir_pipelines.data.arrays import COLUMN_FLAGS, Arrays
+from reservoir_pipelines.data.rows import Rows
 
-UNSEEN = (
-    "letters that no training row has"  # begins a note, which does not apply to a model's own tokenizer
-)
-PIECE_LETTERS = 2**23
+# begins a note, which does not apply to a model's own tokenizer
+UNSEEN = "letters that no training row has"
+PIECE_LETTERS = 2**23  # code points, of at most 4 bytes, that are padded at a time
 
 
-class Texts(Arrays):
-    """Texts (rows,) as ``x``, with other arrays; encoded in batches, so that not all are padded at once."""
+class TextCodes:
+    """Texts as code points (rows, tokens), zero after their ends; encoded when they are read."""
 
-    letters = True
-    unused_options = ("rate", "waveform")
+    def __init__(self, where: str, texts: list[str], lengths: np.ndarray):
+        self._where, self.texts = where, texts
+        self.shape = (len(texts), int(lengths.max()))
+        self.dtype = np.min_scalar_type(max(ord(max(text)) for text in texts))
+        check_padding(where, lengths, self.dtype.itemsize)
 
-    def __init__(self, where: str, texts: Sequence[str], arrays: Mapping[str, np.ndarray]):
-        self.texts, self._where = [text.strip() for text in texts], where
-        lengths = text_lengths(where, self.texts)
-        kind, longest = np.min_scalar_type(max(ord(max(text)) for text in self.texts)), int(lengths.max())
-        check_padding(where, lengths, kind.itemsize)
-        super().__init__({"lengths": lengths, **arrays}, x=((len(lengths), longest), kind))
-        self.piece_rows = max(1, PIECE_LETTERS // longest)
-
-    def sequences(self, lo: int, hi: int) -> np.ndarray:
-        """Return the code points of the rows ``lo`` to ``hi``, zero after their ends."""
-        x = np.zeros((hi - lo, self.shapes["x"][1]), self.dtypes["x"])
-        codes, _ = codes_of(self._where, self.texts[lo:hi])
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        codes, _ = codes_of(self._where, self.texts[rows])
+        x = np.zeros((len(codes), self.shape[1]), self.dtype)
         x[:, : codes.shape[1]] = codes
         return x
 
 
-def with_letters(where: str, arrays: Arrays) -> Arrays:
-    """Return the arrays of a file; if ``x`` holds texts (rows,), their letters become the sequences."""
-    shape = arrays.shapes.get("x", ())
-    if len(shape) != 1 or not shape[0] or arrays.dtypes["x"].kind != "U" or () in arrays.shapes.values():
-        return arrays
-    read = {name: arrays.read(name, 0, shape[0]) for name in arrays.shapes if name != "lengths"}
-    found = Texts(where, read.pop("x").tolist(), read)
-    found.unused_options += COLUMN_FLAGS
-    return found
+def text_rows(where: str, texts: Sequence[str], others: Mapping[str, Any], **fields: Any) -> Rows:
+    """Return texts as rows of letters, with ``others``, arrays (rows, ...), and further fields of the rows."""
+    texts = [text.strip() for text in texts]
+    lengths = text_lengths(where, texts)
+    x = TextCodes(where, texts, lengths)
+    piece_rows = max(1, PIECE_LETTERS // x.shape[1])
+    return Rows(x=x, lengths=lengths, **others, holds="letters", piece_rows=piece_rows, **fields)
 
 
 def alphabet_of(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
-    """Return `UNKNOWN` and the sorted letters of the training rows, and the letters that only other rows have."""
-    known = every = np.empty(0, np.int64)  # a batch: code points (rows, tokens), lengths, a mask (rows,)
-    for codes, lengths, train in batches:
+    """Return `UNKNOWN` and the sorted letters of the training rows, and the letters that only other rows have.
+
+    A batch is code points (rows, tokens), lengths (rows,), and a mask (rows,) of the training rows.
+    """
+    in_training = in_any = np.empty(0, np.int64)
+    for codes, lengths, is_training in batches:
         real = np.arange(codes.shape[1]) < lengths[:, None]
-        known = np.union1d(known, codes[train][real[train]])
-        every = np.union1d(every, codes[real])
-    letters, others = ("".join(map(chr, kind)) for kind in (known, np.setdiff1d(every, known)))
-    return UNKNOWN + letters.replace(UNKNOWN, ""), others
+        in_training = np.union1d(in_training, codes[is_training][real[is_training]])
+        in_any = np.union1d(in_any, codes[real])
+    letters, unseen = (
+        "".join(map(chr, codes)) for codes in (in_training, np.setdiff1d(in_any, in_training))
+    )
+    return UNKNOWN + letters.replace(UNKNOWN, ""), unseen

@@ -133,7 +133,7 @@ def _encode_own(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return new inputs, in the form of the task's own file, as stored sequences and their lengths."""
     if task.pictures:
-        return x, np.full(len(x), task.max_tokens, np.int32)
+        return x, np.full(x.shape[0], task.max_tokens, np.int32)
     missing, kind = task.parameters.get("missing", "refuse"), x.dtype.kind
     if task.alphabet:
         want, fits = "texts (rows,)", kind == "U" and x.ndim == 1

@@ -51,7 +51,7 @@ from reservoir_pipelines.fitting.folds import draw_folds, folds_can_choose
 from reservoir_pipelines.fitting.select import Selection, select
 from reservoir_pipelines.output import silenced
 from reservoir_pipelines.signatures import described
-from reservoir_pipelines.training.run_folder import check_digest
+from reservoir_pipelines.training.trainable import check_digest
 
 K = TypeVar("K", bound=type)
 

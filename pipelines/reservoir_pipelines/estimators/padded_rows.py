@@ -10,8 +10,8 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir.tasks.source import clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
-from reservoir_pipelines.data.arrays import padded
-from reservoir_pipelines.data.labels import read_integers
+from reservoir_pipelines.data.integers import read_integers
+from reservoir_pipelines.data.rows import padded
 from reservoir_pipelines.data.values import as_values, check_rounding, rounding
 
 

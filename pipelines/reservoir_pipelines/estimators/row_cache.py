@@ -6,12 +6,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
+from reservoir_cache import DataSpec
 
 from reservoir.devices import exact_products
 from reservoir.features import launch, load
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel
-from reservoir_pipelines.extraction.run import frozen_fields
+from reservoir_pipelines.extraction.spec import model_spec
 
 MAX_BYTES = (
     2**30
@@ -39,7 +40,9 @@ class RowCache:
     ) -> dict[str, np.ndarray]:
         """Return the features (rows, width) of each column of a plan; only new rows go through the model."""
         names = [str(column) for column in plan.columns]
-        settings = (frozen_fields(model), model.fpt.task.to_dict(), names, plan.batch_rows)
+        any_rows = DataSpec(digest="", rows={"rows": 1})  # a row's features do not depend on the others
+        spec = model_spec(model, model.fpt.task.to_dict(), any_rows, "float32")
+        settings = (spec.key, names, plan.batch_rows)
         key = hashlib.sha256(repr(settings).encode()).hexdigest()
         digests = [
             hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)

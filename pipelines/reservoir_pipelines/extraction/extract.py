@@ -54,7 +54,7 @@ class Extraction(Record):
     def of(cls, entry: Entry, columns: Sequence[str], computed_rows: int, started: float) -> "Extraction":
         """Return the result of a call that began at the monotonic time ``started``."""
         if not computed_rows:
-            name = f"{entry.spec.task['name']} x {entry.path.name.rpartition('-')[0]}"
+            name = f"{entry.spec.task_name} x {entry.path.name.rpartition('-')[0]}"
             notify(f"{name}: everything is cached already in {entry.path}; no forward pass")
         return cls(
             entry=entry.path,
@@ -80,7 +80,7 @@ class Extraction(Record):
 
 def resolved_plan(task: str, options: ExtractOptions) -> "Plan":
     """Return the plan of an extraction without computing it; the data is prepared if necessary."""
-    from reservoir_pipelines.extraction.run import plan_of  # imports torch
+    from reservoir_pipelines.extraction.extractor import plan_of  # imports torch
 
     return plan_of(prepare(task, options, cache=cache_root(options.cache), model=options), options)
 
@@ -93,22 +93,26 @@ def extract(
     splits: Sequence[str] | None = None,
 ) -> Extraction:
     """Run a frozen model once and cache its pooled hidden states; see `api.extract`."""
-    from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # imports torch
+    from reservoir_pipelines.extraction.blocks import row_count  # these import torch
+    from reservoir_pipelines.extraction.extractor import load_extractor
+    from reservoir_pipelines.extraction.sharing import share_blocks
 
     started = time.monotonic()
     root = cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
     notes = prepared.notes_for(native=True)
     notify(*notes)
-    run = start_run(options, prepared, root, splits)
-    if not run.model.reader:
+    extractor = load_extractor(options, prepared, root, splits)
+    if not extractor.model.reader:
         notify(*(note for note in prepared.notes if note not in notes))
-    entry, todo = run.open({"task": origin_of(task), "command": typed("extract", [task], options)})
-    with meter("extract", row_count(entry, todo)) as bar:
-        shared = todo and (cluster.workers > 1 or cluster.scheduler)
-        computed = share_blocks(run, entry, todo, options, cluster, bar.advance) if shared else 0
-        computed += run.compute(entry, bar.advance)
-    return Extraction.of(entry, run.columns, computed, started)
+    entry, missing = extractor.open({"task": origin_of(task), "command": typed("extract", [task], options)})
+    with meter("extract", row_count(entry, missing)) as bar:
+        is_shared = missing and (cluster.workers > 1 or cluster.scheduler)
+        computed = (
+            share_blocks(extractor, entry, missing, options, cluster, bar.advance) if is_shared else 0
+        )
+        computed += extractor.compute(entry, bar.advance)
+    return Extraction.of(entry, extractor.columns, computed, started)
 
 
 def origin_of(task: str) -> str:
@@ -197,10 +201,11 @@ def _holds(entry: Entry, reading: Prepared | InputError, limit: int | None) -> b
     """Return whether an entry holds up to ``limit`` rows of prepared data; if so, it gets the present ids."""
     if isinstance(reading, InputError):
         return False
-    from reservoir_pipelines.extraction.run import data_digest, draw_rows, write_labels  # imports torch
+    from reservoir_pipelines.extraction.entries import write_labels  # these import torch
+    from reservoir_pipelines.extraction.spec import data_digest, draw_rows
 
     rows = draw_rows(reading, limit)
-    if entry.spec.data["digest"] != data_digest(reading, rows):
+    if entry.spec.data.digest != data_digest(reading, rows):
         return False
     write_labels(entry, reading, rows)  # ids may have changed, because they are not part of the digest
     return True

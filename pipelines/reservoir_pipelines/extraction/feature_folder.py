@@ -21,8 +21,6 @@ FOLDER_FORMAT = 1
 DESCRIPTION = "features.json"
 CARD = "README.md"
 REMEDY = "export the features again, or copy the folder again"
-ORIGIN = "origin"
-"""Field of a specification's data: the digest of the data that the features were computed from, if only labels came."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class FeatureFolder:
     @property
     def data_digest(self) -> str:
         """The digest of the data, and of the numbers of the rows, that the features were computed from."""
-        return self.spec.data.get(ORIGIN, self.spec.data["digest"])
+        return self.spec.data.origin or self.spec.data.digest
 
     @property
     def shapes(self) -> Shapes:
@@ -79,7 +77,7 @@ class FeatureFolder:
     def write(self, folder: Path) -> None:
         """Write the description of a folder whose files are complete."""
         values = {name: value for name, value in vars(self).items() if name not in ("spec", "layout")}
-        plain = {"format": FOLDER_FORMAT, "spec": self.spec.to_dict(), "layout": self.layout.to_dict()}
+        plain = {"format": FOLDER_FORMAT, "spec": self.spec.to_json(), "layout": self.layout.to_dict()}
         write_checked(folder / DESCRIPTION, plain | values, durable=False)
 
     def verify(self, folder: Path) -> None:
@@ -123,7 +121,7 @@ def read_folder(folder: Path) -> FeatureFolder:
             "install a newer version of reservoir-features",
         )
     with as_input_error(f"{path}: not a description of features", REMEDY):
-        spec, layout = Spec(**values.pop("spec")), Layout(**values.pop("layout"))
+        spec, layout = Spec.from_json(values.pop("spec")), Layout(**values.pop("layout"))
         described = FeatureFolder(spec=spec, layout=layout, **values)
         _check(described)
     return described
@@ -156,12 +154,12 @@ def open_source(entry: Entry) -> dict[str, Any]:
     return {
         "key": entry.key,
         "model": _name(model.get("backbone", entry.path.name.rpartition("-")[0])),
-        "family": entry.spec.backbone["family"],
+        "family": entry.spec.backbone.family,
         "weights": record.get("weights", "those of another program"),
-        "weights_sha256": None if entry.spec.init["kind"] == IMPORTED else entry.spec.backbone["digest"],
-        "init": entry.spec.init,
+        "weights_sha256": None if entry.spec.init.kind == IMPORTED else entry.spec.backbone.digest,
+        "init": entry.spec.init.to_json(),
         "depth": model.get("depth"),
-        "input": entry.spec.input,
+        "input": entry.spec.input.to_json(),
         "compute": entry.spec.compute,
         "store": entry.spec.store,
         "device": record.get("device"),

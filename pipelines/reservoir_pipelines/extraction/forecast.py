@@ -15,7 +15,8 @@ from reservoir import devices
 from reservoir.errors import InputError
 from reservoir.features import load
 from reservoir.options import ExtractOptions
-from reservoir_pipelines.extraction.run import Run, make_spec, start_run
+from reservoir_pipelines.extraction.extractor import Extractor, load_extractor
+from reservoir_pipelines.extraction.spec import make_spec
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.preparation.prepare import prepare
@@ -88,41 +89,41 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     present = sum(shares.values())
     rows = rows or present
     shares = {split: -(-count * rows // present) for split, count in shares.items()}
-    run = start_run(options, prepared, root, planned=shares)
-    loading, layout = _now() - started, run.layout
-    on_gpu, busy = devices.on_gpu(run.model.device), load_average > BUSY * cores
+    extractor = load_extractor(options, prepared, root, planned=shares)
+    loading, layout = _now() - started, extractor.layout
+    on_gpu, busy = devices.on_gpu(extractor.model.device), load_average > BUSY * cores
     notify(f"plan: model loaded in {loading.wall:.0f} s; timing it for about {2 * SECONDS:.0f} s")
     if busy:
         problem = f"the machine is busy (a load of {load_average:.1f} on {cores} cores)"
         notify(f"plan: {problem}; the wall time is that of an idle machine, and will be longer here")
-    known = np.random.default_rng(0).permutation(run.rows["train"])
+    known = np.random.default_rng(0).permutation(extractor.rows["train"])
     part = prepared.split("train").take(np.sort(known[: layout.offset_rows]))
-    block = load(run.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
+    block = load(extractor.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
     padded = sum(len(batch.rows) * batch.tokens for batch in block.batches)
     # The trial reads batches of neighbouring rows, as an extraction does: single rows take ten times as long to read.
-    stretches = np.split(run.rows["train"], range(layout.batch_rows, len(known), layout.batch_rows))
+    stretches = np.split(extractor.rows["train"], range(layout.batch_rows, len(known), layout.batch_rows))
     known = np.concatenate([stretches[i] for i in np.random.default_rng(0).permutation(len(stretches))])
     count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(known))
-    spent = _trial(run, np.sort(known[:count]))
+    spent = _trial(extractor, np.sort(known[:count]))
     while (spent.wall if on_gpu else spent.processor) < SECONDS and count < most:
         count = min(2 * count, most)
-        spent = _trial(run, np.sort(known[:count]))
+        spent = _trial(extractor, np.sort(known[:count]))
     count = min(count, most)
     # The wall time of a trial depends on the load, its processor time hardly.
     wall, start = spent.wall, loading.wall
     if busy and not on_gpu:
         wall, start = spent.processor / torch.get_num_threads(), loading.processor
     if on_gpu:
-        peak = torch.cuda.max_memory_allocated(run.model.device)
+        peak = torch.cuda.max_memory_allocated(extractor.model.device)
     else:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak += QUEUED * 4 * layout.block_rows * sum(kept * width for kept, width in run.shapes.values())
+    peak += QUEUED * 4 * layout.block_rows * sum(kept * width for kept, width in extractor.shapes.values())
     starter = peak + rows * (ROW + part.y[:1].nbytes + part.lengths[:1].nbytes)
     return Forecast(
         task=prepared.task.name,
-        backbone=run.title,
+        backbone=extractor.title,
         rows=rows,
-        columns=len(run.columns),
+        columns=len(extractor.columns),
         tokens=float(block.lengths.mean()),
         padding=1 - float(block.lengths.sum()) / padded,
         rows_per_second=count / wall,
@@ -130,12 +131,12 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
         processor_seconds=loading.processor * workers + rows * spent.processor / count,
         seconds=start + rows * wall / (count * workers),
         load=load_average,
-        bytes=required_bytes(run.spec, layout, shares, run.shapes),
+        bytes=required_bytes(extractor.spec, layout, shares, extractor.shapes),
         files=sum(map(layout.count, shares.values())),
         memory=starter if workers == 1 else peak + rows * ROW,
         starter_memory=starter,
-        device=str(run.model.device),
-        compute=run.model.compute,
+        device=str(extractor.model.device),
+        compute=extractor.model.compute,
     )
 
 
@@ -154,11 +155,11 @@ def _now() -> _Seconds:
     return _Seconds(clock(), processor())
 
 
-def _trial(run: Run, rows: np.ndarray) -> _Seconds:
+def _trial(extractor: Extractor, rows: np.ndarray) -> _Seconds:
     """Extract some training rows into a temporary folder; return the time."""
-    spec = make_spec(run.prepared, {"train": rows}, run.model, run.spec.store)
-    with TemporaryDirectory(prefix=".plan-", suffix=".tmp", dir=run.root) as folder, silenced():
-        trial = replace(run, root=Path(folder), rows={"train": rows}, spec=spec, splits=["train"])
+    spec = make_spec(extractor.prepared, {"train": rows}, extractor.model, extractor.spec.store)
+    with TemporaryDirectory(prefix=".plan-", suffix=".tmp", dir=extractor.root) as folder, silenced():
+        trial = replace(extractor, root=Path(folder), rows={"train": rows}, spec=spec, splits=["train"])
         entry, _ = trial.open({})
         started = _now()
         trial.compute(entry)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,8 +12,12 @@ from typing import Any
 
 import numpy as np
 from reservoir_cache import (
+    BackboneSpec,
     CacheError,
+    DataSpec,
     Entry,
+    InitSpec,
+    InputSpec,
     Layout,
     Spec,
     check_column_name,
@@ -25,21 +28,13 @@ from reservoir_cache import (
 from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
-from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import MISSING, Task
-from reservoir_pipelines.data.arrays import check_header
-from reservoir_pipelines.data.tables import read_arrow
+from reservoir_pipelines.data.feature_arrays import open_arrays
+from reservoir_pipelines.extraction.blocks import compute_missing, row_count
+from reservoir_pipelines.extraction.entries import data_record, start_entry, write_labels
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
-from reservoir_pipelines.extraction.feature_folder import ORIGIN, FeatureFolder, read_folder
-from reservoir_pipelines.extraction.run import (
-    compute_missing,
-    data_digest,
-    data_record,
-    draw_rows,
-    row_count,
-    start_entry,
-    write_labels,
-)
+from reservoir_pipelines.extraction.feature_folder import FeatureFolder, read_folder
+from reservoir_pipelines.extraction.spec import data_digest, draw_rows
 from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepare import prepare
@@ -49,26 +44,35 @@ Columns = dict[str, dict[str, Any]]  # the array of each split of each column
 
 
 @dataclass(frozen=True)
+class Form:
+    """The fields of a specification that say how the features were computed."""
+
+    input: InputSpec
+    padding: str
+    compute: str
+
+
+@dataclass(frozen=True)
 class Incoming:
-    """Features to import, and the rows that they belong to."""
+    """Features to import, and the rows that they belong to, after `of_task` or `of_labels`."""
 
     features: Columns
     stamps: Mapping[Path, list[int]]  # state of each file; the import is refused if one changes meanwhile
-    spec: Mapping[str, Any]  # fields of the specification
+    form: Form
     layout: Layout | None = None  # by default by the size of the rows
     made_with: Mapping[str, Any] = field(default_factory=dict)
-    rows: Mapping[str, int] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)  # description of the task of the rows
+    data: DataSpec | None = None  # of the rows
     label: Callable[[Entry], None] = lambda entry: None  # writes the labels of an entry
 
     def of_task(self, prepared: Prepared, index: Mapping[str, np.ndarray]) -> "Incoming":
         """Return the features with the labels of some rows of prepared data."""
         rows = {split: len(numbers) for split, numbers in index.items()}
-        data = {"digest": data_digest(prepared, index), "rows": rows}
         return replace(
             self,
-            spec={**self.spec, "task": prepared.task.to_dict(), "data": data},
+            task=prepared.task.to_dict(),
+            data=DataSpec(digest=data_digest(prepared, index), rows=rows),
             made_with={**self.made_with, **data_record(prepared)},
-            rows=rows,
             label=partial(write_labels, prepared=prepared, rows=index),
         )
 
@@ -80,12 +84,11 @@ class Incoming:
         for arrays in labels.values():
             for name in sorted(arrays.keys() - {"ids"}):
                 digest.update(json.dumps([name, arrays[name].shape]).encode() + arrays[name].tobytes())
-        data = {"digest": digest.hexdigest(), "rows": rows, ORIGIN: described.data_digest}
         return replace(
             self,
-            spec={**self.spec, "task": described.spec.task, "data": data},
+            task=described.spec.task,
+            data=DataSpec(digest=digest.hexdigest(), rows=rows, origin=described.data_digest),
             made_with={**self.made_with, "prepared": "", "kept": described.kept, "scaling": None},
-            rows=rows,
             label=partial(_write_labels, labels=labels),
         )
 
@@ -126,15 +129,12 @@ def import_features(
 
 def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
     """Return the arrays of a file, which hold all rows of the prepared data."""
-    if file.suffix.lower() not in READERS or not file.is_file():
-        raise InputError(
-            f"{file}: features cannot be read: give a file of type {', '.join(READERS)}, or a folder of export-features"
-        )
     before = stamp(file)
-    features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
-    spec = {"input": {"kind": IMPORTED, "seed": 0, "gain": 1, "patch": 1, "stride": 1}}
-    spec |= {"padding": "none", "compute": "float32"}
-    return Incoming(features, {file: before}, spec).of_task(prepared, draw_rows(prepared, None))
+    features = _by_column(file, open_arrays(file, stack), prepared)
+    form = Form(
+        InputSpec(kind=IMPORTED, seed=0, gain=1, patch=1, stride=1), padding="none", compute="float32"
+    )
+    return Incoming(features, {file: before}, form).of_task(prepared, draw_rows(prepared, None))
 
 
 def _from_folder(
@@ -155,7 +155,7 @@ def _from_folder(
     incoming = Incoming(
         features,
         stamps,
-        {name: getattr(described.spec, name) for name in ("input", "padding", "compute")},
+        Form(described.spec.input, described.spec.padding, described.spec.compute),
         # The same blocks give the same sums, so that a fit gives the same digits as one of the exported entry.
         layout=Layout(block_rows=described.layout.block_rows, batch_rows=described.layout.batch_rows),
         made_with={"source": described.source},
@@ -205,7 +205,8 @@ def _write(
     root: Path, name: str, file: Path, incoming: Incoming, made_with: Mapping[str, Any]
 ) -> tuple[Entry, int]:
     """Write features as an entry, whose key is their digest; return it and the number of rows written."""
-    features, rows = incoming.features, incoming.rows
+    assert incoming.data
+    features, rows = incoming.features, dict(incoming.data.rows)
     first = next(iter(rows))
     shapes = {column: _shape(splits[first].shape) for column, splits in sorted(features.items())}
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
@@ -229,8 +230,16 @@ def _write(
     for split, column in ((split, column) for split in rows for column in shapes):
         for low, high in layout.blocks(rows[split]):
             digest.update(read((split, low, high), [column])[column].astype("<f4").data)
-    own = {"family": IMPORTED, "digest": digest.hexdigest()}
-    spec = Spec(**incoming.spec, backbone=own, init={"kind": IMPORTED, "seed": 0}, store="float32")
+    spec = Spec(
+        task=incoming.task,
+        data=incoming.data,
+        backbone=BackboneSpec(family=IMPORTED, digest=digest.hexdigest()),
+        init=InitSpec(kind=IMPORTED, seed=0),
+        input=incoming.form.input,
+        padding=incoming.form.padding,
+        compute=incoming.form.compute,
+        store="float32",
+    )
     made_with = {**made_with, **incoming.made_with, "versions": versions("h5py", "numpy")}
     entry, todo = start_entry(root, name, spec, layout, shapes, [*rows], made_with, incoming.label)
     with meter("import", row_count(entry, todo)) as bar:
@@ -279,59 +288,3 @@ def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int
         where = f"{split} of {column}, row {low + faults[0][0]}, column {faults[0][-1]}"
         raise InputError(f"{file}: {where}: the value is not a finite float32 number", "repair it")
     return values.reshape(len(values), *_shape(array.shape))
-
-
-def _read_npz(path: Path, _: ExitStack) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():  # NumPy reads "train" and "train.npy" as "train"
-            check_header(path, archive, name)
-    return dict(np.load(path, allow_pickle=False))
-
-
-def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
-    import h5py
-    from reservoir_cache import open_hdf5
-
-    file, found = stack.enter_context(open_hdf5(path)), dict[str, Any]()
-
-    def visit(name: str, item: Any) -> None:  # links to other files are not followed
-        if isinstance(item, h5py.Dataset):
-            if item.external or item.is_virtual:
-                raise InputError(
-                    f"{path}: the values of {name!r} lie in another file", "copy them into this one"
-                )
-            check_expansion(path, name, item.nbytes, item.id.get_storage_size())
-            found[name] = item
-
-    file.visititems(visit)
-    return found
-
-
-def _read_safetensors(path: Path, _: ExitStack) -> dict[str, Any]:
-    from safetensors.torch import load_file  # NumPy has no bfloat16
-
-    return {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
-
-
-def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
-    """Return each column of lists as an array, or, if there is none, all columns of floats as one array."""
-    table = read_arrow(path).to_pandas()
-    lists = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
-    floats = table.select_dtypes("floating")
-    if "split" not in table or not lists + list(floats):
-        raise InputError(
-            f"{path}: add a column 'split' (train, valid or test), and columns of lists or floats"
-        )
-    if not lists:
-        return {str(split): rows.to_numpy() for split, rows in floats.groupby(table["split"])}
-    splits = table.groupby("split")
-    return {f"{split}/{name}": np.stack(rows[name].tolist()) for split, rows in splits for name in lists}
-
-
-READERS: dict[str, Callable[[Path, ExitStack], dict[str, Any]]] = {
-    **dict.fromkeys((".h5", ".hdf5"), _open_hdf5),
-    ".npz": _read_npz,
-    ".parquet": _read_parquet,
-    ".safetensors": _read_safetensors,
-}
-"""Functions that return the arrays or datasets of a file by name."""

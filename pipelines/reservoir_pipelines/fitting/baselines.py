@@ -109,8 +109,8 @@ def _logistic(
 def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSource[KnownSplit]:
     """Return the raw input in windows of the reservoir's size, around each token that has a label."""
     cut = known.entry.spec.input  # imported features have it, too
-    patch = cut["patch"] if cut["patch"] > 1 else WINDOW
-    windows = Windows(patch=patch, dilations=tuple(cut.get("dilations", (1,))), pad="same")
+    patch = cut.patch if cut.patch > 1 else WINDOW
+    windows = Windows(patch=patch, dilations=cut.dilations, pad="same")
 
     def features(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         values = raw_features(task, raw.scaling, x, lengths)

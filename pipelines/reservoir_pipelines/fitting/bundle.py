@@ -35,7 +35,6 @@ FORMAT = 3
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
 CARD = "readout.json"
 # The SHA-256 digests in the specification of an entry with native input.
-INPUT_DIGESTS = ("tokenizer", "processor", "embeddings")
 PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
@@ -91,8 +90,8 @@ class Bundle:
         for column in () if parts else chosen.source.columns:
             source = known.column(column)
             entry = source.view.entry
-            digest = "" if isinstance(source, RawSource) else entry.spec.backbone["digest"]
-            if isinstance(source, RawSource) or entry.spec.init["kind"] == IMPORTED:
+            digest = "" if isinstance(source, RawSource) else entry.spec.backbone.digest
+            if isinstance(source, RawSource) or entry.spec.init.kind == IMPORTED:
                 parts.append(
                     Part(reservoir=None, digest=digest, compute="", columns=names_of(source.columns))
                 )
@@ -102,9 +101,7 @@ class Bundle:
                 digest=digest,
                 compute=entry.spec.compute,
                 columns=(source.column.name,),
-                input_digests={
-                    kind: entry.spec.input[kind] for kind in INPUT_DIGESTS if kind in entry.spec.input
-                },
+                input_digests=entry.spec.input.digests,
             )
             if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
                 # one forward pass gives both

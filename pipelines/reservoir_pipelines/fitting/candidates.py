@@ -86,7 +86,7 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, .
         for column, source in sources.items()
         if isinstance(source, ColumnSource) and source.tokens() == 1
     }
-    native = len(known.views) > 1 or known.entry.spec.input["kind"] == "native"
+    native = len(known.views) > 1 or known.entry.spec.input.kind == "native"
     return readout_candidates(
         known.task,
         known.columns,

@@ -95,7 +95,7 @@ def _checked(store: FeatureStore) -> FeatureStore:
         Path(record.get("prepared", ""))
         float(record.get("kept", {}).get("test", 1.0))
         scaling_from_json(record.get("scaling"), Task.from_dict(store.entry.spec.task))
-        if store.entry.spec.init["kind"] != IMPORTED:
+        if store.entry.spec.init.kind != IMPORTED:
             Reservoir(**record["reservoir"])
     if not {*SPLITS} <= {*store.splits}:
         raise InputError(f"{store.entry.path.name}: not all of its splits have features", remedy)
@@ -150,7 +150,7 @@ class Known:
         name = f"{self.title}-{kind}-{digest}"
         if path.parent.parent.name != "features":
             return path_below(path.parent, name)
-        return path_below(path.parents[2], "readouts", self.entry.spec.task["name"], name)
+        return path_below(path.parents[2], "readouts", self.entry.spec.task_name, name)
 
     def source(self, columns: Columns) -> EntrySource:
         """Return the samples of a column, or of several side by side."""

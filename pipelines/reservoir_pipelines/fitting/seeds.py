@@ -63,7 +63,7 @@ def fit_seeds(
         task, settings = (entry.made_with["call"][name] for name in ("task", "settings"))
         settings = {name: value for name, value in settings.items() if name != "data"}
         extracted = ExtractOptions(**without_where(settings, str(entry.path)))
-    if not isinstance(task, str) or entry.spec.init["kind"] == IMPORTED:
+    if not isinstance(task, str) or entry.spec.init.kind == IMPORTED:
         raise InputError(problem, "extract its task again")
     root = entry.path.resolve().parents[2]
     with untracked():

@@ -28,7 +28,10 @@ from reservoir_pipelines import train
 from reservoir_pipelines.files import system_errors, write_checked
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import draw_bits, plot
-from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, load_run, make_config
+from reservoir_pipelines.training.run_config import make_config
+from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder
+from reservoir_pipelines.training.train_in_folder import train_in_folder
+from reservoir_pipelines.training.trainable import load_run
 
 RUN = "pretraining"  # name of the folder inside the model's folder that holds the run of the pretraining
 
@@ -144,7 +147,7 @@ def pretrain(
             model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled
         )
         shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
-        state = run.train(model, steps, recipe, shown=shown, unit=unit)
+        state = train_in_folder(run, model, steps, recipe, shown=shown, unit=unit)
         notify("measuring the losses on held-out parts")  # of the last weights, not of the best
         bits: dict[str, Any] = {
             f"{split}_bits": steps.measure(part, FINAL_TOKENS) for split, part in held_out.items()

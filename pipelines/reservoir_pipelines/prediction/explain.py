@@ -14,7 +14,7 @@ from reservoir.sequence_model import occlusion
 from reservoir.tasks.images.pictures import as_patches
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import to_symbols
-from reservoir_pipelines.data.own_data import read_new
+from reservoir_pipelines.data.new_rows import read_new
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.output import Record, printable
 from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, style
@@ -50,7 +50,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     if task.readout_tokens * task.outputs > 1:
         raise InputError(f"readout {readout}: it gives each row several labels", "explain needs one")
     new, first = read_new(file, task), options.first
-    notify_skipped(file, new.skipped, len(new.x))
+    notify_skipped(file, new.skipped, len(new))
     x, lengths = encode(
         task, new.x[:first], None if new.lengths is None else new.lengths[:first], str(file)
     )
@@ -68,7 +68,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
             f"readout {readout}: explain does not support the model's own {model.reader.kind}",
             "fit features made with --input gaussian or kernels",
         )
-    numbers = [row for row in range(len(new.x) + len(new.skipped)) if row not in new.skipped]
+    numbers = [row for row in range(len(new) + len(new.skipped)) if row not in new.skipped]
     rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, task, x, lengths)]
     if wrong := [one.row for one in rows if not np.isfinite(one.score)]:
         row = f"row {wrong[0]}, whose values are too large"

@@ -9,20 +9,15 @@ from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale
-from reservoir_pipelines.data.arrays import Skipped
-from reservoir_pipelines.data.tables import MAX_NAMED
+from reservoir_pipelines.data.bad_rows import MAX_NAMED
+from reservoir_pipelines.data.rows import Skipped
 from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
-from reservoir_pipelines.training.run_folder import (
-    CONFIG,
-    TRAINED,
-    RunFolder,
-    check_digest,
-    is_run,
-    load_run,
-    read_tensors,
-)
+from reservoir_pipelines.training.checkpoints import TRAINED, read_tensors
+from reservoir_pipelines.training.run_config import CONFIG
+from reservoir_pipelines.training.run_folder import RunFolder, is_run
+from reservoir_pipelines.training.trainable import check_digest, load_run
 
 
 def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:

@@ -20,10 +20,9 @@ from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task
 from reservoir.tasks.words import UNKNOWN, shown
-from reservoir_pipelines.data.arrays import Skipped
 from reservoir_pipelines.data.columns import listed
-from reservoir_pipelines.data.own_data import NewRows, read_new
-from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.data.new_rows import encode_rows, read_new
+from reservoir_pipelines.data.rows import Rows, Skipped
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
@@ -112,30 +111,29 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
             f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths",
             "add the number of real tokens of each row",
         )
-    x, lengths = encode(task, new.x, new.lengths, str(file))
+    rows = encode_rows(new, task, str(file))
+    assert rows.lengths is not None
     if task.each:  # new sequences may be longer than those of the task
-        task = replace(task, readout_tokens=int(lengths.max()))
+        task = replace(task, readout_tokens=int(rows.lengths.max()))
         bundle = replace(bundle, task=task)
     each, y = task.readout_tokens * task.outputs, new.y
-    if y is not None and (len(y) != len(x) or (not task.each and y.size != len(x) * each)):
+    if y is not None and (len(y) != len(new) or (not task.each and y.size != len(new) * each)):
         raise InputError(
-            f"{file}: the labels have the shape {y.shape}, not {each} for each of {len(x)} rows",
+            f"{file}: the labels have the shape {y.shape}, not {each} for each of {len(new)} rows",
             "correct or remove them",
         )
     models = [
         load_part(task, part, options.device, readout) if part.reservoir else None for part in bundle.parts
     ]
-    rows = new._replace(x=x, lengths=lengths, groups=new.groups if bundle.groups else None)
+    rows = replace(rows, groups=rows.groups if bundle.groups else None)
     rows = _without_misfits(file, rows, [length_limits(model) for model in models if model])
-    notify_skipped(file, rows.skipped, len(rows.x))
+    notify_skipped(file, rows.skipped, len(rows))
     _warn(bundle, file, rows, symbols=any(model is None or not model.reader for model in models))
-    truths = (
-        [None] * len(rows.x) if rows.y is None else _truths(file, task, rows.y, np.asarray(rows.lengths))
-    )
+    truths = [None] * len(rows) if rows.y is None else _truths(file, task, rows.y, np.asarray(rows.lengths))
     return Predictions(bundle, models, file, rows, truths, radius, options.abstain)
 
 
-def _without_misfits(file: Path, rows: NewRows, limits: list[tuple[int, float]]) -> NewRows:
+def _without_misfits(file: Path, rows: Rows, limits: list[tuple[int, float]]) -> Rows:
     """Return the rows within all ``limits`` (see `length_limits`); the others are skipped, unless no row is left."""
     assert rows.lengths is not None
     fewest = max((low for low, _ in limits), default=0)
@@ -149,12 +147,20 @@ def _without_misfits(file: Path, rows: NewRows, limits: list[tuple[int, float]])
         length, place = int(rows.lengths[row]), int(places[row])
         limit = f"at least {fewest:,}" if length < fewest else f"at most {most:,.0f}"
         reason = f"row {place}: {length:,} tokens, but the model reads {limit}"
-        misfits[place] = (rows.ids[row].item(), reason)
+        misfits[place] = (rows.names[row].item(), reason)
     if not fit.any():
         remedy = "give rows of other lengths, or fit a readout of a backbone with more positions"
         raise InputError(f"{file}: no row has a length that the model reads ({reason})", remedy)
     y, groups = (None if array is None else array[fit] for array in (rows.y, rows.groups))
-    return NewRows(rows.x[fit], rows.lengths[fit], rows.ids[fit], y, groups, rows.skipped | misfits)
+    return replace(
+        rows,
+        x=np.asarray(rows.x[:])[fit],
+        lengths=rows.lengths[fit],
+        ids=rows.names[fit],
+        y=y,
+        groups=groups,
+        skipped=rows.skipped | misfits,
+    )
 
 
 @dataclass(eq=False, repr=False)
@@ -168,7 +174,7 @@ class Predictions(Iterator[Prediction]):
     bundle: Bundle
     models: Sequence[LoadedModel | None]
     file: Path
-    rows: NewRows
+    rows: Rows
     truths: Sequence[Any]
     radius: float | None
     abstain: bool
@@ -183,7 +189,7 @@ class Predictions(Iterator[Prediction]):
 
     def __len__(self) -> int:
         """Return the number of rows of the file, with those that cannot be read."""
-        return len(self.rows.x) + len(self.rows.skipped)
+        return len(self.rows) + len(self.rows.skipped)
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -196,10 +202,10 @@ class Predictions(Iterator[Prediction]):
 
     def _all_rows(self) -> Iterator[Prediction]:
         """Yield the predictions of all rows of the file, and what is wrong with those that cannot be read."""
-        starts = range(0, len(self.rows.x), self._block_rows)
+        starts = range(0, len(self.rows), self._block_rows)
         found = itertools.chain.from_iterable(map(self._block, starts))
         skipped = self.rows.skipped
-        for row in range(len(self.rows.x) + len(skipped)):
+        for row in range(len(self.rows) + len(skipped)):
             if row in skipped:
                 name, problem = skipped[row]
                 yield Prediction(
@@ -212,7 +218,7 @@ class Predictions(Iterator[Prediction]):
         """Yield the predictions of the rows from ``start``."""
         part, new, blank = slice(start, start + self._block_rows), self.rows, [None] * self._block_rows
         counts = np.asarray(new.lengths)[part] if self.bundle.task.each else None
-        ids = new.ids[part].tolist()
+        ids = new.names[part].tolist()
         groups = blank if new.groups is None else new.groups[part].tolist()
         classes = tuple(map(self.bundle.task.label, range(self.bundle.task.classes)))
         labelled = _labels(self.bundle, self._features(part, counts), counts)
@@ -273,7 +279,7 @@ def _reads_by_position(name: str) -> bool:
     return find_pooling(column.pooling).by_position if isinstance(column, Column) else column == RAW
 
 
-def _warn(bundle: Bundle, file: Path, rows: NewRows, *, symbols: bool) -> None:
+def _warn(bundle: Bundle, file: Path, rows: Rows, *, symbols: bool) -> None:
     """Print reasons why predictions are less reliable than they look; ``symbols`` if letters are read as symbols."""
     most, lengths = bundle.task.max_tokens, np.asarray(rows.lengths)
     long = int((lengths > most).sum())
@@ -282,7 +288,7 @@ def _warn(bundle: Bundle, file: Path, rows: NewRows, *, symbols: bool) -> None:
         read = f"{', '.join(by_position)} read the first {most:,} tokens"
         notify(f"{file}: {long:,} rows are longer than any that the readout was fitted on; {read}")
     if symbols and (alphabet := bundle.task.alphabet.removeprefix(UNKNOWN)):
-        codes, numbers = np.unique(rows.x, return_counts=True)
+        codes, numbers = np.unique(rows.x[:], return_counts=True)
         new = np.isin(codes, [0, *map(ord, alphabet)], invert=True)  # 0 is padding
         if number := int(numbers[new].sum()):
             share = f"{number:,} of {lengths.sum():,} letters ({number / lengths.sum():.1%})"

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
 from importlib import resources
@@ -27,7 +27,7 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, Tokens, check_split
 from reservoir.tasks.task import MISSING
-from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.file_kinds import FILES
 from reservoir_pipelines.data.own_data import open_source, own_name
 from reservoir_pipelines.files import cache_root, data_folder, source_contents
 from reservoir_pipelines.output import meter
@@ -87,7 +87,7 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
     )
 
 
-VERSION = 10  # version of the file format; part of the folder's name, so that other versions are not read
+VERSION = 11  # version of the file format; part of the folder's name, so that other versions are not read
 
 
 def prepare(
@@ -178,9 +178,9 @@ def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
 
 def _settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
     """Return the folder of a task and its parameters, with a subfolder per state of its files."""
-    values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
     name = task if task in TASKS else own_name(task)
-    return path_below(cache_root(cache), "prepared", f"{name}-{_hash({'version': VERSION, **values})}")
+    digest = _hash({"version": VERSION, **source.settings()})
+    return path_below(cache_root(cache), "prepared", f"{name}-{digest}")
 
 
 def _latest(settings: Path, *, verify: bool = True) -> Prepared | None:
@@ -300,7 +300,7 @@ def _write_index(
         "digest": _digest([task.to_dict(), scaling], splits),
         "splits": totals,
         "source": origin,
-        "warnings": [*source.notes(), *warnings],
+        "warnings": [*filter(None, [source.summary()]), *source.notes(), *warnings],
     }
     publish_json(folder / INDEX, index, durable=False)
 

@@ -31,7 +31,7 @@ from reservoir_pipelines.output import as_json, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 
 if TYPE_CHECKING:
-    from reservoir_pipelines.training.run_folder import Training
+    from reservoir_pipelines.training.result import Training
 
 MAX_POINTS = 60  # points of a stored curve
 ARRAYS = {
@@ -140,7 +140,8 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a training run."""
-    from reservoir_pipelines.training.run_folder import RunFolder, Training
+    from reservoir_pipelines.training.result import Training
+    from reservoir_pipelines.training.run_folder import RunFolder
 
     run = RunFolder(path)
     result = run.result(lambda values: Training.from_dict({**values, "run": str(path)}))

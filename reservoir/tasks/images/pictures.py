@@ -2,7 +2,6 @@
 
 import warnings
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,20 +35,18 @@ def check_pillow() -> None:
         import PIL  # noqa: F401
 
 
-def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> "Image":
-    """Return the image of a file or its bytes, upright, in RGB on white; ``rough`` may reduce it to 2 * `SIDE`."""
+def decoded(stored: np.ndarray, where: str = "an image", *, rough: bool = False) -> "Image":
+    """Return the image of the bytes of a file, upright, in RGB on white; ``rough`` may reduce it to 2 * `SIDE`."""
     check_pillow()
     from PIL import Image, ImageOps
 
-    where = where or (str(stored) if isinstance(stored, Path) else "an image")
-    file = stored if isinstance(stored, Path) else BytesIO(stored.tobytes())
     with (
         as_input_error(f"{where}: not a readable image", "repair it, or remove it"),
         warnings.catch_warnings(),
     ):
         # Pillow warns about odd metadata and large sizes; sizes are checked below
         warnings.simplefilter("ignore")
-        with Image.open(file, formats=FORMATS) as image:
+        with Image.open(BytesIO(stored.tobytes()), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(
                     f"it claims {image.width:,}x{image.height:,} pixels, more than {MAX_PIXELS:,}"

@@ -1,0 +1,126 @@
+"""FASTA files: a header with a name, and often a label, before each sequence."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reservoir.errors import InputError, as_input_error
+from reservoir.options import OwnDataOptions
+from reservoir.tasks.task import Task
+from reservoir_pipelines.data.bad_rows import BadRows
+from reservoir_pipelines.data.label_table import labels_from_table
+from reservoir_pipelines.data.rows import Rows
+from reservoir_pipelines.data.table_checks import lines_of
+from reservoir_pipelines.data.table_rows import columns_as_rows
+
+SUFFIXES = (".fasta", ".fa", ".faa", ".fna")
+LAST_WORD = r"[\s|]([^\s|]+)$"  # the label in a header without --label
+
+
+class Record(NamedTuple):
+    """A sequence with its header, and where the header stands."""
+
+    header: str
+    place: str
+    sequence: str
+
+
+def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
+    """Return sequences, names, labels and groups of the records of a FASTA file; a ``task`` reads new ones."""
+    path, is_new = Path(origin), task is not None
+    # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
+    upper = task is None or not any(map(str.islower, task.alphabet))
+    records = _read_records(path, upper=upper)
+    headers = [record.header for record in records]
+    bad = BadRows(origin, [record.place for record in records], skip=options.skip_bad_rows)
+    ids, notes = _names(headers, options, is_new=is_new)
+    columns: dict[str, Any] = {"id": ids, "sequence": [record.sequence for record in records]}
+    if options.labels:
+        labels = labels_from_table(options, ids, bad, is_new=is_new)
+        notes += labels.notes
+        columns |= {"label" if name == "y" else name: list(array) for name, array in labels.arrays.items()}
+    # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
+    elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
+        label_pattern = options.label or ("" if is_new else LAST_WORD)
+        columns |= _matches(bad, headers, label_pattern, options.group or "", is_new=is_new)
+        notes += [f"the label is the match of {label_pattern} in the header"] if "label" in columns else []
+    parameters = None if task is None else {"each": "token"} if task.each else {}
+    rows = columns_as_rows(columns, bad, options, parameters, id="id", text="sequence")
+    unused = ("time", "text", "drop", *(() if options.labels else ("id",)))
+    return replace(rows, notes=(*rows.notes, *notes), unused=unused)
+
+
+def _read_records(path: Path, *, upper: bool) -> list[Record]:
+    records, letters = list[Record](), list[str]()
+
+    def end_record() -> None:
+        if records:
+            records[-1] = records[-1]._replace(sequence="".join(letters))
+            letters.clear()
+
+    for number, line in enumerate(lines_of(path), 1):
+        if line.startswith(">"):
+            end_record()
+            records.append(Record(line[1:].strip(), f"line {number}", ""))
+        elif records:
+            block = "".join(line.split())  # spaces divide a sequence into blocks
+            letters.append(block.upper() if upper else block)
+        elif line.strip():
+            raise InputError(
+                f"{path}, line {number}: no header", "a FASTA file has a line with > before each sequence"
+            )
+    end_record()
+    if not records:
+        raise InputError(f"{path}: no sequences", "a FASTA file has a line with > before each")
+    return records
+
+
+def _names(headers: Sequence[str], options: OwnDataOptions, *, is_new: bool) -> tuple[list[str], list[str]]:
+    """Return the first word of each header, with the row's number if most of these words repeat, and notes."""
+    ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
+    are_names = 2 * len(set(ids)) > len(ids)
+    if are_names or options.labels:
+        return ids, []
+    numbered = [f"{name}#{row}" for row, name in enumerate(ids)]
+    if is_new or options.group or ids == list(headers):
+        return numbered, []
+    note = "most names of records repeat, so records of one name may be in several splits"
+    return numbered, [f"{note}; pass --group '^(\\S+)' to keep them in one"]
+
+
+def _matches(
+    bad: BadRows, headers: Sequence[str], label: str, group: str, *, is_new: bool
+) -> dict[str, list[str | None]]:
+    """Return the columns ``label`` and ``groups`` that patterns match in the headers."""
+    columns = {}
+    labels = _matches_of(bad, headers, label, "label", is_new=is_new)
+    if any(labels):
+        columns["label"] = labels
+    groups = _matches_of(bad, headers, group, "group", is_new=is_new)
+    if groups and None not in groups:
+        columns["groups"] = groups
+    return columns
+
+
+def _matches_of(
+    bad: BadRows, headers: Sequence[str], pattern: str, flag: str, *, is_new: bool
+) -> list[str | None]:
+    """Return the match of a pattern's group in each header, or nothing without a pattern; new headers may lack it."""
+    if not pattern:
+        return []
+    with as_input_error(f"--{flag} {pattern}: not a regular expression", "give one with a group"):
+        compiled = re.compile(pattern)
+    if compiled.groups != 1:
+        raise InputError(
+            f"--{flag} {pattern}: {compiled.groups} groups", "give a pattern with one, in parentheses"
+        )
+    matches = [match and match.group(1) for match in map(compiled.search, headers)]
+    if None in matches and not is_new:
+        row = matches.index(None)
+        raise InputError(
+            f"{bad.where}, {bad.places[row]}: no {flag} in the header {headers[row][:60]!r} by --{flag} {pattern}",
+            "pass another pattern, such as 'class=(\\w+)', or a table with --labels",
+        )
+    return matches

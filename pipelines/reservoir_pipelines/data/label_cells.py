@@ -1,0 +1,190 @@
+"""Cells of label columns as integers, floats or texts; labels that are written differently stay different."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
+from reservoir_pipelines.data.cells import MOST, as_texts
+from reservoir_pipelines.data.integers import INT64, read_labels
+from reservoir_pipelines.data.table import Table
+
+WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")  # a whole number as Python and JSON write it
+PADDED = re.compile(r"[-+]?[0-9]+")
+NUMBER = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
+WITH_MARKS = r"[-+]?[0-9][0-9.,]*"  # digits with marks of decimals or thousands
+
+
+def joined_labels(
+    table: Table, names: Sequence[str], options: OwnDataOptions, *, required: bool
+) -> np.ndarray:
+    """Return columns of labels, (rows,) or (rows, outputs); refuse texts and numbers together."""
+    columns = [labels_of(table, name, options, required=required) for name in names]
+    kinds = {y.dtype.kind for y in columns}
+    texts_are_numbers = all(are_numbers(y.ravel().tolist()) for y in columns if y.dtype.kind == "U")
+    if kinds == {"U", "i"} and texts_are_numbers:  # 07 in one column makes 7 a text in another
+        columns = [y.astype(str) for y in columns]
+    elif "U" in kinds and len(kinds) > 1:
+        raise InputError(
+            f"{table.path}: some of the labels {', '.join(names)} are numbers and some are not",
+            "fit one at a time, with --label, and --drop for the others",
+        )
+    return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+
+
+def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: bool) -> np.ndarray:
+    """Return a column of labels as `typed_labels` does, (rows,) or (rows, n).
+
+    If labels are ``required``, an empty or odd cell is a bad row, and its label 0 or ""; else a missing
+    label is None.
+    """
+    column = table.frame[name].astype(object)
+    cells = table.with_points(column)
+    texts = as_texts(cells)
+    present = (texts != "").to_numpy(copy=True)
+    if required:
+        for row in np.flatnonzero(~present):
+            table.bad.add(row, f"no label in column {name!r}")
+        _mark_odd_labels(table, name, cells, texts, present, options)
+    labels = typed_labels(f"{table.path}, column {name!r}", cells[present].tolist(), options)
+    if labels.dtype.kind == "U":
+        labels = _as_names(table, name, column[present], labels, options)
+    shape = (len(present), *labels.shape[1:])
+    complete = required or present.all()
+    all_labels = np.zeros_like(labels, shape=shape) if complete else np.full(shape, None, object)
+    all_labels[present] = labels
+    return all_labels
+
+
+def _mark_odd_labels(
+    table: Table, name: str, cells: Any, texts: Any, present: np.ndarray, options: OwnDataOptions
+) -> None:
+    """Note rows whose label does not fit to the others as bad, and set ``present`` (rows,) to False there."""
+    for row in np.flatnonzero(present)[_odd_labels(texts[present], options)]:
+        table.bad.add(
+            row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number, as most are"
+        )
+        present[row] = False
+    if options.classes or options.regression or not are_numbers(texts[present].tolist()):
+        return
+    for row in np.flatnonzero(present):
+        if is_large(cells[row]):
+            table.bad.add(
+                row,
+                f"the label {texts[row][:40]} in column {name!r} does not fit into 64 bits",
+                "pass --classes to read labels as names, or --regression for targets",
+            )
+            present[row] = False
+
+
+def _odd_labels(texts: Any, options: OwnDataOptions) -> np.ndarray:
+    """Return which labels are not finite numbers, (rows,), if most are targets of a regression, or all are numbers."""
+    import pandas as pd
+
+    numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
+    odd = ~np.isfinite(numbers)
+    if not len(odd) or odd.mean() > MOST:
+        return np.zeros_like(odd)
+    if not np.isnan(numbers).any():
+        return odd
+    # Names such as "unknown" beside whole numbers are classes, if the numbers are.
+    finite = numbers[~odd]
+    whole = bool((finite % 1 == 0).all())
+    classes = options.classes or (whole and not options.regression and read_labels(finite).names)
+    return np.zeros_like(odd) if classes else odd
+
+
+def _as_names(
+    table: Table, name: str, column: Any, labels: np.ndarray, options: OwnDataOptions
+) -> np.ndarray:
+    """Return labels that are texts as they are written; refuse 1,2 and 1.234,5, which may be numbers."""
+    texts = [str(label) for label in labels.flat]
+    have_marks = all(re.fullmatch(WITH_MARKS, text) for text in texts) and not are_numbers(texts)
+    if have_marks and not options.classes:
+        other = "." if table.decimal == "," else ","
+        raise InputError(
+            f"{table.path}, column {name!r}: labels like {column.iloc[0]!r} are not numbers "
+            f"with the decimal mark {table.decimal!r}",
+            f"write numbers, or pass --decimal {other} if they are, or --classes if they are names",
+        )
+    return np.array([str(cell).strip() for cell in column]) if table.decimal == "," else labels
+
+
+def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> np.ndarray:
+    """Return cells as integers, else as floats, else as texts: (rows,), or (rows, n) for lists of one length.
+
+    Cells that become equal as numbers but are not equal as labels are texts, such as 007 and 7, and
+    true and 1.
+    """
+    if options.regression:
+        with suppress(ValueError, TypeError, OverflowError):
+            return np.array(list(cells), np.float64)
+    if all(isinstance(cell, str) for cell in cells):
+        texts = [cell.strip() for cell in cells]
+        numbers = written_numbers(texts, classes=options.classes)
+        return np.array(texts, str) if numbers is None else numbers
+    values = [value for cell in cells for value in _leaves(cell)]
+    kinds = {type(value) for value in values}
+    booleans_and_others = bool in kinds and len(kinds) > 1
+    large = float not in kinds and any(map(is_large, values))
+    as_texts = kinds <= {bool, int, float, str} and (booleans_and_others or large)
+    try:
+        array = np.array(list(cells), dtype=str if as_texts else None)
+    except (ValueError, OverflowError):
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biufU":
+        raise InputError(
+            f"{where}: labels are not all numbers, all texts, or lists of one length", "use one form"
+        )
+    return array
+
+
+def _leaves(cell: Any) -> Iterator[Any]:
+    """Yield the values of nested lists."""
+    if not isinstance(cell, list | np.ndarray):
+        yield cell
+        return
+    for inner in cell:
+        yield from _leaves(inner)
+
+
+def is_large(label: object) -> bool:
+    """Return whether a label is a whole number that does not fit into 64 bits."""
+    text = str(label).strip() if isinstance(label, int | str) else ""
+    if not PADDED.fullmatch(text):
+        return False
+    digits = text.lstrip("+-0")  # Python refuses to convert thousands of digits
+    return len(digits) > len(str(INT64.max)) or not INT64.min <= int(text) <= INT64.max
+
+
+def are_numbers(texts: Sequence[str]) -> bool:
+    """Return whether each text is a number, in any way of writing it."""
+    return all(NUMBER.fullmatch(text) for text in texts)
+
+
+def is_usual_number(text: str) -> bool:
+    """Return whether a whole number is written as Python and JSON write it: 7 and -3, not 007 or +7."""
+    return bool(WHOLE.fullmatch(text))
+
+
+def written_numbers(texts: Sequence[str], *, classes: bool = False) -> np.ndarray | None:
+    """Return labels as integers or floats, or None for labels that are texts.
+
+    Whole numbers that are not written as usual are texts (007, +7, 1_000), because they may differ
+    from 7. Numbers with a decimal point or an exponent are floats, but as ``classes`` only if each is
+    written in one way.
+    """
+    if all(map(is_usual_number, texts)) and not any(map(is_large, texts)):
+        return np.array([int(text) for text in texts])
+    if not are_numbers(texts):
+        return None
+    numbers = np.array([float(text) for text in texts])
+    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any():
+        return numbers  # targets: equal numbers are equal targets, however they are written
+    unusual = any(PADDED.fullmatch(text) and not is_usual_number(text) for text in texts)
+    several_ways = classes and len(set(texts)) > len(set(numbers.tolist()))
+    return None if unusual or several_ways else numbers

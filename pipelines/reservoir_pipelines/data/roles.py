@@ -1,0 +1,244 @@
+"""The role of each column of a table. ``docs/guides/data.md``, "How a table is read", documents the rules.
+
+A role comes from a flag, else from a column's conventional name, else from being the only column left.
+Whatever these rules leave open is refused, with the command that decides it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
+from typing import Any, NoReturn
+
+from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
+from reservoir_pipelines.data.cells import (
+    MOST,
+    as_texts,
+    filled,
+    holds_lists,
+    holds_sequences,
+    holds_single_numbers,
+)
+from reservoir_pipelines.data.columns import example, listed, require_column, separated
+from reservoir_pipelines.data.csv_file import NO_NAME
+from reservoir_pipelines.data.file_kinds import names_files
+from reservoir_pipelines.data.table import Table
+
+CONVENTIONAL = {
+    "label": ("label", "target", "class", "y"),
+    "id": ("id",),
+    "group": ("group", "groups", "subject", "patient"),
+    "time": ("time", "timestamp"),
+    "split": ("split",),
+    "text": ("x", "sequence", "text"),
+}
+"""Conventional names of the columns of each role, in lower or upper case; a role is called like its flag."""
+
+OUTPUT = re.compile(r"y\d+", re.IGNORECASE)
+"""Conventional names of the labels of a task with several outputs."""
+
+INDEX = re.compile(rf"{NO_NAME}\d+|__index_level_\d+__")
+"""Names that pandas gives to a column without a name, and to the index that it writes into Parquet files."""
+
+STARTS_LIKE_A_NUMBER = r"[-+.,]?\d"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns of a table by role; "" or an empty tuple if no column has the role.
+
+    ``values`` are all other columns, in their order. ``left_out`` are the columns without a name.
+    """
+
+    labels: tuple[str, ...] = ()
+    id: str = ""
+    group: str = ""
+    time: str = ""
+    split: str = ""
+    sequence: str = ""
+    values: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def by_flag(self) -> dict[str, str]:
+        """The columns by the flag that would name them."""
+        label = self.labels[0] if len(self.labels) == 1 else ""
+        flags = {
+            "label": label,
+            "id": self.id,
+            "time": self.time,
+            "group": self.group,
+            "text": self.sequence,
+        }
+        return {flag: name for flag, name in flags.items() if name}
+
+    @property
+    def as_written(self) -> set[str]:
+        """The columns whose cells stay texts, because 007 and 7 are two labels; one column left may be a sequence."""
+        named = {*self.labels, self.id, self.group, self.split, self.sequence} - {""}
+        return named | ({*self.values} if len(self.values) == 1 else set())
+
+
+def roles_by_name(
+    path: Path,
+    names: Sequence[str],
+    options: OwnDataOptions,
+    fitted: Mapping[str, Any] | None = None,
+    data: str = "",
+) -> Roles:
+    """Return the roles that flags and conventional names give, and the label if it is the only column left.
+
+    For new data, ``fitted`` has the parameters of the readout's task. Its columns of values keep their
+    role, and columns of labels, ids and groups may be missing. ``data`` is the path of the data if the
+    table has its labels only.
+    """
+    new = fitted is not None
+    columns = _without_dropped(path, names, options, required=not new)
+    flags = {role: getattr(options, role, None) or "" for role in CONVENTIONAL}
+    for role, name in flags.items():
+        if not new:
+            require_column(path, columns, name, role)
+        elif role == "text":
+            require_column(path, columns, name)
+    flagged = list(filter(None, flags.values()))
+    if not new and len({*flagged}) < len(flagged):
+        raise InputError(f"{path}: two flags name one column ({listed(flagged)})", "name a column for each")
+    flags = {role: name if name in columns else "" for role, name in flags.items()}
+    left_out = tuple(name for name in columns if INDEX.fullmatch(name) and name not in flags.values())
+
+    # A column that a flag or the readout has given a role has no other role by its name.
+    values = _values_of_readout(fitted)
+    free = [name for name in columns if name not in {*flags.values(), *values, *left_out}]
+    role_columns = {role: [flag] if flag else conventional(role, free) for role, flag in flags.items()}
+    if values:
+        role_columns["text"] = []
+    outputs = [] if flags["label"] else [name for name in free if OUTPUT.fullmatch(name)]
+    if not new:
+        _refuse_collisions(path, options, role_columns, outputs, data)
+    labels = role_columns.pop("label")[:1] or outputs
+    by_role = {role: matches[0] if matches else "" for role, matches in role_columns.items()}
+    sequence = by_role.pop("text")
+    taken = {*labels, *by_role.values(), sequence, *left_out}
+    rest = [name for name in columns if name not in taken]
+    if not new and sequence and not labels and len(rest) == 1:
+        labels, rest = rest, []
+    return Roles(tuple(labels), sequence=sequence, values=tuple(rest), left_out=left_out, **by_role)
+
+
+def roles_by_cells(
+    table: Table, roles: Roles, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
+) -> Roles:
+    """Return the roles after a look at the cells: an ``x`` of single numbers is a value, and one column may be left."""
+    by_convention = roles.sequence.lower() == "x" and roles.sequence != options.text
+    if by_convention and holds_single_numbers(table, roles.sequence):
+        values = tuple(name for name in table.names if name in {*roles.values, roles.sequence})
+        roles = replace(roles, sequence="", values=values)
+    elif not roles.sequence and len(roles.values) == 1 and not _values_of_readout(fitted):
+        (name,) = roles.values
+        if not holds_single_numbers(table, name):
+            _refuse_odd_sequences(table, name, options)
+            roles = replace(roles, sequence=name, values=())
+    if fitted is None and not roles.labels:
+        refuse_unlabelled(table, roles.values, options)
+    return roles
+
+
+def roles_of_labels(
+    table: Table, key: str, data: str, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
+) -> Roles:
+    """Return the roles of the columns of a table that has the labels of ``data``, which ``key`` joins."""
+    options = replace(options, id=key, time=None, text=None, drop=None)
+    roles = roles_by_name(table.path, table.names, options, fitted, data)
+    if not roles.labels and len(roles.values) == 1:
+        return replace(roles, labels=roles.values, values=())
+    if not roles.labels:
+        refuse_unlabelled(table, roles.values, options, data)
+    return roles
+
+
+def conventional(role: str, names: Sequence[str]) -> list[str]:
+    """Return the names that are conventional for a role, in the order of `CONVENTIONAL`."""
+    matches = [name for name in names if name.lower() in CONVENTIONAL[role]]
+    return sorted(matches, key=lambda name: CONVENTIONAL[role].index(name.lower()))
+
+
+def _values_of_readout(fitted: Mapping[str, Any] | None) -> list[str]:
+    """Return the columns of values that a readout was fitted on; those of recordings stand in other files."""
+    return [] if not fitted or fitted.get("recordings") else fitted.get("columns", [])
+
+
+def _without_dropped(
+    path: Path, names: Sequence[str], options: OwnDataOptions, *, required: bool
+) -> list[str]:
+    dropped = separated(options.drop)
+    for name in dropped if required else ():
+        require_column(path, names, name, "drop")
+    return [name for name in names if name not in dropped]
+
+
+def _refuse_collisions(
+    path: Path,
+    options: OwnDataOptions,
+    role_columns: Mapping[str, list[str]],
+    outputs: Sequence[str],
+    data: str,
+) -> None:
+    """Refuse two columns with conventional names of one role; several outputs y0, y1 ... are no collision."""
+    for role, matches in role_columns.items():
+        columns = [*matches, *(outputs if role == "label" and matches else ())]
+        if len(columns) < 2:
+            continue
+        changes = {} if role == "split" else {role: columns[0]}
+        ways = f"pass --{role} NAME" if changes else "pass --drop NAME"
+        # Without --drop, the other columns of a table would be read as values.
+        if not data:
+            changes["drop"] = ",".join([*separated(options.drop), *columns[1:]])
+            ways += ", and --drop the others if they are not values" if role in changes else ""
+        role_name = "sequence" if role == "text" else role
+        raise InputError(
+            f"{path}: the columns {listed(columns)} all have conventional names of the {role_name}",
+            f"{ways}, for example: {example(data or path, options, **changes)}",
+        )
+
+
+def refuse_unlabelled(
+    table: Table, candidates: Sequence[str], options: OwnDataOptions, data: str = ""
+) -> NoReturn:
+    """Refuse a table without a column of labels; ``data`` is the path of the data if the table has its labels only."""
+    problem = f"{table.path}: no column is called label, target, class or y among {listed(table.names)}"
+    if not candidates:
+        raise InputError(problem, "add a column of labels, and pass --label NAME")
+    # The example names the column that looks most like classes: a text, or one of two columns, with
+    # the fewest different cells; of columns that are all different, the last one.
+    frame = table.frame
+    single = [name for name in candidates if not holds_lists(frame[name])] or candidates
+    texts = [name for name in single if not holds_single_numbers(table, name)]
+    likely = texts if texts and len(candidates) > 2 else single
+    label = min(reversed(likely), key=lambda name: frame[name].astype(str).nunique())
+    command = example(data or table.path, options, label=label)
+    raise InputError(problem, f"pass --label NAME, for example: {command}")
+
+
+def _refuse_odd_sequences(table: Table, name: str, options: OwnDataOptions) -> None:
+    """Refuse a column that no flag or name makes a sequence if most cells are numbers with units, marks or dates.
+
+    ``1,037`` may be one number or two, and ``1.2 mV`` is no word.
+    """
+    column = table.frame[name]
+    if holds_lists(column) or names_files(table.path.parent, filled(column)):
+        return
+    texts = as_texts(filled(column))
+    odd = texts.str.match(STARTS_LIKE_A_NUMBER)
+    unambiguous = holds_sequences(column) and not texts.str.contains(",").any()
+    if odd.mean() <= MOST or unambiguous:
+        return
+    if table.decimal == "." and texts.str.fullmatch(r"[-+]?\d*,\d+").any():
+        ways, changes = f"--decimal , for decimals, or --text {quote(name)} for sequences", {"decimal": ","}
+    else:
+        ways, changes = f"--text {quote(name)} for sequences", {"text": name}
+    raise InputError(
+        f"{table.path}: cells of {name!r} such as {texts[odd].iloc[0][:40]!r} are neither single numbers nor letters",
+        f"write one number in each, or pass {ways}, for example: {example(table.path, options, **changes)}",
+    )

@@ -1,0 +1,167 @@
+"""The rows of a table, whose columns have roles, as arrays; see ``docs/guides/data.md``, "How a table is read"."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
+from reservoir_pipelines.data.bad_rows import BadRows
+from reservoir_pipelines.data.columns import example, listed
+from reservoir_pipelines.data.long_form import read_long_form
+from reservoir_pipelines.data.roles import roles_by_cells, roles_by_name
+from reservoir_pipelines.data.rows import Rows, padded
+from reservoir_pipelines.data.table import Table, read_table
+from reservoir_pipelines.data.table_arrays import TableArrays
+from reservoir_pipelines.data.texts import text_rows
+from reservoir_pipelines.data.token_labels import read_token_labels
+from reservoir_pipelines.data.wide_rows import holds_letters, read_sequences, read_values
+
+NEEDS_NO_FLAG = {"labels": ("label", "y"), "group": ("groups",)}
+"""Columns that new data need not be told, because their conventional names find them again."""
+
+
+def read_table_rows(
+    path: Path, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
+) -> tuple[Table, Rows]:
+    """Return the table of a file, and its rows; for new rows, ``fitted`` has the parameters of the readout's task."""
+
+    def text(names: list[str]) -> set[str]:
+        return roles_by_name(path, names, options, fitted).as_written
+
+    table = read_table(path, text, options.decimal)
+    table.bad.skip = options.skip_bad_rows
+    return table, rows_of_table(table, options, fitted)
+
+
+def columns_as_rows(
+    cells: Mapping[str, Sequence[Any]],
+    bad: BadRows,
+    options: OwnDataOptions,
+    fitted: Mapping[str, Any] | None,
+    **flags: str | None,
+) -> Rows:
+    """Return columns of texts, labels, ids, groups and splits as rows, with the roles that ``flags`` give."""
+    import pandas as pd
+
+    frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
+    changes: Any = {"regression": options.regression, "classes": options.classes, **flags}
+    rows = rows_of_table(Table(Path(bad.where), frame, bad), OwnDataOptions(**changes), fitted)
+    # A file without columns of its own has no names of columns to remember.
+    parameters = {name: rows.parameters[name] for name in ("each",) if name in rows.parameters}
+    return replace(rows, parameters=parameters, roles={})
+
+
+def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None) -> Rows:
+    """Return the rows of a table in any form: values, sequences in cells, or several lines per sequence."""
+    roles = roles_by_name(table.path, table.names, options, fitted)
+    roles = roles_by_cells(table, roles, options, fitted)
+    reading = TableArrays(table, roles, options, fitted)
+    _note_roles(reading)
+    ids = reading.texts(roles.id) if roles.id else []
+    ids_repeat = len(set(ids)) < len(ids)
+    if reading.remembered.get("long") or _is_long(reading, ids_repeat=ids_repeat):
+        skipped = read_long_form(reading)
+    else:
+        _read_wide(reading, ids, ids_repeat=ids_repeat)
+        readable = table.bad.readable()
+        skipped = table.bad.skipped(reading.arrays.get("ids", ()))
+        reading.arrays = {name: array[readable] for name, array in reading.arrays.items()}
+    return replace(
+        _padded(str(table.path), reading.arrays),
+        notes=(*reading.notes, *table.bad.notes()),
+        parameters=reading.chosen,
+        skipped=skipped,
+        label=listed(roles.labels),
+        roles=roles.by_flag,
+    )
+
+
+def _note_roles(reading: TableArrays) -> None:
+    """Record the roles that no flag gave and that new data need, with a note for the user."""
+    roles, options = reading.roles, reading.options
+    for name in roles.left_out:
+        reading.notes.append(f"the column {name!r} is left out because it has no name")
+    if not reading.new and not options.label and len(roles.labels) == 1:
+        (label,) = roles.labels
+        if label not in NEEDS_NO_FLAG["labels"]:
+            reading.chosen["label"] = label
+            reading.notes.append(f"the column {label!r} is the label")
+    if roles.id and not options.id:
+        reading.chosen["id"] = roles.id
+    if roles.group and not options.group and roles.group not in NEEDS_NO_FLAG["group"]:
+        reading.chosen["group"] = roles.group
+        reading.notes.append(f"the column {roles.group!r} is the group of each row")
+
+
+def _is_long(reading: TableArrays, *, ids_repeat: bool) -> bool:
+    """Return whether rows with one id are steps of one sequence; refuse repeated ids without times.
+
+    Without a column of times, the rows may be steps in some order, or whole sequences of one group.
+    """
+    roles, options, path = reading.roles, reading.options, reading.table.path
+    if reading.new or not ids_repeat:
+        return False
+    if roles.sequence:
+        if options.id and roles.time and not roles.group:
+            raise InputError(
+                f"{path}: rows with the same {roles.id!r} are not joined, because {roles.sequence!r} holds sequences",
+                f"write names of events as numbers and pass --symbols, or pass --group instead of --id, for example: "
+                f"{example(path, options, id=None, group=roles.id)}",
+            )
+        return False
+    if roles.time:
+        return True
+    command = example(path, options, id=None, group=roles.id)
+    raise InputError(
+        f"{path}: the column {roles.id!r} repeats the same ids, and no column is called time or timestamp",
+        f"pass --time NAME if all rows of an id are one sequence, or --group NAME if each row is one, "
+        f"for example: {command}",
+    )
+
+
+def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:
+    """Read a table in which each row is a whole sequence."""
+    roles = reading.roles
+    if ids_repeat and not (roles.group or reading.options.group):
+        reading.arrays["groups"] = np.array(ids)
+        reading.notes.append(f"rows with the same {roles.id!r} are kept in one split")
+    if ids:
+        unique = [f"{name}#{row}" for row, name in enumerate(ids)] if ids_repeat else ids
+        reading.arrays["ids"] = np.array(unique)
+    if roles.id and not reading.options.id and not ids_repeat:
+        reading.notes.append(
+            f"the column {roles.id!r} holds names of the rows, so it is not read as a value"
+        )
+    if roles.time:
+        reading.chosen["time"] = roles.time
+        reading.notes.append(f"the column {roles.time!r} is left out, because each row is a whole sequence")
+    _read_labels(reading)
+    reading.read_groups_and_split()
+    if roles.sequence:
+        read_sequences(reading, roles.sequence)
+    else:
+        read_values(reading)
+
+
+def _read_labels(reading: TableArrays) -> None:
+    """Read a label for each row, or for every token of a row."""
+    roles = reading.roles
+    if roles.sequence and len(roles.labels) == 1:
+        letters = holds_letters(reading, roles.sequence)
+        if read_token_labels(reading, roles.labels[0], roles.sequence, letters=letters):
+            return
+    reading.read_labels()
+
+
+def _padded(where: str, arrays: dict[str, Any]) -> Rows:
+    """Return arrays as rows; ``x`` holds texts, or is padded if it holds sequences of several lengths."""
+    x = arrays.pop("x")
+    if x.dtype == object and isinstance(x[0], str):
+        return text_rows(where, x.tolist(), arrays)
+    if x.dtype == object:
+        x, arrays["lengths"] = padded(where, x.tolist())
+    return Rows(x=x, **arrays)

@@ -1,0 +1,109 @@
+"""Share the blocks of an entry among processes: what a worker is sent, and how it makes sure to compute the same."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from reservoir_cache import Entry
+
+from reservoir import devices
+from reservoir.errors import InputError
+from reservoir.options import ClusterOptions, ExtractOptions
+from reservoir_pipelines.cluster import REMEDY, UnfitWorker
+from reservoir_pipelines.extraction.blocks import compute_blocks
+from reservoir_pipelines.extraction.extractor import Extractor, load_extractor
+from reservoir_pipelines.extraction.probe import different_column, probe
+from reservoir_pipelines.output import silenced
+from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.workers import map_pieces, process_number, this_worker
+
+MAX_TASKS = 512  # pieces of work that are sent to workers
+
+# The extractors of this process by cache key: a worker loads the model once for all pieces of work, and the process
+# that started the command does not load it twice.
+_extractors: dict[str, Extractor] = {}
+_one_pass = threading.Lock()  # a forward pass changes the blocks of the backbone
+
+
+@dataclass(frozen=True)
+class Share:
+    """The arguments with which a worker repeats a call of extract; the worker's cache key must equal ``key``."""
+
+    options: ExtractOptions
+    prepared: Path  # folder of the prepared data
+    key: str
+    threads: int | None = None  # of each of several processes on one machine
+    probe: Mapping[str, np.ndarray] = field(default_factory=dict)  # see `probe`; empty on one machine
+    # state of the prepared data when the caller verified it
+    state: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def share_blocks(
+    extractor: Extractor,
+    entry: Entry,
+    blocks: Sequence[tuple[str, int]],
+    options: ExtractOptions,
+    cluster: ClusterOptions,
+    advance: Callable[[int], None],
+) -> int:
+    """Let other processes compute some blocks of an entry; return their number of rows."""
+    # Full paths, for processes that were started in another folder.
+    settings, root = extractor.model.settings, extractor.root.absolute()
+    share = Share(
+        options=replace(options, backbone=settings.backbone, init=settings.init, cache=root),
+        prepared=extractor.prepared.path.absolute(),
+        key=entry.key,
+        threads=max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None,
+        probe=probe(extractor) if cluster.scheduler else {},
+        state=extractor.prepared.state,
+    )
+    size = -(-len(blocks) // MAX_TASKS)
+    parts = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+    tasks = [(share, entry.path.resolve(), extractor.columns, part) for part in parts]
+    _extractors[entry.key] = extractor
+    try:
+        return sum(
+            map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance)
+        )
+    finally:
+        del _extractors[entry.key]
+
+
+def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tuple[str, int]]) -> int:
+    """Compute and publish some blocks of an entry; return the number of their rows."""
+    with _one_pass, silenced():
+        extractor = _extractors.get(share.key) or open_share(share)
+        entry = Entry.open(path)
+        return compute_blocks(entry, blocks, columns, *extractor.steps(entry))
+
+
+def open_share(share: Share) -> Extractor:
+    """Load the model in this process, once; raise `UnfitWorker` if it differs from the caller's."""
+    options = share.options
+    if share.threads:  # this is one of several processes on a machine
+        torch.set_num_threads(share.threads)
+        options = replace(options, device=devices.of_worker(options.device, process_number()))
+    assert share.options.cache
+    try:
+        prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
+        if share.state and prepared.state != share.state:
+            raise InputError(
+                f"the prepared data in {share.prepared} has changed since the command began",
+                "run the command again",
+            )
+        extractor = load_extractor(options, prepared, share.options.cache)
+    except InputError as error:  # the caller has read the same files
+        raise UnfitWorker(f"{this_worker()}: {error}") from None
+    problem = ""
+    if extractor.spec.key != share.key:
+        problem = f"cache key is {extractor.spec.key} there, but {share.key} where the command was started"
+    elif share.probe and (column := different_column(share.probe, probe(extractor))):
+        problem = f"its features of {column} differ from those where the command was started"
+    if problem:
+        raise UnfitWorker(f"{this_worker()}: {problem}; {REMEDY}")
+    _extractors.clear()
+    _extractors[share.key] = extractor
+    return extractor

@@ -1,0 +1,94 @@
+"""The specification of an entry: everything that changes a number in it, from which its key is computed."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from reservoir_cache import BackboneSpec, DataSpec, InitSpec, InputSpec, Spec
+from torch import nn
+
+from reservoir import devices
+from reservoir.reservoir import LoadedModel
+from reservoir.tasks.task import Tokens
+from reservoir_pipelines.preparation.prepared import Prepared
+
+PADDING = "right, masked"
+
+
+def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
+    """Return the numbers of the rows to use in each split, ascending: all, or ``limit`` drawn with a fixed seed."""
+    drawn = {}
+    for split, count in prepared.rows.items():
+        drawn[split] = np.arange(count)
+        if limit is not None and limit < count:
+            drawn[split] = np.sort(np.random.default_rng(0).permutation(count)[:limit])
+    return drawn
+
+
+def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of the prepared data and of the row numbers used."""
+    digest = hashlib.sha256(prepared.digest.encode())
+    for split, index in sorted(rows.items()):
+        digest.update(json.dumps([split, len(index)]).encode())
+        digest.update(index.astype("<i8", copy=False).data)
+    return digest.hexdigest()
+
+
+def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
+    """Return the specification of an entry of some rows of prepared data."""
+    counts = {split: len(index) for split, index in rows.items()}
+    return model_spec(
+        model, prepared.task.to_dict(), DataSpec(digest=data_digest(prepared, rows), rows=counts), store
+    )
+
+
+def model_spec(model: LoadedModel, task: Mapping[str, Any], data: DataSpec, store: str) -> Spec:
+    """Return the specification of an entry of a frozen model for any data."""
+    settings, backbone = model.settings, model.fpt.backbone
+    # Only the tanh form of GELU is named, because another way to compute it changes the last bits of features.
+    has_tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in backbone.modules())
+    return Spec(
+        task=task,
+        data=data,
+        backbone=BackboneSpec(
+            family=backbone.family.name,
+            digest=model.digest,
+            gelu="one step" if has_tanh else None,
+            device="cuda" if devices.on_gpu(model.device) else None,
+        ),
+        init=InitSpec(kind=settings.init, seed=0 if settings.init == "pretrained" else settings.seed),
+        input=_input_spec(model),
+        padding=PADDING,
+        compute=model.compute,
+        store=store,
+    )
+
+
+def _input_spec(model: LoadedModel) -> InputSpec:
+    """Return how a model's input is cut into tokens and embedded."""
+    settings, windows = model.settings, model.windows
+    if model.reader:
+        # The model's own files decide its input; the options of a drawn input layer have no effect.
+        return InputSpec(
+            kind="native",
+            seed=0,
+            gain=1.0,
+            patch=1,
+            stride=1,
+            tokenizer=model.input_digests.get("tokenizer"),
+            processor=model.input_digests.get("processor"),
+            embeddings=model.input_digests.get("embeddings"),
+            long=None if settings.long == "cut" else settings.long,
+        )
+    return InputSpec(
+        kind="gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
+        seed=settings.seed,
+        gain=settings.gain,
+        patch=settings.patch,
+        stride=settings.stride,
+        dilations=tuple(windows.dilations),
+        pad=windows.pad,
+        normalise=windows.normalise,
+    )

@@ -1,0 +1,215 @@
+"""The rules by which the columns of a table get their roles, one test per rule, and errors whose command works."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from reservoir_pipelines.cli import run
+from reservoir_pipelines.data.own_data import open_source
+from reservoir_pipelines.data.roles import CONVENTIONAL
+
+from reservoir.errors import InputError
+from reservoir.tasks import Vectors
+from tests.tasks.samples import assert_refused, read_new, read_splits
+
+ROWS = 40
+LABEL = np.array(["a", "b"])[np.arange(ROWS) % 2]
+VALUES = np.random.default_rng(0).normal(size=(ROWS, 3)).round(3)
+WIDE = {f"v{n}": VALUES[:, n] for n in range(3)}
+WORDS = ["ACGT"[n % 4] * (n % 5 + 2) for n in range(ROWS)]
+LISTS = [[n, n + 1] for n in range(ROWS)]
+
+
+def write(path, columns):
+    """Write columns of one length to a table; cells with commas are quoted."""
+    if path.suffix == ".jsonl":
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        path.write_text("".join(json.dumps(row, default=lambda cell: cell.item()) + "\n" for row in rows))
+        return path
+    lines = [columns, *zip(*columns.values(), strict=True)]
+    cells = ([f'"{cell}"' if "," in str(cell) else str(cell) for cell in line] for line in lines)
+    path.write_text("\n".join(map(",".join, cells)) + "\n")
+    return path
+
+
+def message_of(path, **asked):
+    with pytest.raises(InputError) as refused:
+        _ = open_source(str(path), **asked).task
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def command_in(message):
+    """Return the arguments of the command that a message shows."""
+    program, *arguments = shlex.split(message.partition("for example: ")[2] or message.rpartition(": ")[2])
+    assert program == "reservoir"
+    return arguments
+
+
+@pytest.mark.parametrize("name", [*CONVENTIONAL["label"], "Label", "TARGET", "Class", "Y"])
+def test_a_label_has_a_conventional_name_in_lower_or_upper_case(tmp_path, name):
+    path = write(tmp_path / "t.csv", {**WIDE, name: LABEL})
+    task = open_source(str(path)).task
+    assert task.labels == ("a", "b") and task.parameters["columns"] == [*WIDE]
+    assert read_new(path, task).y.tolist() == LABEL.tolist()
+
+
+@pytest.mark.parametrize("name", [*CONVENTIONAL["group"], "Subject"])
+def test_a_group_has_a_conventional_name_which_the_readout_remembers(tmp_path, name):
+    group = np.arange(ROWS) // 4
+    path = write(tmp_path / "t.csv", {name: group, **WIDE, "label": LABEL})
+    source = open_source(str(path))
+    assert "10 groups, each in one split" in " ".join(source.notes())
+    assert source.task.parameters["columns"] == [*WIDE]
+    assert read_new(path, source.task).groups.tolist() == group.astype(str).tolist()
+    new = write(tmp_path / "new.csv", {"group": LABEL, **{n: WIDE[n] for n in WIDE}, name: group})
+    assert name in {"group", "groups"} or read_new(new, source.task).groups[0] == "0"
+
+
+@pytest.mark.parametrize("name", ["id", "ID"])
+def test_ids_have_a_conventional_name_and_flags_take_it_away(tmp_path, name):
+    ids = [f"p{n // 2}" for n in range(ROWS)]
+    path = write(tmp_path / "t.csv", {name: ids, **WIDE, "label": LABEL})
+    assert "20 groups" in " ".join(open_source(str(path), group=name).notes())
+    write(path, {name: [f"p{n}" for n in range(ROWS)], **WIDE, "label": LABEL})
+    assert "p5" in open_source(str(path)).read(open_source(str(path)).pieces()[0])["train"].ids
+
+
+@pytest.mark.parametrize("name", ["split", "Split"])
+def test_a_split_has_a_conventional_name(tmp_path, name):
+    split = [("train", "valid", "test")[n % 3] for n in range(ROWS)]
+    source = open_source(str(write(tmp_path / "t.csv", {**WIDE, name: split, "label": LABEL})))
+    assert {part: len(rows.x) for part, rows in read_splits(source).items()} == {"train": 14, "valid": 13, "test": 13}
+
+
+@pytest.mark.parametrize("name", ["time", "timestamp", "Time"])
+def test_times_of_rows_that_are_sequences_are_left_out(tmp_path, name):
+    source = open_source(str(write(tmp_path / "t.csv", {name: range(ROWS), **WIDE, "label": LABEL})))
+    assert source.task.parameters["columns"] == [*WIDE] and f"{name!r} is left out" in " ".join(source.notes())
+
+
+@pytest.mark.parametrize("name", [*CONVENTIONAL["text"], "Text"])
+@pytest.mark.parametrize("cells", [WORDS, LISTS])
+def test_a_sequence_has_a_conventional_name_and_other_columns_are_ignored(tmp_path, name, cells):
+    source = open_source(str(write(tmp_path / "t.csv", {"site": LABEL, name: cells, **WIDE, "label": LABEL})))
+    assert f"only {name!r} is read, not the columns site, v0" in " ".join(source.notes())
+    assert bool(source.task.alphabet) == (cells is WORDS)
+    assert read_new(write(tmp_path / "new.csv", {name: cells, "site": LABEL}), source.task).ids.tolist() == [
+        *range(ROWS)
+    ]
+
+
+@pytest.mark.parametrize("label", [LABEL, np.arange(ROWS) % 2])
+@pytest.mark.parametrize("name", ["sequence", "TEXT", "x"])
+def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, name, label):
+    source = open_source(str(write(tmp_path / "t.csv", {"rating": label, name: WORDS})))
+    assert source.task.classes == 2 and source.task.parameters["label"] == "rating"
+    assert "the column 'rating' is the label" in " ".join(source.notes())
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("cells", [WORDS, LISTS])
+def test_the_only_column_left_is_the_sequence(tmp_path, suffix, cells):
+    columns = {"time": range(ROWS), "reads": cells, "label": LABEL, "id": range(ROWS)}
+    task = open_source(str(write(tmp_path / f"t{suffix}", columns))).task
+    assert task.parameters["text"] == "reads" and bool(task.alphabet) == (cells is WORDS)
+    assert len(read_new(write(tmp_path / f"new{suffix}", {"site": LABEL, "reads": cells}), task).x) == ROWS
+
+
+@pytest.mark.parametrize("name", ["temperature", "x"])
+def test_the_only_column_left_is_a_value_if_its_cells_are_single_numbers(tmp_path, name):
+    cells = ["ERR", *VALUES[1:, 0]]  # one bad cell does not make a column of numbers a column of words
+    path = write(tmp_path / "t.csv", {name: cells, "label": LABEL})
+    assert_refused(f"line 2: 'ERR' is not a number in column '{name}'", path)
+    task = open_source(str(path), skip_bad_rows=True).task
+    assert task.form == Vectors(1) and task.max_tokens == 1 and task.parameters["columns"] == [name]
+
+
+def test_several_outputs_are_called_y0_y1_and_so_on(tmp_path):
+    columns = {**WIDE, "y0": VALUES[:, 0], "Y10": VALUES[:, 1]}
+    assert open_source(str(write(tmp_path / "t.csv", columns))).task.outputs == 2
+    task = open_source(str(write(tmp_path / "t.csv", {**columns, "kind": LABEL})), label="kind").task
+    assert task.parameters["columns"] == [*WIDE, "y0", "Y10"]
+
+
+@pytest.mark.parametrize("name", ["index", "row_id", "series_id", "step", "fault"])
+def test_no_other_name_has_a_meaning(tmp_path, name):
+    source = open_source(str(write(tmp_path / "t.csv", {name: range(ROWS), **WIDE, "label": LABEL})))
+    assert source.task.parameters["columns"] == [name, *WIDE]
+    assert f"4 values per row: {name}, v0, v1, v2" in " ".join(source.notes())
+
+
+LONG = {"u": VALUES[:, 0], "label": np.repeat(LABEL[:20], 2)}
+STEPS, SERIES = np.arange(ROWS) % 2, np.arange(ROWS) // 2
+COMMAS = [str(value).replace(".", ",") for value in VALUES[:, 0]]
+REFUSALS = {
+    # name: (columns, options, what the message says, options in its command)
+    "no label": ({**WIDE, "outcome": LABEL}, {}, "no column is called label", "--label outcome"),
+    "no label among numbers": ({**WIDE, "out": STEPS, "v9": VALUES[:, 0]}, {}, "among v0", "--label out"),
+    "no label beside a sequence": ({"seq": WORDS, "rating": STEPS}, {}, "no column is called label", "--label rating"),
+    "no label, other flags": ({**WIDE, "g": SERIES, "o k": LABEL}, {"group": "g"}, "label", "--label 'o k' --group g"),
+    "two labels": ({**WIDE, "Target": STEPS, "label": LABEL}, {}, "label, Target all", "--label label --drop Target"),
+    "a label and outputs": ({**WIDE, "y0": STEPS, "label": LABEL}, {}, "label, y0 all", "--label label --drop y0"),
+    "two ids": ({"id": range(ROWS), "Id": SERIES, **WIDE, "y": LABEL}, {}, "of the id", "--id id --drop Id"),
+    "two groups": ({"patient": SERIES, "subject": SERIES, **WIDE, "y": LABEL}, {}, "of the group", "--group subject"),
+    "two times": ({"time": STEPS, "timestamp": SERIES, **WIDE, "y": LABEL}, {}, "of the time", "--time time"),
+    "two splits": ({"split": ["train", "test"] * 20, "SPLIT": LABEL, **WIDE, "y": LABEL}, {}, "split", "--drop SPLIT"),
+    "two sequences": ({"text": WORDS, "x": LISTS, "y": LABEL}, {}, "of the sequence", "--text x"),
+    "ids without times": ({"id": SERIES, "step": STEPS, **LONG}, {}, "repeats the same ids", "--group id"),
+    "--id without times": ({"who": SERIES, "step": STEPS, **LONG}, {"id": "who"}, "repeats", "--group who"),
+    "texts": ({"title": WORDS, "body": WORDS, "label": LABEL}, {}, "'AA' is not a number", "--text title"),
+    "a text beside values": ({"note": WORDS, **WIDE, "label": LABEL}, {}, "'AA' is not a number", "--drop note"),
+    "two texts beside values": ({"a": WORDS, "n": WORDS, **WIDE, "y": LABEL}, {"drop": "n"}, "'AA'", "--drop n,a"),
+    "dates": ({"day": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, {}, "is not a number", "--time day"),
+    "decimal commas": ({"u": COMMAS, "v": COMMAS, "label": LABEL}, {}, "is not a number", "--decimal ,"),
+    "one column of decimal commas": ({"u": COMMAS, "label": LABEL}, {}, "neither single numbers", "--decimal ,"),
+    "numbers with units": ({"u": [f"{n} mV" for n in range(ROWS)], "label": LABEL}, {}, "neither single", "--text u"),
+    "thousands": ({"u": ["1,037,000", "2,960,000"] * 20, "label": LABEL}, {}, "neither single numbers", "--text u"),
+    "digits": ({"bits": [f"{n % 16:04b}" for n in range(ROWS)], "label": LABEL}, {}, "neither single", "--text bits"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_no_rule_decides_is_refused_with_a_command_that_works(tmp_path, cache, name):
+    columns, asked, problem, options = REFUSALS[name]
+    message = message_of(write(tmp_path / "t.csv", columns), **asked)
+    assert problem in message, message
+    arguments = command_in(message)
+    assert arguments[:2] == ["prepare", str(tmp_path / "t.csv")]
+    assert shlex.join(shlex.split(options)) in shlex.join(arguments), message
+    assert run(arguments) == 0
+
+
+@pytest.mark.parametrize("header", ["run,fault,severity", "run,label,target"])
+def test_a_table_of_labels_follows_the_same_rules(tmp_path, cache, header):
+    (tmp_path / "runs").mkdir()
+    for n in range(ROWS):
+        (tmp_path / "runs" / f"{n:02d}.csv").write_text(f"u\n{n}\n{n + 1}\n")
+    labels = tmp_path / "labels.csv"
+    labels.write_text("\n".join([header, *(f"{n:02d},{LABEL[n]},s{n % 4}" for n in range(ROWS))]))
+    message = message_of(tmp_path / "runs", labels=str(labels))
+    arguments = command_in(message)
+    assert arguments[:2] == ["prepare", str(tmp_path / "runs")] and "--label" in arguments
+    assert run(arguments) == 0
+    labels.write_text(labels.read_text().replace(header, "run,fault,PATIENT"))
+    source = open_source(str(tmp_path / "runs"), labels=str(labels))
+    assert source.task.labels == ("a", "b") and "4 groups" in " ".join(source.notes())
+
+
+def test_two_times_in_a_recording_are_refused_with_a_command_that_works(tmp_path, cache):
+    for n in range(ROWS):
+        file = tmp_path / "runs" / LABEL[n] / f"{n}.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"time,timestamp,u\n0,9,{n}\n1,8,{n + 1}\n")
+    arguments = command_in(message_of(tmp_path / "runs"))
+    assert arguments == ["prepare", str(tmp_path / "runs"), "--time", "time"]
+    assert run(arguments) == 0
+
+
+def test_columns_of_a_readout_keep_their_role_whatever_they_are_called(tmp_path):
+    columns = {"x": VALUES[:, 0], "y": VALUES[:, 1], "class": VALUES[:, 2], "label": LABEL}
+    task = open_source(str(write(tmp_path / "t.csv", columns)), label="label").task
+    assert task.parameters["columns"] == ["x", "y", "class"]
+    new = read_new(write(tmp_path / "new.csv", {"time": range(ROWS), **columns, "target": LABEL}), task)
+    assert np.array_equal(new.x.reshape(ROWS, 3), VALUES) and new.y.tolist() == LABEL.tolist()
