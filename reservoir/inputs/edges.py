@@ -20,9 +20,9 @@ def edges(task: Task, width: int, seed: int) -> np.ndarray:
     """
     window = task.parameters.get("window")
     if not window or not isinstance(task.form, Vectors):
-        remedy = "add --param window=6 --param stride=2, or use orthogonal"
         raise InputError(
-            f"--input edges: task {task.name!r} has no whitened windows of images as tokens", f"{remedy}"
+            f"--input edges: task {task.name!r} has no whitened windows of images as tokens",
+            "add --param window=6 --param stride=2, or use orthogonal",
         )
     channels = task.form.dim // window**2
     # Some windows lie within one disc; twice as many are drawn as are needed, and those with contrast come first.

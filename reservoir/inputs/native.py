@@ -149,8 +149,11 @@ class TextReader:
 
     def _refuse_long(self, text: str, tokens: int) -> None:
         if tokens > self.max_tokens:
-            start = f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads"
-            raise InputError(f"{start} {self.max_tokens:,}", "split the row, or leave it out")
+            raise InputError(
+                f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads "
+                f"{self.max_tokens:,}",
+                "split the row, or leave it out",
+            )
 
     def _places(self, text: str) -> np.ndarray:
         read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
@@ -188,9 +191,10 @@ class TextReader:
         x = np.full((len(found), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
         if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
-            start = f"tokenizer: it gives the token ID {x.max():,}, but the model has embeddings only below"
             raise InputError(
-                f"{start} {self.embeddings:,}", "use the tokenizer that the model was trained with"
+                f"tokenizer: it gives the token ID {x.max():,}, but the model has embeddings only below "
+                f"{self.embeddings:,}",
+                "use the tokenizer that the model was trained with",
             )
         return x, lengths
 
@@ -440,8 +444,11 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
     family, config = find(name)
     has_media = {"pixels": shows_images, "sounds": holds_samples}.get(family.reads)
     if not (has_media(task) if has_media else task.alphabet):
-        start = f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r}"
-        raise InputError(f"{start} does not have", "leave --input out")
+        raise InputError(
+            f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r} "
+            "does not have",
+            "leave --input out",
+        )
     files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model")
     with pretrained_files(name, *files) as (folder, gguf):
         if has_media:
