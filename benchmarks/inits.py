@@ -19,7 +19,7 @@ from pathlib import Path
 
 from reservoir_pipelines import fit
 
-from reservoir.readouts.evaluation import Evaluation, compare
+from reservoir.readouts.evaluation import Evaluation, p_value_of_difference
 
 WEIGHTS = ("pretrained", "statistics", "random")
 
@@ -71,7 +71,7 @@ def main() -> None:
             if not both:
                 continue
             gains = [100 * (a.row_scores.mean() - b.row_scores.mean()) for a, b in both]
-            p_values = (compare(a, b) for a, b in both)
+            p_values = (p_value_of_difference(a, b) for a, b in both)
             p = ", ".join("-" if value is None else f"{value:.2g}" for value in p_values)
             print(f"| {task} | {row} | {one} | {other} | {sum(gains) / len(gains):+.1f} | {p} |")
 

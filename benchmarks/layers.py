@@ -27,7 +27,7 @@ import numpy as np
 from reservoir_pipelines import extract, fit
 from symbols import LETTERS, motif
 
-from reservoir.readouts.evaluation import compare
+from reservoir.readouts.evaluation import p_value_of_difference
 
 WORDS = 20
 TASKS: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ def compared(task: str, settings: dict[str, Any]) -> list[str]:
     layer = best.best.columns[0].partition("/")[0]
     difference = f"{100 * gains.mean():+.1f} ± {100 * half:.1f}" if layer != "final" else "0"
     scores = [one.test_score or 0 for one in (final.best, best.best, *([best.raw] if best.raw else []))]
-    p = compare(best.evaluation, final.evaluation)
+    p = p_value_of_difference(best.evaluation, final.evaluation)
     shares = [f"{100 * score:.1f}" for score in scores]
     return [f"{len(gains):,}", shares[0], layer, shares[1], difference, f"{p:.2g}", *shares[2:]]
 

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_pipelines import extract, fit, import_backbone
+from import_weights import import_weights
+from reservoir_pipelines import extract, fit
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegressionCV
 from sklearn.pipeline import make_pipeline
@@ -57,7 +58,7 @@ def antiberty(folder: Path, out: Path) -> Path:
     (source / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "BertTokenizer", "do_lower_case": false}'
     )
-    return import_backbone(source, out).folder
+    return import_weights(source, out)
 
 
 def sentences(file: Path) -> list[tuple[str, str, str]]:

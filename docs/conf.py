@@ -7,7 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
-for folder in (HERE.parent, HERE.parent / "cache", HERE.parent / "pipelines", HERE):
+# plot_photos imports a script of benchmarks/.
+for folder in (
+    HERE.parent / "benchmarks",
+    HERE.parent,
+    HERE.parent / "cache",
+    HERE.parent / "pipelines",
+    HERE,
+):
     sys.path.insert(0, str(folder))
 
 import from_code  # noqa: E402

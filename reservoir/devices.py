@@ -55,7 +55,7 @@ def compile_blocks(blocks: nn.ModuleList) -> None:
 
 def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:
     """Return ``torch.compile`` of a function; raise `InputError` if others can have written its stored code."""
-    # A folder of /tmp with a known name, which anyone may make. torch runs what it finds there.
+    # A folder of /tmp whose name anyone can guess and make. torch runs the code in it.
     folder = compiled_code_folder()
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -79,7 +79,10 @@ def fetch(tensors: Sequence[Tensor]) -> list[np.ndarray]:
 
 
 class _Precision:
-    """The settings of TF32, which are those of the whole process, and how many contexts keep it disabled."""
+    """The settings of TF32, and how many contexts keep it disabled.
+
+    They are ambient because torch has one setting for the whole process, which no argument can replace.
+    """
 
     lock = threading.Lock()
     contexts = 0

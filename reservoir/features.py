@@ -60,7 +60,8 @@ def load(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int
 ) -> Loaded:
     """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length."""
-    task, places, owner, stored = model.fpt.task, None, None, None
+    task = model.fpt.task
+    places = owner = stored = None
     if task.each and isinstance(model.reader, TextReader):  # the token of each label; -1 after the last
         places = model.reader.places(x, lengths)
     if model.settings.long == "windows" and isinstance(model.reader, TextReader):
@@ -199,6 +200,7 @@ def model_batches(
 
 def padded_lengths(lengths: np.ndarray) -> np.ndarray:
     """Return, for each length, the length to which a batch is padded if its longest row has this length."""
+    # The step is the power of two that divides each octave of lengths into `LENGTH_STEPS` parts.
     steps = np.left_shift(1, np.maximum(0, np.frexp(lengths // LENGTH_STEPS)[1] - 1))
     return np.minimum((lengths + steps - 1) // steps * steps, lengths.max())
 
@@ -210,14 +212,16 @@ def token_batches(
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
-        mine = order[start : start + most_tokens]
-        tokens = padded[mine].astype(np.int64) * np.arange(1, len(mine) + 1)
-        little = (1 - np.cumsum(lengths[mine]) / tokens <= MAX_PADDING[device]) | (
-            tokens <= most_tokens / 64
-        )
-        fits = np.flatnonzero((tokens <= most_tokens) & little)
+        # Tokens of the batch that ends with each of the next rows, padding included.
+        following = order[start : start + most_tokens]
+        tokens = padded[following].astype(np.int64) * np.arange(1, len(following) + 1)
+        padding = 1 - np.cumsum(lengths[following]) / tokens
+        little_padding = (padding <= MAX_PADDING[device]) | (tokens <= most_tokens / 64)
+        # The batch is the largest that fits, and has at least one row.
+        fits = np.flatnonzero((tokens <= most_tokens) & little_padding)
         rows = 1 + int(fits[-1] if len(fits) else 0)
-        if lengths[order[0]] < lengths[order[-1]]:  # few shapes: 1, 2, 3, 4, 6, 8, 12 ... rows
+        # If lengths differ, there are few shapes: 1, 2, 3, 4, 6, 8, 12 ... rows.
+        if lengths[order[0]] < lengths[order[-1]]:
             power = 1 << (rows.bit_length() - 1)
             rows = power + (power // 2 if 2 * rows >= 3 * power else 0)
         yield order[start : start + rows]

@@ -15,7 +15,7 @@ from reservoir.pooling import Last, find_pooling
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 
-GAIN = 1.41
+GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
 
 
 class InputLayer(nn.Module):
@@ -43,6 +43,7 @@ class InputLayer(nn.Module):
         if weights is not None:
             _set(self.map, gain * weights)
             return
+        # The same draw for both forms, so that a seed means one matrix.
         normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
         if isinstance(form, Tokens):
             _set(self.map, normal.reshape(size, width) * (gain / GAIN))
@@ -66,12 +67,13 @@ def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarr
     """
     dilations, patch, forms, _ = shape
     weights = generator(seed, "input").standard_normal((width, *shape))
-    if patch > 1:
+    if patch > 1:  # a single tap would become zero
         weights -= weights.mean(axis=2, keepdims=True)
+    # Each unit keeps the weights of its own dilation and form, and has zeros elsewhere.
     unit = np.arange(width)
-    mine = np.zeros((width, dilations, 1, forms, 1))
-    mine[unit, unit % dilations, 0, unit // dilations % forms] = 1
-    weights = (weights * mine).reshape(width, -1)
+    mask = np.zeros((width, dilations, 1, forms, 1))
+    mask[unit, unit % dilations, 0, unit // dilations % forms] = 1
+    weights = (weights * mask).reshape(width, -1)
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
 
 

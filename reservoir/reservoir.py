@@ -13,7 +13,7 @@ from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
-from reservoir.fpt import FPT, InputLayer, kernels
+from reservoir.fpt import FPT, GAIN, InputLayer, kernels
 from reservoir.inputs.edges import edges
 from reservoir.inputs.native import Reader, open_native
 from reservoir.options import ReservoirOptions
@@ -27,12 +27,16 @@ MAX_SYMBOLS = 64  # largest vocabulary of windows, which have one channel per sy
 
 
 class Reservoir(ReservoirOptions):
-    """`ReservoirOptions` with every default resolved (see `reservoir.plan`)."""
+    """`ReservoirOptions` with every default resolved (see `reservoir.plan`).
+
+    The defaults of these fields are the plain model of Lu et al. (2021): each value is a token, without
+    windows. The plan replaces them where the kind of data has better ones.
+    """
 
     backbone: str = DEFAULT_BACKBONE
     init: str = "pretrained"
     input: str = "orthogonal"
-    gain: float = 1.41
+    gain: float = GAIN
     patch: int = 1
     stride: int = 1
     dilations: str = "1"
@@ -42,15 +46,21 @@ class Reservoir(ReservoirOptions):
     @property
     def plain(self) -> bool:
         """Whether each value is a token as it is, without windows."""
-        cut = (self.patch, self.stride, self.pad, self.normalise)
-        return cut == (1, 1, "valid", "channel") and self.dilations in ("1", "auto")
+        values_alone = self.patch == 1 and self.stride == 1 and self.dilations in ("1", "auto")
+        return values_alone and self.pad == "valid" and self.normalise == "channel"
 
     def windows(self, task: Task) -> Windows:
         """Return the windows that become the tokens of a task."""
         dilations = tuple(map(int, self.with_dilations(task.max_tokens).dilations.split(",")))
         symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
-        cut = {"patch": self.patch, "stride": self.stride, "dilations": dilations, "pad": self.pad}
-        return Windows(**cut, normalise=self.normalise, symbols=symbols)
+        return Windows(
+            patch=self.patch,
+            stride=self.stride,
+            dilations=dilations,
+            pad=self.pad,
+            normalise=self.normalise,
+            symbols=symbols,
+        )
 
     def with_dilations(self, longest: int) -> Reservoir:
         """Replace the dilations ``auto`` by 1, 2, 4 ... up to windows that span a row of the ``longest`` length."""
@@ -66,23 +76,30 @@ class Reservoir(ReservoirOptions):
         windows = self.windows(task)
         if windows.plain:
             return task
-        what = f"--patch {self.patch}: "
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MAX_SYMBOLS:
-            problem = f"windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} has {channels}"
-            raise InputError(f"{what}{problem}", "leave out the window options")
+            raise InputError(
+                f"--patch {self.patch}: windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} "
+                f"has {channels}",
+                "leave out the window options",
+            )
         if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
             raise InputError(
-                f"{what}task {task.name!r} labels tokens, not windows", "leave out the window options"
+                f"--patch {self.patch}: task {task.name!r} labels tokens, not windows",
+                "leave out the window options",
             )
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
-            problem = f"no window fits the sequences of up to {task.max_tokens} values"
-            raise InputError(f"{what}{problem}", "give a smaller patch or smaller dilations")
+            raise InputError(
+                f"--patch {self.patch}: no window fits the sequences of up to {task.max_tokens} values",
+                "give a smaller patch or smaller dilations",
+            )
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         if dim > MAX_WINDOW:
-            problem = f"each token would have {dim:,} values, more than {MAX_WINDOW:,}"
-            raise InputError(f"{what}{problem}", "give a smaller patch or fewer dilations")
+            raise InputError(
+                f"--patch {self.patch}: each token would have {dim:,} values, more than {MAX_WINDOW:,}",
+                "give a smaller patch or fewer dilations",
+            )
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
@@ -111,10 +128,13 @@ def load_model(
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     windows, seen = settings.windows(task), settings.windowed(task)
-    reader, input_digests = None, {}
+    reader: Reader | None = None
+    input_digests: Mapping[str, str] = {}
     if settings.input == "native":
-        name, init, depth = settings.backbone, settings.init, settings.depth
-        seen, backbone, inputs, reader, input_digests = open_native(seen, name, init, depth)
+        native = open_native(seen, settings.backbone, settings.init, settings.depth)
+        seen, backbone = native.seen, native.backbone
+        inputs, reader = native.inputs, native.reader
+        input_digests = native.digests
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
         weights = None

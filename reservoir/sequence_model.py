@@ -66,8 +66,9 @@ class SequenceModel(nn.Module):
             self.register_buffer(name, torch.from_numpy(np.array(getattr(scaling, name), np.float32)))
         self.branches = nn.ModuleList(branches)
         self.reader = branches[0].reader if isinstance(branches[0], Branch) else None
+        # The coding of the classes and the temperature are linear, so they become a part of the weights.
         weight, bias = readout.coef, readout.intercept
-        if readout.targets.classes:  # coding and temperature are linear
+        if readout.targets.classes:
             weight, bias = readout.targets.logits(weight), readout.targets.logits(bias[None])
             weight, bias = (part.reshape(len(part), -1) / readout.temperature for part in (weight, bias))
         self.register_buffer("weight", torch.from_numpy(weight))
@@ -123,24 +124,27 @@ def occlusion(
     model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0
 ) -> Tensor:
     """Return the decrease of the logits when a stretch of the input is hidden, per position (rows, positions, k)."""
-    draw, falls = torch.Generator().manual_seed(0), []
+    draw = torch.Generator().manual_seed(0)
+    effects: list[Tensor] = []
     for row, length in zip(x, lengths.tolist(), strict=True):
         bounds = torch.linspace(0, length, min(length, PIECES) + 1).long()
         hidden = [row]
         for begin, end in pairwise(bounds.tolist()):
             for _ in range(DRAWS if symbols else 1):
                 # Random symbols, or the mean of each channel in the row, replace what is hidden.
-                other = row.clone()
-                drawn = (
+                changed = row.clone()
+                filler = (
                     torch.randint(symbols, (end - begin,), generator=draw)
                     if symbols
                     else row[:length].mean(0)
                 )
-                other[begin:end] = drawn.to(row.dtype)
-                hidden.append(other)
+                changed[begin:end] = filler.to(row.dtype)
+                hidden.append(changed)
+        # One forward pass of the row and of its changed copies. The decrease of each stretch, averaged over the
+        # draws, is divided evenly among the positions of the stretch.
         logits = model(torch.stack(hidden), lengths.new_full((len(hidden),), length)).flatten(1).double()
         drops = (logits[0] - logits[1:]).reshape(len(bounds) - 1, -1, logits.shape[1]).mean(1)
         sizes = bounds.diff()
         spread = torch.repeat_interleave(drops / sizes[:, None], sizes, dim=0)
-        falls.append(torch.nn.functional.pad(spread, (0, 0, 0, x.shape[1] - length)))
-    return torch.stack(falls)
+        effects.append(torch.nn.functional.pad(spread, (0, 0, 0, x.shape[1] - length)))
+    return torch.stack(effects)

@@ -167,6 +167,7 @@ def test_every_script_ends_with_a_plot(name, narrow_mini, painted, cache, tmp_pa
     assert text.count(size) == 1 and text.endswith("plt.show()\n")
     plt.switch_backend("agg")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # plot_photos imports a script
     monkeypatch.setattr(plt, "show", lambda: plt.savefig("shown.png", dpi=40))
     exec(compile(text.replace(size, smaller), name, "exec"), {"__name__": name})
     plt.close("all")

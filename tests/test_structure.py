@@ -144,7 +144,7 @@ def test_what_selects_does_not_import_the_code_that_reads_test_rows():
             new -= {"reservoir_pipelines", "reservoir_pipelines.api"}
             reached[start] |= new
             waiting += new
-        assert f"{fitting}.fitters" in reached[start]
+        assert f"{fitting}.fitter" in reached[start]
         assert f"{fitting}.evaluate" not in reached[start], start
 
 
@@ -159,10 +159,10 @@ OPEN_TO_THE_PAPER = {
     "reservoir_pipelines",  # the public functions and their results
     *(f"reservoir_pipelines.{name}" for name in ("card", "files", "output", "plots", "workers")),
     *(f"reservoir_pipelines.reports.{name}" for name in ("report", "views")),
-    "reservoir_pipelines.data.own_data",  # the name of data of your own as a task
-    # attention reads the folder of a run, and pretrain writes one
-    *(f"reservoir_pipelines.training.{name}" for name in ("run_folder", "run_config", "trainable", "train_in_folder")),
+    "reservoir_pipelines.data.own_data",  # the name of a task of own data
     "reservoir_pipelines.preparation.prepared",  # the scaling of a run
+    # Attention reads the folder of a run, and pretrain writes one.
+    *(f"reservoir_pipelines.training.{name}" for name in ("run_config", "run_folder", "train_in_folder", "trainable")),
 }
 """What the paper's room may use of this package besides itself."""
 

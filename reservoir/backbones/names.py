@@ -206,9 +206,8 @@ def _from_gguf(name: str) -> Any:
 
 
 def _family_of(name: str, model_type: object) -> Family:
-    known = families()
-    if not isinstance(model_type, str) or model_type not in known:
+    if not isinstance(model_type, str) or model_type not in families():
         raise InputError(
-            f"backbone {name!r}: family {model_type!r} is not known", f"use one of {', '.join(known)}"
+            f"backbone {name!r}: family {model_type!r} is not known", f"use one of {', '.join(families())}"
         )
-    return known[model_type]
+    return families()[model_type]

@@ -131,10 +131,10 @@ def draw_parameters(
         if drawn is not None:
             parameter.data.copy_(torch.from_numpy(drawn))
 
-    wanted = [named for named in model.named_parameters() if named[0].startswith(prefixes)]
+    drawn_parameters = [named for named in model.named_parameters() if named[0].startswith(prefixes)]
     # NumPy releases Python's global lock while it draws.
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        list(threads.map(redraw, wanted))
+        list(threads.map(redraw, drawn_parameters))
 
 
 def weights_digest(backbone: Backbone) -> str:
@@ -143,12 +143,12 @@ def weights_digest(backbone: Backbone) -> str:
     # The digest stays the same when a folder moves or is renamed.
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
     values = backbone.config.to_dict()
-    kept = {k: v for k, v in values.items() if k not in ignored and not k.endswith("_token_id")}
+    settings = {k: v for k, v in values.items() if k not in ignored and not k.endswith("_token_id")}
     # The positions of a Longformer begin after this token, usually 1, which its shape of whole windows may not show.
     if backbone.shape.multiple > 1 and values.get("pad_token_id") != 1:
-        kept["pad_token_id"] = values["pad_token_id"]
+        settings["pad_token_id"] = values["pad_token_id"]
     shape = asdict(backbone.shape) | {"depth": backbone.depth}
-    digest.update(json.dumps([shape, kept], sort_keys=True, default=str).encode())
+    digest.update(json.dumps([shape, settings], sort_keys=True, default=str).encode())
     return content_digest(backbone.model, digest=digest)
 
 

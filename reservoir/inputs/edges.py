@@ -37,6 +37,7 @@ def _windows_of_discs(count: int, side: int, channels: int, draw: np.random.Gene
     windows = np.full((count, side, side, channels), 128.0)
     pixels = np.arange(side) + (FIELD - side) / 2
     for _ in range(DISCS):
+        # A disc in each field: its centre, radius and colour. It is an ellipse, turned by an angle.
         down, right = (pixels - centre[:, None] for centre in draw.uniform(0, FIELD, (2, count)))
         radius = 4 / (draw.uniform(size=count) ** 0.6 + 0.12)  # few large discs, many small ones
         flattened, angle = draw.uniform(0.4, 1, count), draw.uniform(0, 2 * np.pi, count)
@@ -48,6 +49,7 @@ def _windows_of_discs(count: int, side: int, channels: int, draw: np.random.Gene
             np.cos(angle)[:, None, None] * right[:, None, :]
             - np.sin(angle)[:, None, None] * down[:, :, None]
         )
+        # The disc hides what was drawn before it.
         inside = along**2 + (across / flattened[:, None, None]) ** 2 < radius[:, None, None] ** 2
         colour = 128 + 60 * draw.standard_normal((count, 1)) + 25 * draw.standard_normal((count, channels))
         filled = np.broadcast_to(np.clip(colour, 0, 255)[:, None, None], windows.shape)

@@ -37,15 +37,14 @@ class HeldOut(NamedTuple):
 class Text:
     """The bytes of a file, gzipped or not, or of a folder's files in the order of their names, split 90/5/5%."""
 
-    unit, vocabulary, entropy = "byte", BYTES, None
+    unit, vocabulary = "byte", BYTES
+    entropy = None  # the least possible loss of a text is not known
 
     def __init__(self, path: Path) -> None:
         text = _read(path)
-        self._name, self._sum, self.tokenizer = (
-            path.name,
-            hashlib.sha256(text).hexdigest(),
-            byte_tokenizer(),
-        )
+        self._name = path.name
+        self._sum = hashlib.sha256(text).hexdigest()
+        self.tokenizer = byte_tokenizer()
         ends = [int(len(text) * TRAIN), int(len(text) * (TRAIN + VALID))]
         parts = np.split(np.frombuffer(text, np.uint8), ends)
         self._tokens: dict[str, np.ndarray] = dict(zip(SPLITS, parts, strict=True))
@@ -112,9 +111,10 @@ class Stream:
     unit, tokenizer = "token", None
 
     def __init__(self, name: str, probabilities: np.ndarray) -> None:
-        self.vocabulary, self._name, self._probabilities = len(probabilities), name, probabilities
-        some = probabilities[probabilities > 0]
-        self.entropy: float | None = float(-(some * np.log2(some)).sum())
+        self._name, self._probabilities = name, probabilities
+        self.vocabulary = len(probabilities)
+        positive = probabilities[probabilities > 0]
+        self.entropy: float | None = float(-(positive * np.log2(positive)).sum())
 
     def windows(self, draw: np.random.Generator, count: int, tokens: int) -> np.ndarray:
         """Return windows, int64 (count, tokens)."""
@@ -145,7 +145,8 @@ class Nesting(Stream):
     / 2``.
     """
 
-    push, shortest, longest = 0.4, 90, 120
+    push = 0.4
+    shortest, longest = 90, 120
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__("nesting", zipf_law(vocabulary // 2))
@@ -156,7 +157,7 @@ class Nesting(Stream):
         sequences, lengths = self.sequences(draw, count * -(-tokens // self.shortest))
         is_real = np.arange(self.longest) < lengths[:, None]
         windows = zip(np.split(sequences, count), np.split(is_real, count), strict=True)
-        return np.stack([sequence[kept][:tokens] for sequence, kept in windows])
+        return np.stack([sequence[real][:tokens] for sequence, real in windows])
 
     def sequences(self, draw: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return sequences, int64 (count, longest), and their lengths."""
@@ -164,17 +165,19 @@ class Nesting(Stream):
         lengths = draw.choice(np.arange(self.shortest, self.longest + 1, 2), count)
         chance = draw.random((self.longest, count))
         opened = draw.choice(half, (self.longest, count), p=self._probabilities)
+        # The open tokens of all sequences side by side, and their number in each sequence.
         stack = np.zeros((self.longest // 2 + 1, count), np.int64)
         depth = np.zeros(count, np.int64)
-        found = np.empty((count, self.longest), np.int64)
+        sequences = np.empty((count, self.longest), np.int64)
         for at in range(self.longest):
             # After its end a sequence continues with tokens that are not read.
             opens = (depth == 0) | ((depth < lengths - at) & (chance[at] < self.push))
+            # A new token goes to the place ``depth``; a closing one repeats that below it, plus half the vocabulary.
             top = depth - ~opens
             stack[top, rows] = np.where(opens, opened[at], stack[top, rows])
-            found[:, at] = stack[top, rows] + half * ~opens
+            sequences[:, at] = stack[top, rows] + half * ~opens
             depth = top + opens
-        return found, lengths
+        return sequences, lengths
 
     def describe(self) -> dict[str, object]:
         """Return the name, the vocabulary and the parameters of the stream."""
@@ -244,9 +247,9 @@ def _single_corpus(name: str, vocabulary: int) -> Stream | Text:
             )
         return STREAMS[name](vocabulary)
     if not name or not Path(name).exists():
-        known = f"{', '.join(STREAMS)}, or bit-memory, which cannot be mixed"
+        streams = f"{', '.join(STREAMS)}, or bit-memory, which cannot be mixed"
         raise InputError(
-            f"corpus {name!r}: no such file or folder", f"name a text file, a folder, one of {known}"
+            f"corpus {name!r}: no such file or folder", f"name a text file, a folder, one of {streams}"
         )
     if vocabulary != BYTES:
         raise InputError(

@@ -23,7 +23,8 @@ CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gem
 MEASURED_TOKENS = 8192  # tokens of one forward pass over held-out windows
 VALID_TOKENS = 2**16  # largest number of held-out tokens in a validation
 CONTEXT = 1024  # default of the longest context, in tokens
-STEPS, LEARNING_RATE = 2000, 2e-3
+STEPS = 2000
+LEARNING_RATE = 2e-3
 # Options and constants that change the result, besides the corpus and the precision.
 RECIPE = (
     "steps",
@@ -109,10 +110,11 @@ class PretrainRecipe(PretrainOptions):
         lengths = [self.short]
         while 2 * lengths[-1] < self.context:
             lengths.append(2 * lengths[-1])
-        each = (self.steps - first) // (3 * max(1, len(lengths) - 1))
-        starts = [0, *(first + each * number for number in range(len(lengths)))]
+        # The lengths between the short one and the context share a third of the remaining steps.
+        stage_steps = (self.steps - first) // (3 * max(1, len(lengths) - 1))
+        starts = [0, *(first + stage_steps * number for number in range(len(lengths)))]
         stages = zip(starts, [*lengths, self.context], strict=True)
-        return {at: tokens for at, tokens in stages if at < self.steps}
+        return {start: tokens for start, tokens in stages if start < self.steps}
 
     def window(self, step: int) -> int:
         """Return the window length of a step (from 0), in tokens."""
@@ -138,9 +140,9 @@ def choose_recipe(
     model: LanguageModel, backbone: str, options: PretrainOptions, seed: int
 ) -> PretrainRecipe:
     """Return the options with all defaults resolved for a model."""
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    context = given.setdefault("context", min(model.max_tokens or CONTEXT, CONTEXT))
-    short = given.setdefault("short", max(1, context // 4))
+    values = {name: value for name, value in vars(options).items() if value is not None}
+    context = values.setdefault("context", min(model.max_tokens or CONTEXT, CONTEXT))
+    short = values.setdefault("short", max(1, context // 4))
     if model.max_tokens is not None and context > model.max_tokens:
         raise InputError(
             f"--context {context}: {backbone} has only {model.max_tokens:,} positions", "give no more"
@@ -151,7 +153,7 @@ def choose_recipe(
         )
     if short > context:
         raise InputError(f"--short {short}: give at most the context, {context}")
-    return PretrainRecipe(**given, seed=seed)
+    return PretrainRecipe(**values, seed=seed)
 
 
 class LanguageSteps:
@@ -179,7 +181,8 @@ class LanguageSteps:
             betas=(0.9, recipe.beta2),
             fused=True,
         )
-        self._model, self._corpus, self._recipe, self._compute = model, corpus, recipe, compute
+        self._model, self._corpus = model, corpus
+        self._recipe, self._compute = recipe, compute
         self._forward: Callable[..., Tensor] = compile_safely(model, dynamic=False) if compiled else model
         self._parameters = [*matrices, *vectors]
         self._device = self._parameters[0].device
@@ -212,24 +215,27 @@ class LanguageSteps:
         """Return the loss on validation windows as long as those of the last step."""
         return {"valid_bits": self.measure(self._valid[self._recipe.window(step - 1)], VALID_TOKENS)}
 
-    def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
+    def better(self, values: dict[str, float], best: dict[str, float]) -> bool:
         """Return True: the last weights are kept, because losses on windows of different lengths cannot be compared."""
         return True
 
     @torch.no_grad()
     def measure(self, held_out: HeldOut, most: int | None = None) -> float:
         """Return the mean loss in bits of the counted tokens in the first windows, of ``most`` tokens in all."""
-        tokens, total, number = held_out.windows.shape[1], 0.0, 0
-        count = (
-            len(held_out.windows) if most is None else min(len(held_out.windows), max(1, most // tokens))
-        )
+        tokens = held_out.windows.shape[1]
+        count = len(held_out.windows)
+        if most is not None:
+            count = min(count, max(1, most // tokens))
+        total, number = 0.0, 0  # sum of the losses in nats, and number of the counted tokens
         size = max(1, MEASURED_TOKENS // tokens)
         for at in range(0, count, size):
             # The last batch is filled up with windows that do not count, so that a compiled model has one shape.
             rows = np.arange(at, at + size)
-            some = np.minimum(rows, count - 1)
-            windows = torch.from_numpy(held_out.windows[some].astype(np.int64)).to(self._device)
-            first = torch.from_numpy(np.where(rows < count, held_out.first[some], tokens)).to(self._device)
+            existing = np.minimum(rows, count - 1)
+            windows = torch.from_numpy(held_out.windows[existing].astype(np.int64)).to(self._device)
+            first = torch.from_numpy(np.where(rows < count, held_out.first[existing], tokens)).to(
+                self._device
+            )
             counted = torch.arange(1, tokens, device=self._device) >= first[:, None]
             total += float((self._losses(windows).double() * counted).sum())
             number += int(counted.sum())

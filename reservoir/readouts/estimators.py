@@ -62,9 +62,9 @@ def fold_numbers(
     """Return the fold of each sample, (n,); raise `ValueError` if a sample is not held out exactly once."""
     fold, times = np.zeros(len(x), np.int64), np.zeros(len(x), np.int64)
     splitter: Any = check_cv(cv, labels, classifier=classifier)
-    for k, (_, held) in enumerate(splitter.split(x, labels, groups)):
-        fold[held] = k
-        times[held] += 1
+    for k, (_, held_out) in enumerate(splitter.split(x, labels, groups)):
+        fold[held_out] = k
+        times[held_out] += 1
     if (times != 1).any():
         row = int(np.argmax(times != 1))
         raise ValueError(

@@ -53,13 +53,13 @@ class Evaluation:
     # True and predicted values of a regression, the first 2,000, (2, n).
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
-    def with_baseline(self, floor: float | None, kept: float) -> "Evaluation":
+    def with_baseline(self, floor: float | None, kept_share: float) -> "Evaluation":
         """Return a copy with a task's copy baseline, and the accuracy over all sequences if some were left out."""
         scores = dict(self.scores)
         if floor is not None:
             scores["copy_baseline"] = floor
-        if kept < 1 and "accuracy" in scores:
-            scores["accuracy_of_all"] = kept * scores["accuracy"]
+        if kept_share < 1 and "accuracy" in scores:
+            scores["accuracy_of_all"] = kept_share * scores["accuracy"]
         return replace(self, scores=scores)
 
     def to_dict(self) -> dict[str, Any]:
@@ -258,7 +258,9 @@ def evaluate_labels(
         return evaluate_values(y, predicted, counts, groups)
     y, predicted = y.astype(int), predicted.astype(int)
     if counts is not None and counts.min() == counts.max():
-        y, predicted, counts = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1), None
+        # Rows with equally many labels: each row is a sample with several outputs.
+        y, predicted = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1)
+        counts = None
     return evaluate_classes(y, predicted, classes, ranks, counts, groups)
 
 
@@ -383,7 +385,8 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     if not rows:
         return 1.0
     # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
-    below, up_to = float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0, float(bdtr(fewer, rows, 0.5))
+    below = float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0
+    up_to = float(bdtr(fewer, rows, 0.5))
     return below + up_to if wins != losses else 1 - (up_to - below) / 2
 
 

@@ -33,12 +33,11 @@ class KernelMatrix:
         of_first_features: KernelMatrix | None = None,
     ) -> None:
         self.weights = np.ones(len(x)) if weights is None else weights
-        if feature_weights is None:
-            feature_weights = np.ones(x.shape[1])
+        factors = np.ones(x.shape[1]) if feature_weights is None else feature_weights
         self.x = x
         self.mean, self.scale = np.empty(x.shape[1]), np.empty(x.shape[1])
         first = of_first_features
-        if first is not None and np.ptp(feature_weights[: len(first.mean)]) > 0:
+        if first is not None and np.ptp(factors[: len(first.mean)]) > 0:
             first = None
         # ZZ' is the sum of the products of each chunk of features, which is standardised in float64.
         put, fetch = arithmetic().put, arithmetic().fetch
@@ -50,12 +49,12 @@ class KernelMatrix:
             variance = np.average(np.square(z), axis=0, weights=weights)
             check_finite(variance, "feature", part.start)
             self.mean[part] = mean
-            self.scale[part] = inverse(deviation(variance, mean)) * feature_weights[part]
+            self.scale[part] = inverse(deviation(variance, mean)) * factors[part]
             z *= self.scale[part]
             arithmetic().add_square(total, put(z).T)
         self.products = fill_upper(fetch(total))
         if first is not None:
-            features, factor = slice(len(first.mean)), feature_weights[0]
+            features, factor = slice(len(first.mean)), factors[0]
             self.mean[features], self.scale[features] = first.mean, first.scale * factor
             self.products += first.products * factor**2
 

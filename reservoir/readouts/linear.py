@@ -61,7 +61,7 @@ class Targets:
         """Number of target columns, T."""
         return self.outputs * (self.classes if self.classes > 2 else 1)
 
-    def encode(self, y: np.ndarray) -> np.ndarray:
+    def coded(self, y: np.ndarray) -> np.ndarray:
         """Return the targets (n, T) of labels (n, outputs): float32, or float64 for regression targets in float64."""
         if not self.classes:
             return y.astype(np.result_type(y.dtype, np.float32), copy=False)
@@ -268,7 +268,7 @@ class Tally:
         report_work(SCORE_WORK * scores.size)
         if self.targets.classes:
             hits = (self.targets.predict(scores) == y).sum(axis=2) @ weights
-            distances = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
+            distances = np.square(scores - self.targets.coded(y)).sum(axis=2, dtype=np.float64)
             self._distances = self._distances + distances @ weights
         else:
             values = y.astype(np.float64)

@@ -273,7 +273,8 @@ def lbfgs(
         sy = float(s @ y)
         if sy > 0:
             pairs.append((s, y, sy))
-        x, value, gradient = trial, trial_value, trial_gradient
+        x = trial
+        value, gradient = trial_value, trial_gradient
 
 
 def inverse_hessian_product(

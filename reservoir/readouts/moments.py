@@ -123,7 +123,8 @@ class Accumulator:
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0", "give at least one")
         fetch = self._arithmetic.fetch
-        lower, xz, sums = fetch(self._xx), fetch(self._xz), fetch(self._sums)
+        lower = fetch(self._xx)
+        xz, sums = fetch(self._xz), fetch(self._sums)
         shift, y_shift = fetch(self._shift[0]), fetch(self._shift[1])
         # From sums around the shift to moments around the mean, which is the shift plus d:
         #   xx = sum p (x - shift)(x - shift)' - count d d'
@@ -164,7 +165,7 @@ def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
 
 def training_moments(blocks: Iterable[Block], targets: Targets) -> Moments:
     """Return the moments of blocks of features (m, w) and labels (m, outputs), encoded and weighted."""
-    return accumulate((x, targets.encode(y), targets.weights(y)) for x, y in blocks)
+    return accumulate((x, targets.coded(y), targets.weights(y)) for x, y in blocks)
 
 
 def by_fold(train: Iterable[FoldBlock], repeat: int = 0) -> Iterator[tuple[Any, ...]]:
@@ -181,7 +182,7 @@ def fold_moments(
     """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds)."""
     accumulators = [Accumulator() for _ in range(folds)]
     for k, x, y, *weights in by_fold(train, repeat):
-        accumulators[k].update(x, targets.encode(y), targets.weights(y, *weights))
+        accumulators[k].update(x, targets.coded(y), targets.weights(y, *weights))
     return [accumulator.moments() for accumulator in accumulators]
 
 

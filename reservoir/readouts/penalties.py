@@ -17,15 +17,22 @@ def parse_alphas(text: str) -> np.ndarray:
     """Return the penalties of ``LO:HI:N``: N values from LO to HI in equal ratios."""
     try:
         low, high, number = text.split(":")
-        lo, hi, n = float(low), float(high), int(number)
+        grid = float(low), float(high), int(number)
     except ValueError:
-        lo, hi, n = 0.0, 0.0, 0
-    if not (0 < lo <= hi < np.inf and 1 <= n <= MAX_ALPHAS) or (n == 1 and lo != hi):
+        grid = None
+    if grid is None or not _is_grid(*grid):
         raise InputError(
             f"penalties {text!r}: not LO:HI:N with 0 < LO <= HI and N from 1 to {MAX_ALPHAS:,}",
             "write a range such as 1e-2:1e6:25; N is 1 only if LO = HI",
         )
-    return np.geomspace(lo, hi, n)
+    return np.geomspace(*grid)
+
+
+def _is_grid(low: float, high: float, number: int) -> bool:
+    """Return whether a number of penalties can go from ``low`` to ``high`` in equal ratios."""
+    if number == 1 and low != high:
+        return False
+    return 0 < low <= high < np.inf and 1 <= number <= MAX_ALPHAS
 
 
 def check_penalties(alphas: np.ndarray) -> np.ndarray:

@@ -51,9 +51,8 @@ class FewSamples(NamedTuple):
     weights: np.ndarray | None
 
 
-TrainingData = (
-    Moments | FewSamples
-)  # which `gather` returns, and each of which has its form of the solution
+# What `gather` returns; each of the two has its form of the solution.
+TrainingData = Moments | FewSamples
 
 
 def ridge_path(
@@ -81,7 +80,7 @@ def gather(blocks: Iterable[Block], targets: Targets) -> TrainingData:
     if few is None:
         return training_moments(stream, targets)
     x, y = few
-    return FewSamples(x=x, y=targets.encode(y), weights=targets.weights(y))
+    return FewSamples(x=x, y=targets.coded(y), weights=targets.weights(y))
 
 
 def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:

@@ -168,7 +168,7 @@ def _fit_few(
     """Fit all folds by the products of the samples, which are fewer than the features."""
     x, y, fold, *weights = few
     kernel = KernelMatrix(x, targets.weights(y, *weights), feature_weights, of_first_features)
-    coded = targets.encode(y)
+    coded = targets.coded(y)
     scorers: list[list[FoldScorer]] = []
     for fold_of_sample in fold.reshape(len(y), -1).T:
         scores = kernel_fold_scores(kernel.products, kernel.weights, coded, fold_of_sample, alphas)

@@ -49,51 +49,59 @@ def grouped(groups: np.ndarray, classes: np.ndarray, shares: dict[str, float]) -
     groups allow, and every split gets a group if there are enough groups. A hash of the groups' names
     decides among groups of one size, and the order of the rows decides nothing.
     """
+    # The number of the group of each row, and the rows of each group.
     names, members, sizes = np.unique(groups.astype(str), return_inverse=True, return_counts=True)
     hashes = row_hash(np.array([zlib.crc32(name.encode()) for name in names.tolist()]))
     largest_first = np.lexsort((hashes, -sizes))
     labels, numbers = np.unique(classes, return_inverse=True)
     if len(names) * len(labels) > MAX_COUNTS:
         labels, numbers = labels[:1], np.zeros_like(numbers)
+    # The rows of each group by class, and in the last place all of its rows.
     cells = len(names) * len(labels)
     counts = np.bincount(members * len(labels) + numbers, minlength=cells).reshape(len(names), -1)
     rows = np.concatenate([counts, sizes[:, None]], axis=1)[largest_first].astype(float)
-    # how far a split is from its share: chi-squared, in which the sizes weigh as much as all classes
-    wanted = np.array(list(shares.values()))[:, None] * rows.sum(axis=0)
-    weights = 1 / wanted
+    # How far a split is from its share: chi-squared, in which the sizes weigh as much as all classes.
+    target = np.array(list(shares.values()))[:, None] * rows.sum(axis=0)
+    weights = 1 / target
     weights[:, -1] *= len(labels)
+    # Large groups are divided first, because small ones can even out what is left.
     split_of = np.zeros(len(names), np.int64)
-    split_of[largest_first] = _swapped(rows, wanted, weights, _filled(rows, wanted, weights))
+    split_of[largest_first] = _swapped(rows, target, weights, _filled(rows, target, weights))
     return np.array(list(shares))[split_of[members]]
 
 
-def _filled(rows: np.ndarray, wanted: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the split of each group: one after the other goes where ``weights * (held - wanted)**2`` grows least.
+def _filled(rows: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the split of each group: group by group, where the distance of the splits from their target grows least.
 
-    ``rows`` (groups, counts) and ``wanted`` (splits, counts) count the rows of each class, and all rows.
+    ``rows`` (groups, counts) and ``target`` (splits, counts) count the rows of each class, and all rows.
+    The distance is the sum of ``weights * (counts - target)**2``.
     """
-    held, split_of = np.zeros_like(wanted), np.zeros(len(rows), np.int64)
-    occupied = np.zeros(len(wanted), bool)
+    counts = np.zeros_like(target)  # rows that a split has so far
+    split_of = np.zeros(len(rows), np.int64)
+    occupied = np.zeros(len(target), bool)
     for group, row in enumerate(rows):
-        growth = _exact_sum(weights * row * (2 * (held - wanted) + row))
+        # (c + r - t)^2 - (c - t)^2 = r (2 (c - t) + r)
+        growth = _exact_sum(weights * row * (2 * (counts - target) + row))
         if len(rows) - group <= (~occupied).sum():  # each of the last groups is needed for an empty split
             growth[occupied] = np.iinfo(np.int64).max
         split = int(np.argmin(growth))
-        split_of[group], occupied[split] = split, True
-        held[split] += row
+        split_of[group] = split
+        occupied[split] = True
+        counts[split] += row
     return split_of
 
 
-def _swapped(rows: np.ndarray, wanted: np.ndarray, weights: np.ndarray, split_of: np.ndarray) -> np.ndarray:
-    """Return the splits after swaps of two groups, as long as they lower the sum of `_filled`."""
+def _swapped(rows: np.ndarray, target: np.ndarray, weights: np.ndarray, split_of: np.ndarray) -> np.ndarray:
+    """Return the splits after swaps of two groups, as long as they lower the distance of `_filled`."""
     if len(rows) > MAX_SWAPPED:
         return split_of
     split_of, improved = split_of.copy(), True
-    over = np.stack([rows[split_of == split].sum(axis=0) for split in range(len(wanted))]) - wanted
+    # How many rows each split has above its target; a swap changes it by the difference of the two groups.
+    over = np.stack([rows[split_of == split].sum(axis=0) for split in range(len(target))]) - target
     while improved:
         improved = False
         for group in range(len(rows)):
-            # the change of the sum of squares if this group swaps places with each other group
+            # The change of the sum of squares if this group swaps places with each other group.
             here, moved = split_of[group], rows - rows[group]
             change = weights[here] * moved * (2 * over[here] + moved)
             change += weights[split_of] * moved * (moved - 2 * over[split_of])

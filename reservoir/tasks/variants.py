@@ -58,8 +58,9 @@ def variants() -> Variants:
 
 def variant_of(parameters: Mapping[str, Any], where: str = "") -> Variant:
     """Return the variant that task parameters choose; errors name ``where``."""
-    known = variants()
-    value = parameters.get(known.parameter, known.default)
-    if value not in known.by_value:
-        raise InputError(f"{where}: {known.parameter} is {value!r}", f"give {' or '.join(known.by_value)}")
-    return known.by_value[value]
+    registered = variants()
+    value = parameters.get(registered.parameter, registered.default)
+    if value not in registered.by_value:
+        problem = f"{where}: {registered.parameter} is {value!r}"
+        raise InputError(problem, f"give {' or '.join(registered.by_value)}")
+    return registered.by_value[value]

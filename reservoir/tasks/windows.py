@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,8 +11,6 @@ from reservoir.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Pad = Literal["valid", "same"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,7 @@ class Windows:
     patch: int = 1
     stride: int = 1
     dilations: tuple[int, ...] = (1,)
-    pad: Pad = "valid"
+    pad: str = "valid"  # or "same"
     normalise: str = "channel"
     symbols: int = 0  # channels of one-hot encoded symbols; 0 for floats
 
@@ -90,10 +88,12 @@ class Windows:
         x = row_forms(x, lengths, self.normalise)
         longest = (x.shape[1] - self.reach) // self.stride + 1
         counts = (lengths - self.reach) // self.stride + 1
+        # Zeros stand in for padding, and for values before and after a row that windows reach.
         offsets = self._offsets()
         before, after = max(0, -min(offsets)), max(0, *offsets)
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, after))
+        # The places (windows, values) of the values of each window, then the values themselves.
         steps = torch.arange(longest, device=x.device)
         places = steps[:, None] * self.stride + torch.tensor(offsets, device=x.device) + before
         # Indexing x[:, places] takes three times as long.
@@ -138,6 +138,7 @@ def _standardised(x: Tensor, lengths: Tensor, inside: Tensor) -> Tensor:
     """Return rows whose values ``inside`` have mean 0 and variance 1; zeros elsewhere, and for constant channels."""
     import torch
 
+    # Mean and deviation over the real values of a row, for each channel.
     count = lengths[:, None, None].to(x.dtype)
     centred = (x - x.masked_fill(~inside, 0).sum(1, keepdim=True) / count).masked_fill(~inside, 0)
     deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()

@@ -25,18 +25,19 @@ def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
     """Make exactly the parameters of some groups trainable, and return their names."""
     backbone = model.backbone
     last = f".{backbone.family.blocks}.{backbone.depth - 1}."
+    # The groups of each parameter: that of its role, ``all``, and perhaps ``last-attention``.
     groups_of: dict[str, set[str]] = {}
     for name, _ in model.named_parameters():
         part, _, rest = name.partition(".")
-        own = part.removesuffix("s") if part in ("inputs", "output") else backbone.group_of(rest)
-        groups_of[name] = {own, "all"} | (
-            {"last-attention"} if own == "attention" and last in f".{rest}" else set()
-        )
-    have = [name for name in NAMES if any(name in of for of in groups_of.values())]
+        role = part.removesuffix("s") if part in ("inputs", "output") else backbone.group_of(rest)
+        groups_of[name] = {role, "all"}
+        if role == "attention" and last in f".{rest}":
+            groups_of[name].add("last-attention")
+    available = [name for name in NAMES if any(name in of for of in groups_of.values())]
     for group in groups:
-        if group not in have:
+        if group not in available:
             raise InputError(
-                f"--train {group}: not in this {backbone.family.name}", f"it has {', '.join(have)}"
+                f"--train {group}: not in this {backbone.family.name}", f"it has {', '.join(available)}"
             )
     trained = tuple(name for name, of in groups_of.items() if of & set(groups))
     for name, parameter in model.named_parameters():
@@ -48,22 +49,29 @@ def trained_layer(model: FPT) -> str | None:
     """Return the last layer up to which nothing is trained; None if a parameter before the first block is trained."""
     backbone = model.backbone
     layers, norm = backbone.layers, backbone.family.final_norm
-    below = {id(p): "final" for p in model.output.parameters()}
+    # For each parameter, the layer that its module reads. Blocks come last, from the top down, so that a parameter
+    # of several blocks has the lowest layer.
+    layer_below = {id(p): "final" for p in model.output.parameters()}
     if norm:
-        below |= {id(p): layers[backbone.depth] for p in backbone.model.get_submodule(norm).parameters()}
+        top = layers[backbone.depth]
+        layer_below |= {id(p): top for p in backbone.model.get_submodule(norm).parameters()}
     for layer, block in reversed([*zip(layers, backbone.blocks, strict=False)]):
-        below |= {id(p): layer for p in block.parameters()}
-    found = [below.get(id(p)) for p in model.parameters() if p.requires_grad]
-    if None in found:
-        return None
-    known = [one for one in found if one]
-    return min(known, key=layers.index, default="final")
+        layer_below |= {id(p): layer for p in block.parameters()}
+    lowest = "final"
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        layer = layer_below.get(id(parameter))
+        if layer is None:
+            return None
+        lowest = min(lowest, layer, key=layers.index)
+    return lowest
 
 
 @contextmanager
 def frozen_unchanged(model: nn.Module) -> Iterator[None]:
     """Raise `RuntimeError` if a parameter or buffer that is not trained changes within the context."""
-    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     before = content_digest(model, trained)
     yield
     if content_digest(model, trained) != before:
@@ -72,18 +80,19 @@ def frozen_unchanged(model: nn.Module) -> Iterator[None]:
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
     """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below`` is true."""
-    # Below it nothing can overfit, and hidden states without dropout can be cached. The authors drop in all layers.
-    layer, above = None if below else trained_layer(model), {*model.modules()}
+    # Below it nothing can overfit, and hidden states without dropout can be cached.
+    layer = None if below else trained_layer(model)
+    dropping = {*model.modules()}
     if layer is not None:
         trained = model.backbone.blocks[model.backbone.layers.index(layer) :]
-        above = {module for block in trained for module in block.modules()}
+        dropping = {module for block in trained for module in block.modules()}
     for module in model.modules():
-        each = rate if module in above else 0.0
+        module_rate = rate if module in dropping else 0.0
         if isinstance(module, nn.Dropout):
-            module.p = each
-        # Families whose attention is a function keep the rate as a number.
+            module.p = module_rate
+        # Families whose attention is a function store the rate as a number.
         for name in [n for n, value in vars(module).items() if "dropout" in n and isinstance(value, float)]:
-            setattr(module, name, each)
+            setattr(module, name, module_rate)
     config: Any = getattr(model.backbone.model, "config", None)
     if hasattr(config, "layerdrop"):  # audio models skip whole blocks at random in training
         config.layerdrop = 0.0

@@ -95,19 +95,23 @@ class FPTSteps:
 
     def validate(self, step: int) -> dict[str, float]:
         """Return loss and score on the validation rows."""
-        found = self.score("valid")
-        return {"valid_loss": found.loss, "valid_score": found.score}
+        valid = self.score("valid")
+        return {"valid_loss": valid.loss, "valid_score": valid.score}
 
-    def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
+    def better(self, values: dict[str, float], best: dict[str, float]) -> bool:
         """Return whether the score is higher, or equal with a lower loss; True for every step with ``keeps_last``."""
-        before, now = ((n["valid_score"], -n["valid_loss"]) for n in (best, found))
+        before = best["valid_score"], -best["valid_loss"]
+        now = values["valid_score"], -values["valid_loss"]
         return self.keeps_last or not before >= now
 
     @torch.no_grad()
     def score(self, name: str) -> Score:
         """Score the model, in evaluation mode, on a split; the processes share the batches."""
-        split, classes = self.rows.valid if name == "valid" else self.rows.test, self._classes
+        split = self.rows.valid if name == "valid" else self.rows.test
+        classes = self._classes
         outputs = split.y[0].size
+        # A line for each row: its loss, its predictions and, for two classes, its margins. Each process fills in the
+        # rows of its batches, and the sum over the processes is the whole table.
         columns = 1 + outputs + (outputs if classes == 2 else 0)
         table = torch.zeros(len(split), columns, dtype=torch.float64, device=self._parameters[0].device)
         for number, rows in enumerate(batches(split.lengths, self.rows.scored)):
@@ -122,12 +126,12 @@ class FPTSteps:
         values = self.ranks.add(table).cpu().numpy()
         predicted, y = values[:, 1 : 1 + outputs], split.y.reshape(len(split), -1)
         if classes:
-            found = (predicted == y).mean()
+            score = (predicted == y).mean()
         else:
-            found = Tally(Targets(outputs, 0)).update(predicted[None], y).accuracy()[0]
+            score = Tally(Targets(outputs, 0)).update(predicted[None], y).accuracy()[0]
         margins = values[:, 1 + outputs :] if classes == 2 else None
         return Score(
-            loss=float(values[:, 0].mean()), score=float(found), predicted=predicted, margins=margins
+            loss=float(values[:, 0].mean()), score=float(score), predicted=predicted, margins=margins
         )
 
     def _passes(self, step: int) -> range:
@@ -138,10 +142,10 @@ class FPTSteps:
 def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
     r"""Return the loss of each row, the mean over its tokens and outputs: cross-entropy, or the squared error."""
     if classes:
-        each = nn.functional.cross_entropy(logits.flatten(0, 2).float(), y.flatten(), reduction="none")
+        losses = nn.functional.cross_entropy(logits.flatten(0, 2).float(), y.flatten(), reduction="none")
     else:
-        each = (logits[..., 0].float() - y).square()
-    return each.view(len(y), -1).mean(dim=1)
+        losses = (logits[..., 0].float() - y).square()
+    return losses.view(len(y), -1).mean(dim=1)
 
 
 def baseline(y: np.ndarray, classes: int) -> float:

@@ -23,7 +23,7 @@ BOUND = 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Progress of a training run: steps done and their seconds, step and values of the best validation."""
+    """Progress of a training run: finished steps and their seconds, step and values of the best validation."""
 
     step: int = 0
     seconds: float = 0.0
@@ -57,7 +57,7 @@ class Steps(Protocol):
         """Return the values of a validation after ``step`` steps, the loss first."""
         ...
 
-    def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
+    def better(self, values: dict[str, float], best: dict[str, float]) -> bool:
         """Return whether a validation is better than the best one so far."""
         ...
 
@@ -89,6 +89,7 @@ class Trainer:
         return self.state
 
     def _take(self, first: int, last: int) -> None:
+        """Take the steps from ``first`` to ``last``; the data of a step is drawn while the step before it runs."""
         self.model.train()
         # Reading a loss waits for the GPU, so several are read at once.
         flush = 16 if devices.on_gpu(next(self.model.parameters()).device) else 1
@@ -101,18 +102,20 @@ class Trainer:
                     ahead = reader.submit(self.steps.draw, step + 1)
                 waiting.append(self.steps.take(step, batch))
                 if len(waiting) == flush or step + 1 == last:
-                    for done, values in enumerate(torch.stack(waiting).tolist(), step + 2 - len(waiting)):
-                        self.report(done, dict(zip(self.steps.names, values, strict=True)))
-                        self._check("the loss", done, values[0], values[-1])
+                    # The last of the waiting steps has number ``step + 1``, because steps are reported from 1.
+                    for number, values in enumerate(torch.stack(waiting).tolist(), step + 2 - len(waiting)):
+                        self.report(number, dict(zip(self.steps.names, values, strict=True)))
+                        self._check("the loss", number, values[0], values[-1])
                     waiting.clear()
 
     def _validate(self, step: int, seconds: float) -> None:
         self.model.eval()
-        found = self.steps.validate(step)
-        self.report(step, found)
-        self._check("the validation loss", step, next(iter(found.values())), 0.0)
-        before, best_step, best = self.state, step, found
-        if before.step and not self.steps.better(found, before.best):
+        values = self.steps.validate(step)
+        self.report(step, values)
+        self._check("the validation loss", step, next(iter(values.values())), 0.0)
+        before = self.state
+        best_step, best = step, values
+        if before.step and not self.steps.better(values, before.best):
             best_step, best = before.best_step, before.best
         self.state = State(step=step, seconds=seconds, best_step=best_step, best=best)
         self.keep(self.state)
@@ -178,9 +181,9 @@ class Processes:
         """Replace the gradients, which are small, by their means over all processes, in one transfer."""
         if self.count == 1:
             return
-        held = [p for p in parameters if p.grad is not None]
-        flat = self.add(torch.cat([p.grad.flatten() for p in held if p.grad is not None])) / self.count
-        for parameter, gradient in zip(held, flat.split([p.numel() for p in held]), strict=True):
+        trained = [p for p in parameters if p.grad is not None]
+        flat = self.add(torch.cat([p.grad.flatten() for p in trained if p.grad is not None])) / self.count
+        for parameter, gradient in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
             parameter.grad = gradient.view_as(parameter)
 
 

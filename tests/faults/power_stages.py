@@ -258,28 +258,6 @@ def model(root: Path) -> Any:
     return run_of(folder / "pretraining"), digest
 
 
-def run_import(root: Path) -> None:
-    import torch
-    from reservoir_pipelines import import_backbone
-    from transformers import GPT2Config, GPT2Model
-
-    old = root.with_name("old")
-    if not old.exists():
-        torch.manual_seed(0)
-        made = GPT2Model(GPT2Config(n_layer=1, n_embd=16, n_head=2, n_positions=64, vocab_size=50))
-        made.config.save_pretrained(old)
-        torch.save(made.state_dict(), old / "pytorch_model.bin")
-    import_backbone(str(old), str(root / "model"))
-
-
-def imported(root: Path) -> Any:
-    from reservoir.backbones import load_backbone
-
-    folder = root / "model"
-    tensors = load_backbone(str(folder), "pretrained").model.state_dict() if folder.exists() else {}
-    return short(*(tensor.numpy() for tensor in tensors.values()))
-
-
 def run_export(root: Path) -> None:
     (entry,) = list_entries(root)
     command("export-features", entry.path, "--to", root / "exported", "--format", "npy", "--cache", root)
@@ -319,7 +297,6 @@ PIPELINES = (
     ),
     Stage("reproduce: cells and tables", (Step(run_cells),), cells),
     Stage("pretrain: a model", (Step(run_pretrain),), model),
-    Stage("backbone --import", (Step(run_import),), imported),
     Stage("export-features: a folder", (Step(run_export),), exported, prepare=extracted),
 )
 

@@ -472,9 +472,3 @@ def test_a_pipe_in_the_folder_of_a_model_is_refused(model_folder, rows, name, re
     (model_folder / name).unlink(missing_ok=True)
     os.mkfifo(model_folder / name)
     assert f"{name} is not a regular file" in refusal("extract", rows, "--backbone", model_folder)
-
-
-def test_a_pipe_among_the_weights_to_import_is_refused(model_folder, tmp_path, refusal):
-    os.mkfifo(model_folder / "pytorch_model.bin")
-    line = refusal("backbone", "--import", model_folder, "--out", tmp_path / "new")
-    assert "pytorch_model.bin: not a regular file" in line

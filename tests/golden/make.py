@@ -1,6 +1,6 @@
-"""Make the golden files of the formats that this version writes: ``python -m tests.golden.make FOLDER``.
+"""Make the golden files of the formats that this version writes: ``python -m tests.golden.make ARCHIVE``.
 
-Run it once when a format gets a new version, into a new folder. Existing golden files never change:
+Run it once when a format gets a new version, into a new ``.tar``. Existing archives never change:
 `tests/golden/test_golden.py` opens all of them, so that no later version stops reading what an earlier one wrote.
 """
 
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -32,12 +33,13 @@ def features(store: FeatureStore) -> dict[str, str]:
     return {f"{a}/{b}": hashlib.sha256(store[a][b].tobytes()).hexdigest() for a, b in columns}
 
 
-def main(out: Path) -> None:
-    """Write an entry, a readout and a run, and the values that this version reads from them."""
+def main(archive: Path) -> None:
+    """Write an archive of an entry, a readout and a run, with the values that this version reads from them."""
     from reservoir_pipelines.cli import run
 
     work = Path(tempfile.gettempdir()) / "golden"  # the entry records this path
     work.mkdir()
+    out = work / "golden"
     os.chdir(work)  # so that all other recorded paths are relative
     x, y = sequences(60)
     np.savez("waves.npz", x=x, y=y, split=np.repeat(["train", "valid", "test"], 20))
@@ -67,6 +69,8 @@ def main(out: Path) -> None:
         },
     }
     (out / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    with tarfile.open(archive, "x") as files:
+        files.add(out, ".")
 
 
 if __name__ == "__main__":

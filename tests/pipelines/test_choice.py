@@ -10,25 +10,23 @@ import pytest
 from reservoir_cache import FeatureStore, SplitFeatures
 from reservoir_pipelines import ReservoirClassifier, export, extract, fit, predict
 from reservoir_pipelines.fitting import fit as fit_module
+from reservoir_pipelines.fitting.array_source import ArrayColumns
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import choose_candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
+from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.entry_source import ColumnSource
 from reservoir_pipelines.fitting.entry_view import KNOWN, OutOfReachError
 from reservoir_pipelines.fitting.evaluate import Test
-from reservoir_pipelines.fitting.fitters import (
-    ColumnFit,
-    LogisticFitter,
-    RidgeFitter,
-    fit_source,
-    make_fitter,
-)
+from reservoir_pipelines.fitting.fitter import fit_source
 from reservoir_pipelines.fitting.folds import can_choose, held_out_units
 from reservoir_pipelines.fitting.layers import refit_layers
+from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
+from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.refit import refit_all
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.result import Result
 from reservoir_pipelines.fitting.select import fit_columns, select
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit
@@ -135,9 +133,8 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     fits, _ = fit_columns(known, candidates, fitter)
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CALLS", 0)
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CHEAP", 5e7)
-    monkeypatch.setattr(
-        RidgeFitter, "as_ridge", lambda fitter, **_: replace(fitter, alphas=np.array([1e9]), widens=False)
-    )
+    weak = replace(fitter, alphas=np.array([1e9]), widens=False)
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines._ridge_of", lambda fitter, chooses: weak)
     raw, *_ = fit_baselines(known, fits, fitter, True)
     used, rows = len(raw.source.some["train"]), known.rows["train"]
     assert used < rows and raw.fit.result.readout == f"logistic on {used:,} of {rows:,} training rows"
@@ -240,6 +237,18 @@ def test_estimators_choose_the_same_if_test_rows_cannot_be_read(narrow_mini, unr
     second = ReservoirClassifier(**settings).fit(x, y % 3)
     assert (first.column_, first.alpha_) == (second.column_, second.alpha_)
     np.testing.assert_array_equal(first.cv_results_["score"], second.cv_results_["score"])
+
+
+def test_what_estimators_select_from_has_no_way_to_test_rows():
+    y = np.arange(8)[:, None] % 2
+    known = ArrayColumns(
+        features=lambda column: np.ones((8, 3)), y=y, units=np.arange(8), fold_of_sample=y, weights=None
+    )
+    for source in (known.raw(), known.source((Column("embed", "mean"), RAW))):
+        for read in (source.labels, source.counts, source.groups, lambda split, of=source: [*of.blocks(split)]):
+            assert len(read("train")) and not len(read("valid"))
+            with pytest.raises(OutOfReachError, match="test rows are out of reach"):
+                read("test")
 
 
 def test_what_selects_has_no_way_to_test_rows(series_entry):

@@ -4,9 +4,7 @@ import csv
 import os
 import re
 import shutil
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,13 +14,16 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.entry_source import ColumnSource, EntrySamples
+from reservoir_pipelines.fitting.entry_source import ColumnSource
 from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView
 from reservoir_pipelines.fitting.evaluate import Test
-from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter, make_fitter
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
+from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
+from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.fitting.results import Result, score_matrix
+from reservoir_pipelines.fitting.result import Result, score_matrix
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
+from reservoir_pipelines.fitting.source import Samples
 from reservoir_pipelines.fitting.stored_moments import stored_moments
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
@@ -391,41 +392,30 @@ def test_the_plot_of_concatenated_columns_alone_has_a_point_for_each(drawn):
 ALPHAS = np.logspace(-2, 6, 25)
 
 
-class View(defaultdict):
-    """The splits of a source in memory, whose rows have no groups."""
-
-    splits = ("train", "valid", "test")
-
-    def __missing__(self, split):
-        return SimpleNamespace(groups=None)
-
-    def groups(self, split):
-        return None
-
-
 @dataclass(frozen=True)
-class Held(EntrySamples):
+class Held(Samples):
     """A source of samples in memory: features and labels of each split."""
 
     splits: Any
     columns: tuple[str, ...] = ("held",)
-    view: Any = field(default_factory=View)
-    feature_weights: Any = None
 
     def blocks(self, split):
         yield self.splits[split]
 
-    def on(self, views):
-        raise NotImplementedError
-
     def labels(self, split):
         return self.splits[split][1]
+
+    def width(self):
+        return self.splits["train"][0].shape[1]
 
     def tokens(self):
         return 1
 
     def counts(self, split):
         return np.ones(len(self.splits[split][1]), int)
+
+    def groups(self, split):
+        return None
 
 
 def held(x, y, name="held"):
@@ -476,7 +466,7 @@ def test_random_labels_give_chance_accuracy_and_uniform_p_values():
         y = rng.integers(0, 2, (300, 1))
         raw, *sources = (held(rng.standard_normal((300, width)), y) for width in (20, 20, 60, 200))
         trials = [fitter.fit(source) for source in sources]
-        best = max(range(3), key=lambda i: trials[i].result.merit)
+        best = max(range(3), key=lambda i: trials[i].result.sort_key)
         found = evaluate_blocks(trials[best].readout, sources[best].blocks("test"), ["a", "b"])
         accuracies.append(found.scores["accuracy"])
         of_raw = evaluate_blocks(fitter.fit(raw).readout, raw.blocks("test"), ["a", "b"])
@@ -545,7 +535,7 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     extracted = extract("digits", limit=600, **settings)
     source, targets = ColumnSource(EntryView(extracted.store, KNOWN), Column("final", "mean")), Targets(1, 10)
     part = source.view["train"]
-    expected = [accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])]
+    expected = [accumulate([(part["final/mean"], targets.coded(part.labels[:, 0]))])]
     numbers = assign_folds(source, 3, 10)
     folds = [*fold_blocks(source, numbers)]
     expected += fold_moments(folds, targets, 3)
@@ -576,7 +566,7 @@ def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, 
     left_out = [result.name for result in done.left_out]
     assert not without.left_out and len(finalists) == -(-len(tried) // 3)
     assert finalists | set(left_out) == tried and not finalists & set(left_out)
-    scores = [result.merit for result in done.left_out]
+    scores = [result.sort_key for result in done.left_out]
     assert scores == sorted(scores, reverse=True) and done.to_dict()["left_out"] == left_out
     assert [result.to_dict() for result in again.table] == [result.to_dict() for result in done.table]
     on_all = {(result.name, result.alpha): result.valid_score for result in without.table}

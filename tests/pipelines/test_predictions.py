@@ -76,8 +76,8 @@ def test_layers_are_compared_with_the_best_by_validation(extracted, fitted, call
     assert list(layers) == ["embed", "block01", "final"]
     for name, score in layers.items():
         alone = [one for one in fitted.table if {column.partition("/")[0] for column in one.columns} == {name}]
-        assert score.result.merit == max(one.merit for one in alone)
-    leader = max(layers.values(), key=lambda score: score.result.merit)
+        assert score.result.sort_key == max(one.sort_key for one in alone)
+    leader = max(layers.values(), key=lambda score: score.result.sort_key)
     assert leader.difference is leader.difference_interval is leader.p_value is None
     right = {name: found["test"]["label"] == found["test"][name] for name in layers}
     for name, score in layers.items():

@@ -40,7 +40,7 @@ def largest_difference(a, b):
 def test_moments_on_a_device_equal_numpy(place, dtype, weighted):
     x, y = features(ROWS, 20, dtype)
     weights = [np.random.default_rng(1).random(ROWS)] if weighted else []
-    blocks = [tuple(part[i : i + 777] for part in (x, Targets(1, 3).encode(y), *weights)) for i in range(0, ROWS, 777)]
+    blocks = [tuple(part[i : i + 777] for part in (x, Targets(1, 3).coded(y), *weights)) for i in range(0, ROWS, 777)]
     expected = accumulate(blocks)
     with products_on(place):
         found = accumulate(blocks)
@@ -55,7 +55,7 @@ def test_moments_on_a_device_equal_numpy(place, dtype, weighted):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float16, 1e-6), (np.float32, 1e-6), (np.float64, 1e-12)])
 def test_scores_and_kernel_form_on_a_device_equal_numpy(place, dtype, tolerance):
     x, y = features(60, 90, dtype)
-    coded, alphas = Targets(1, 3).encode(y), np.geomspace(0.1, 100, 4)
+    coded, alphas = Targets(1, 3).coded(y), np.geomspace(0.1, 100, 4)
     path = KernelMatrix(x).path(coded, alphas)
     with products_on(place):
         found, scorer = KernelMatrix(x).path(coded, alphas), Scorer(path)

@@ -124,7 +124,7 @@ def test_scores_in_both_forms_equal_refits_on_the_other_folds(classes):
     x[:, 5] = 7
     y = draw.integers(0, classes, (40, 1)) if classes else x[:, :2] @ [[1, 0], [1, 2]] + draw.normal(0, 1, (40, 2))
     targets, alphas = Targets(y.shape[1], classes), np.array([0.5, 2, 10, 70, 300])
-    z, coded = StandardScaler().fit_transform(x.astype(np.float64)), targets.encode(y)
+    z, coded = StandardScaler().fit_transform(x.astype(np.float64)), targets.coded(y)
     scale = training_moments([(x, y)], targets).scale()
     by_kernel = kernel_fold_scores(KernelMatrix(x).products, np.ones(40), coded, folds, alphas)
     for held in (folds == k for k in range(5)):

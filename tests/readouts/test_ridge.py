@@ -170,7 +170,7 @@ def test_weighted_solutions_equal_weighted_scaler_and_ridge(rows, width):
     path = ridge_path(gather([(x, y)], targets), ALPHAS)
     scaler = StandardScaler().fit(x, sample_weight=weights)
     for i, alpha in enumerate(ALPHAS):
-        ridge = Ridge(alpha=alpha).fit(scaler.transform(x), targets.encode(y), sample_weight=weights)
+        ridge = Ridge(alpha=alpha).fit(scaler.transform(x), targets.coded(y), sample_weight=weights)
         scaled = path.coef[i] * scaler.scale_[:, None]
         np.testing.assert_allclose(scaled, ridge.coef_.reshape(-1, 1), rtol=1e-6, atol=1e-10)
 

@@ -33,7 +33,7 @@ from reservoir.readouts.sweep import sweep
 def test_predict_inverts_encode(classes, outputs, rows, lead, seed):
     targets = Targets(outputs, classes)
     y = np.random.default_rng(seed).integers(0, classes, (rows, outputs))
-    coded = targets.encode(y)
+    coded = targets.coded(y)
     assert coded.shape == (rows, targets.columns) and coded.dtype == np.float32
     assert set(np.unique(coded)) <= {-1, 1}
     np.testing.assert_array_equal(targets.predict(coded), y)
@@ -46,8 +46,8 @@ def test_predict_inverts_encode(classes, outputs, rows, lead, seed):
 def test_regression_targets_are_not_encoded():
     y = np.array([[1.5, -2.0], [3.25, 0.0]])
     for dtype in (np.float32, np.float64):
-        assert Targets(2, 0).encode(y.astype(dtype)).dtype == dtype
-    np.testing.assert_array_equal(Targets(2, 0).predict(Targets(2, 0).encode(y)), y)
+        assert Targets(2, 0).coded(y.astype(dtype)).dtype == dtype
+    np.testing.assert_array_equal(Targets(2, 0).predict(Targets(2, 0).coded(y)), y)
 
 
 @given(rows=st.integers(1, 5), tokens=st.integers(1, 4), readout=st.integers(1, 4), outputs=st.integers(1, 3))
@@ -112,7 +112,7 @@ def test_loss_is_the_squared_distance_from_the_coding(classes):
     y = rng.integers(0, classes, (40, 2)) if classes else rng.standard_normal((40, 2))
     scores = rng.standard_normal((5, 40, targets.columns))
     tally = Tally(targets).update(scores[:, :15], y[:15]).update(scores[:, 15:], y[15:])
-    squares = [np.square(each - targets.encode(y)).sum() / 80 for each in scores]
+    squares = [np.square(each - targets.coded(y)).sum() / 80 for each in scores]
     np.testing.assert_allclose(tally.loss(), squares if classes else 1 - tally.accuracy())
 
 

@@ -109,14 +109,14 @@ def test_without_the_private_kernel_product_and_gelu_run_separately(fault, monke
         gpt2.has_joined_kernel.cache_clear()
 
 
-def kept(heads, tokens, rate, seed):
+def mask_of(heads, tokens, rate, seed):
     """Return the dropout mask (heads, tokens, tokens) that the blocks draw."""
-    keep = torch.zeros(heads, tokens, tokens, dtype=torch.bool)
+    mask = torch.zeros(heads, tokens, tokens, dtype=torch.bool)
     draw = fast.generator(seed)
-    for several, rows, seen, _ in fast.blocks(torch.empty(heads, tokens, 1)):
-        part = keep[several, rows, :seen]
+    for block in fast.blocks(torch.empty(heads, tokens, 1)):
+        part = mask[block.heads, block.queries, : block.seen]
         part.copy_(fast.keep(part.shape, rate, draw))
-    return keep
+    return mask
 
 
 @settings(max_examples=25, deadline=None)
@@ -127,17 +127,20 @@ def kept(heads, tokens, rate, seed):
     rate=st.sampled_from([0.1, 0.5]),
     seed=st.integers(0, 2**40),
 )
-def test_block_attention_equals_attention_with_whole_matrices(batch, heads, tokens, rate, seed):
+def test_block_attention_and_its_gradients_equal_those_of_autograd_over_whole_matrices(
+    batch, heads, tokens, rate, seed
+):
     draw = torch.Generator().manual_seed(seed)
     q, k, v, w = (torch.randn(batch, heads, tokens, 8, generator=draw).requires_grad_() for _ in range(4))
-    found = fast.CausalAttention.apply(q, k, v, 0.4, rate, seed)
-    mask = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
-    p = (0.4 * q @ k.transpose(2, 3)).masked_fill(mask, float("-inf")).softmax(-1)
-    keep = kept(batch * heads, tokens, rate, seed).view(batch, heads, tokens, tokens)
-    expected = (p * keep / (1 - rate)) @ v
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
-    for one, other in zip(*(torch.autograd.grad((o * w).sum(), (q, k, v)) for o in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    mixed = fast.CausalAttention.apply(q, k, v, 0.4, rate, seed)
+    later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    p = (0.4 * q @ k.transpose(2, 3)).masked_fill(later, float("-inf")).softmax(-1)
+    mask = mask_of(batch * heads, tokens, rate, seed).view(batch, heads, tokens, tokens)
+    expected = (p * mask / (1 - rate)) @ v
+    torch.testing.assert_close(mixed, expected, atol=2e-6, rtol=1e-5)
+    by_hand, by_autograd = (torch.autograd.grad((o * w).sum(), (q, k, v)) for o in (mixed, expected))
+    for gradient, other in zip(by_hand, by_autograd, strict=True):
+        torch.testing.assert_close(gradient, other, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])

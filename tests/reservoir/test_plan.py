@@ -17,7 +17,6 @@ from reservoir.column import Column, joined_name, names_of
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan import (
-    VALUE_POOLINGS,
     default_columns,
     default_folds,
     kind_of,
@@ -25,6 +24,7 @@ from reservoir.plan import (
     resolve,
     resolve_model,
 )
+from reservoir.plan.columns import VALUE_POOLINGS
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors

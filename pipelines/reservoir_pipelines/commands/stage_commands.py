@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from reservoir_pipelines.comparison.compare import Comparison
     from reservoir_pipelines.extraction.forecast import Forecast
-    from reservoir_pipelines.fitting.results import Fit
+    from reservoir_pipelines.fitting.fit_result import Fit
     from reservoir_pipelines.prediction.explain import Explanation
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
@@ -270,27 +270,21 @@ def export_answer(export: Export) -> Answer:
     return Answer(export, [record_facts(vars(export) | {"tokens": f"{lengths} per sequence"})])
 
 
-IMPORT = "Convert an ONNX or pytorch_model.bin file to a model folder, --out FOLDER."
-
-
 def backbone(
     name: Annotated[
-        str | None,
+        str,
         typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ..."),
-    ] = None,
+    ],
     task: Annotated[
         str | None, typer.Option(help="Also count the parameters that are trained on this task.")
     ] = None,
-    foreign: Annotated[Path | None, typer.Option("--import", help=IMPORT)] = None,
     *,
     options: dict[str, Any],
 ) -> Answer:
-    """Describe a backbone, or import one from a file."""
+    """Describe a backbone."""
     from reservoir.paper.counts import paper_counts
     from reservoir_pipelines.card import card
 
-    if foreign or name is None:
-        return _import(name, foreign, options)
     description = card(
         name,
         model=as_group(options, opt.ModelOptions),
@@ -302,23 +296,6 @@ def backbone(
     )
     shown = {field: value for field, value in description.items() if field != "deviations"}
     return Answer(description, [record_facts(shown)])
-
-
-def _import(name: str | None, foreign: Path | None, options: dict[str, Any]) -> Answer:
-    from reservoir_pipelines.foreign_backbone import import_backbone
-
-    if foreign is None:
-        raise InputError(
-            "backbone: no name options",
-            "give one, such as mini or gpt2, or pass --import FILE --out FOLDER",
-        )
-    if name or options.keys() != {"out"}:
-        raise InputError(
-            "--import FILE takes only --out FOLDER", "describe the folder with a second command"
-        )
-    imported = import_backbone(foreign, options["out"])
-    notify(*imported.notes)
-    return Answer(imported)
 
 
 def training_answer(run: Training) -> Answer | None:

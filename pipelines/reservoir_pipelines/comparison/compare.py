@@ -12,14 +12,13 @@ from reservoir.readouts.evaluation import evaluate_labels
 from reservoir.readouts.linear import metric_name
 from reservoir.readouts.paired import paired_difference
 from reservoir_pipelines.files import read_checked
+from reservoir_pipelines.fitting.fit_result import SUMMARY
 from reservoir_pipelines.fitting.predictions_file import BEST, PREDICTIONS
-from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.training.run_folder import RESULT
 
-SPLIT = (
-    "test"  # a readout was chosen by its score on validation rows, so only test rows compare two of them
-)
+# A readout was chosen by its score on validation rows, so only test rows compare two of them.
+SPLIT = "test"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +82,19 @@ class _Predictions:
 
 def compare(first: Path, second: Path) -> Comparison:
     """Compare two folders of `fit` or `train`; see `api.compare`."""
-    one, other = _read(first), _read(second)
-    common = [row for row in one.rows if row in other.rows]
+    first_run, second_run = _read(first), _read(second)
+    common = [row for row in first_run.rows if row in second_run.rows]
     if not common:
         raise InputError(
-            f"{one.folder} and {other.folder} have no test rows in common",
+            f"{first_run.folder} and {second_run.folder} have no test rows in common",
             "compare fits of the same data with the same split",
         )
     # Each token of a row is a sample, with one or several outputs.
-    counts = np.array([len({token for token, _ in one.rows[row]}) for row in common])
-    codes = {name: number for number, name in enumerate(dict.fromkeys([*one.classes, *other.classes]))}
-    truth, *predicted = _paired_labels(one, other, common, codes, int(counts.sum()))
-    group_of = one.groups or other.groups
+    counts = np.array([len({token for token, _ in first_run.rows[row]}) for row in common])
+    classes = dict.fromkeys([*first_run.classes, *second_run.classes])
+    codes = {name: number for number, name in enumerate(classes)}
+    truth, *predicted = _paired_labels(first_run, second_run, common, codes, int(counts.sum()))
+    group_of = first_run.groups or second_run.groups
     groups = np.unique([group_of[row] for row in common], return_inverse=True)[1] if group_of else None
     first_evaluation, second_evaluation = (
         evaluate_labels(truth, labels, [*codes], None, counts, groups) for labels in predicted
@@ -105,13 +105,13 @@ def compare(first: Path, second: Path) -> Comparison:
     )
     metric = metric_name(len(codes))
     return Comparison(
-        first=one.folder,
-        second=other.folder,
+        first=first_run.folder,
+        second=second_run.folder,
         metric=metric,
         rows=len(common),
         groups=first_evaluation.groups,
-        only_first=len(one.rows) - len(common),
-        only_second=len(other.rows) - len(common),
+        only_first=len(first_run.rows) - len(common),
+        only_second=len(second_run.rows) - len(common),
         first_score=first_evaluation.scores[metric],
         second_score=second_evaluation.scores[metric],
         first_interval=first_evaluation.interval,
@@ -162,32 +162,36 @@ def _lines(file: Path) -> Iterator[dict[str, str]]:
 
 
 def _paired_labels(
-    one: _Predictions, other: _Predictions, rows: Sequence[str], codes: dict[str, int], samples: int
+    first_run: _Predictions,
+    second_run: _Predictions,
+    rows: Sequence[str],
+    codes: dict[str, int],
+    samples: int,
 ) -> list[np.ndarray]:
     """Return the true labels of common rows, and those that each predicts, all (samples, outputs).
 
     Labels are class numbers in ``codes``, or values. Raise `InputError` if the true labels differ.
     """
     remedy = "compare fits of the same label of the same data"
-    problem = f"{one.folder} and {other.folder} have different labels"
-    if bool(one.classes) != bool(other.classes):
+    problem = f"{first_run.folder} and {second_run.folder} have different labels"
+    if bool(first_run.classes) != bool(second_run.classes):
         raise InputError(f"{problem}, classes in one and values in the other", remedy)
     # Truth and prediction of the first, then of the second, (labels, 4).
     pairs: list[tuple[str, str, str, str]] = []
     for row in rows:
-        first, second = one.rows[row], other.rows[row]
+        first, second = first_run.rows[row], second_run.rows[row]
         if first.keys() != second.keys():
             raise InputError(
                 f"{problem} per row, {len(first)} and {len(second)} in row {row!r}", f"{remedy}"
             )
         pairs += [(*labels, *second[place]) for place, labels in first.items()]
     with as_input_error(
-        f"{one.folder / PREDICTIONS} or {other.folder / PREDICTIONS}: damaged", "run fit again"
+        f"{first_run.folder / PREDICTIONS} or {second_run.folder / PREDICTIONS}: damaged", "run fit again"
     ):
         as_number = codes.__getitem__ if codes else float
         numbers = np.array([[*map(as_number, labels)] for labels in pairs])
     truth, predicted, other_truth, other_predicted = numbers.T.reshape(4, samples, -1)
-    # The same value may be stored in float32 by one and in float64 by the other.
+    # The same value may be stored in float32 by first_run and in float64 by the second_run.
     equal = np.isclose(truth, other_truth, rtol=1e-6, atol=0)
     if not equal.all():
         ours, _, theirs, _ = pairs[int(np.argmin(equal))]

@@ -14,9 +14,8 @@ from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel
 from reservoir_pipelines.extraction.spec import model_spec
 
-MAX_BYTES = (
-    2**30
-)  # 17,000 rows of 20 columns of 768 features; each process of n_jobs has a cache of its own
+# 17,000 rows of 20 columns of 768 features. Each process of ``n_jobs`` has a cache of its own.
+MAX_BYTES = 2**30
 
 
 class RowCache:

@@ -8,7 +8,7 @@ import numpy as np
 
 from reservoir.column import RAW, Baseline, Column, Columns
 from reservoir.readouts.linear import Block
-from reservoir_pipelines.fitting.entry_view import KnownSplit
+from reservoir_pipelines.fitting.entry_view import KNOWN, KnownSplit, OutOfReachError
 from reservoir_pipelines.fitting.source import Samples, balance_of
 
 
@@ -47,9 +47,10 @@ class ArraySource(Samples[KnownSplit]):
 
     def blocks(self, split: KnownSplit) -> Iterator[Block]:
         """Yield a single block of training samples."""
-        if split == "train":
+        y = self.labels(split)
+        if len(y):
             parts = [self._known.features(column) for column in self._columns]
-            yield np.concatenate(parts, axis=1), self._known.y
+            yield np.concatenate(parts, axis=1), y
 
     def tokens(self) -> int:
         """Return 1: each row is a sample."""
@@ -82,4 +83,7 @@ class ArraySource(Samples[KnownSplit]):
 
     @staticmethod
     def _rows(split: KnownSplit) -> slice:
+        """Return the rows of a split: all are in train, and none in valid."""
+        if split not in KNOWN:
+            raise OutOfReachError(f"{split} rows are out of reach here: arrays have no such rows")
         return slice(None) if split == "train" else slice(0)

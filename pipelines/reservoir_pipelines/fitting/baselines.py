@@ -6,12 +6,16 @@ import numpy as np
 
 from reservoir.column import RAW, Baseline
 from reservoir.raw_input import raw_features
+from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
+from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.entry_source import RawSource
 from reservoir_pipelines.fitting.entry_view import KnownSplit
-from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, RidgeFitter, fit_source
+from reservoir_pipelines.fitting.fitter import Choice, Fitter, fit_source
+from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.statistics import learn_statistics
 from reservoir_pipelines.output import notify
 
@@ -34,25 +38,26 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
         notify("baselines: skipped, because the prepared data was removed; run reservoir prepare")
         return []
     task = raw.task
-    fitted = next((fit for fit in fits if fit.columns == (RAW,)), None)
+    # The raw input may be among the columns; as a baseline it is not fitted again by the same fitter.
+    fit_of_raw = next((fit for fit in fits if fit.columns == (RAW,)), None)
     if task.each:
-        raw, fitted = _with_windows(raw, known, task), None
-    ridge = fitter.as_ridge(chooses=chooses)
+        raw, fit_of_raw = _with_windows(raw, known, task), None
+    ridge = _ridge_of(fitter, chooses=chooses)
     if fitter.kind == "ridge" and ridge is not fitter:
-        fitted = None  # with the single penalty that was chosen for the columns
-    candidates = [Choice(fitted, raw, fitter)] if fitted else []
+        fit_of_raw = None  # it has the single penalty that was chosen for the columns
     # Fit the raw input by ridge, by the fitter of the columns, and by logistic regression, each once.
-    untried: list[tuple[RawSource[KnownSplit], Fitter]] = [(raw, ridge)]
+    further: list[tuple[RawSource[KnownSplit], Fitter]] = [(raw, ridge)]
     if fitter.kind not in ("ridge", "logistic"):
-        untried.append((raw, fitter))
-    if task.classes and chooses and not (fitted and fitter.kind == "logistic"):
-        untried += _logistic(raw, known, fitter, fits)
-    candidates += [
-        Choice(_naming_rows(fit_source(other, source), source), source, other)
-        for source, other in untried
-        if not (fitted and other is fitter)
-    ]
-    baselines = [max(candidates, key=lambda choice: choice.fit.result.merit)]
+        further.append((raw, fitter))
+    if task.classes and chooses and not (fit_of_raw and fitter.kind == "logistic"):
+        further += _logistic(raw, known, fitter, fits)
+    choices: list[Choice] = []
+    if fit_of_raw:
+        choices.append(Choice(fit_of_raw, raw, fitter))
+        further = [(source, other) for source, other in further if other is not fitter]
+    for source, other in further:
+        choices.append(Choice(_naming_rows(fit_source(other, source), source), source, other))
+    baselines = [max(choices, key=lambda choice: choice.fit.result.sort_key)]
     # Statistics learn their vocabulary from the training rows.
     for statistic in learn_statistics(task, lambda: raw.rows("train")):
         source = replace(raw, baseline=Baseline(statistic.name), features=statistic)
@@ -62,20 +67,46 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     return baselines
 
 
+def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
+    """Return the ridge fitter of a baseline beside a fitter of columns."""
+    if not isinstance(fitter, RidgeFitter):
+        return RidgeFitter(classes=fitter.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
+    # A single penalty was chosen for the columns. Without a choice, it is that of all readouts.
+    if len(fitter.alphas) == 1 and chooses:
+        return replace(fitter, alphas=DEFAULT_ALPHAS, widens=True)
+    return fitter
+
+
+def _logistic_of(fitter: Fitter) -> LogisticFitter:
+    """Return the logistic fitter of a baseline, with the folds of a fitter of columns and the rows that it uses."""
+    alphas = ALPHAS
+    if isinstance(fitter, LogisticFitter) and len(fitter.alphas) > 1:
+        alphas = fitter.alphas
+    return LogisticFitter(
+        classes=fitter.classes,
+        alphas=alphas,
+        balanced=fitter.balanced,
+        folds=fitter.folds,
+        repeats=fitter.repeats,
+        refits=fitter.refits,
+    )
+
+
 def _naming_rows(fit: ColumnFit, source: RawSource[KnownSplit]) -> ColumnFit:
     """Return a fit that names its training rows beside its readout, if they are not all."""
     if not source.some:
         return fit
     rows = f"on {len(source.some['train']):,} of {source.view['train'].rows:,} training rows"
-    return replace(fit, results=tuple(replace(one, readout=f"{one.readout} {rows}") for one in fit.results))
+    results = tuple(replace(result, readout=f"{result.readout} {rows}") for result in fit.results)
+    return replace(fit, results=results)
 
 
 def _mean(raw: RawSource[KnownSplit], ridge: RidgeFitter) -> Choice:
     """Return the readout of a constant feature, which predicts the mean of the training rows."""
     task = raw.task
-    each = task.readout_tokens if task.each else 1
+    tokens = task.readout_tokens if task.each else 1
     mean = replace(
-        raw, baseline=Baseline("the mean"), features=lambda x, _: np.ones((len(x), each, 1), np.float32)
+        raw, baseline=Baseline("the mean"), features=lambda x, _: np.ones((len(x), tokens, 1), np.float32)
     )
     fit = fit_source(replace(ridge, alphas=np.ones(1), widens=False), mean)
     constant = replace(fit, results=(replace(fit.result, readout="constant", alpha=None),))
@@ -86,24 +117,28 @@ def _logistic(
     raw: RawSource[KnownSplit], known: Known, fitter: Fitter, fits: list[ColumnFit]
 ) -> list[tuple[RawSource[KnownSplit], Fitter]]:
     """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
-    (samples, outputs), width, classes = raw.labels("train").shape, raw.width(), fitter.classes
-    folds, repeats = fitter.folds, fitter.repeats
+    samples, outputs = raw.labels("train").shape
+    width, classes = raw.width(), fitter.classes
+    fits_of_logistic = fitter.folds * fitter.repeats + 1
 
-    # moments, principal axes, about a hundred passes, and calls for each output
     def work(every: int) -> float:
-        number = samples / every
-        axes = min(number, width)
-        products = axes * (number * width + 10 * axes**2 + 1000 * number * outputs * classes)
-        return (folds * repeats + 1) * (products + CALLS * outputs * max(1, classes / 4))
+        """Return the multiplications of all fits to each ``every``-th row."""
+        rows = samples / every
+        axes = min(rows, width)
+        # Moments, principal axes, about a hundred passes, and calls for each output.
+        products = axes * (rows * width + 10 * axes**2 + 1000 * rows * outputs * classes)
+        return fits_of_logistic * (products + CALLS * outputs * max(1, classes / 4))
 
+    # The fits of columns take about samples * width * min(samples, width) multiplications each.
     widths = [known.source(fit.columns).width() for fit in fits]
-    most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)
+    of_columns = sum(samples * column_width * min(samples, column_width) for column_width in widths)
+    most = max(CHEAP, of_columns / 4)
     every = next((n for n in range(1, 1 + max(1, samples // MIN_ROWS)) if work(n) <= most), 0)
     if not every:
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
     some = {"train": np.arange(0, raw.view["train"].rows, every)} if every > 1 else raw.some
-    return [(replace(raw, some=some), fitter.as_logistic(ALPHAS))]
+    return [(replace(raw, some=some), _logistic_of(fitter))]
 
 
 def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSource[KnownSplit]:

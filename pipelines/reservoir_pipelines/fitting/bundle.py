@@ -25,7 +25,7 @@ from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
 from reservoir_pipelines.fitting.entry_source import RawSource
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.result import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
@@ -34,7 +34,6 @@ from reservoir_pipelines.preparation.prepared import scaling_from_json
 FORMAT = 3
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
 CARD = "readout.json"
-# The SHA-256 digests in the specification of an entry with native input.
 PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
@@ -76,6 +75,7 @@ class Bundle:
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
         parts: list[Part] = []
+        # A readout of a statistic of the raw input reads no model.
         statistic = chosen.source.features if isinstance(chosen.source, RawSource) else None
         if isinstance(statistic, Statistic):
             parts.append(
@@ -88,6 +88,7 @@ class Bundle:
                 )
             )
         for column in () if parts else chosen.source.columns:
+            # Raw input and imported features have no model that predict could run; a column has that of its entry.
             source = known.column(column)
             entry = source.view.entry
             digest = "" if isinstance(source, RawSource) else entry.spec.backbone.digest
@@ -104,19 +105,20 @@ class Bundle:
                 input_digests=entry.spec.input.digests,
             )
             if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
-                # one forward pass gives both
+                # One forward pass gives the columns of both.
                 part = replace(part, columns=parts.pop().columns + part.columns)
             parts.append(part)
-        lengths, made = known.view["train"].lengths, known.entry
+        lengths = known.view["train"].lengths
+        made_with = known.entry.made_with
         return cls(
             task=known.task,
-            scaling=scaling_from_json(made.made_with.get("scaling"), known.task),
+            scaling=scaling_from_json(made_with.get("scaling"), known.task),
             parts=tuple(parts),
             readout=chosen.readout,
             scores=result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
             groups=known.view["train"].groups is not None,
-            origin=made.made_with.get("call", {}).get("task", ""),
+            origin=made_with.get("call", {}).get("task", ""),
             held_out=chosen.held_out(),
         )
 
@@ -233,14 +235,14 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
 def _part(values: dict[str, Any]) -> Part:
     if values["compute"] not in ("", "float32", "bfloat16"):
         raise ValueError(f"unknown precision {str(values['compute'])[:40]!r}")
-    made = {
+    parsed = {
         "reservoir": values["reservoir"] and Reservoir(**values["reservoir"]),
         "columns": tuple(values["columns"]),
         "input_digests": values.get("input_digests") or values.get("door") or {},
     }
     if values.get("statistic"):
-        made["statistic"] = from_json(Statistic, values["statistic"])
-    part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | made)
+        parsed["statistic"] = from_json(Statistic, values["statistic"])
+    part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | parsed)
     statistic = (part.statistic.name,) if part.statistic and not part.reservoir else (RAW.name,)
     if not part.columns or not (part.reservoir or part.digest or part.columns == statistic):
         raise ValueError("a part reads no known column")

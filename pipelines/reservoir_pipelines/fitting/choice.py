@@ -6,7 +6,7 @@ import numpy as np
 
 from reservoir.column import Columns
 from reservoir.readouts.evaluation import standard_error
-from reservoir_pipelines.fitting.fitters import ColumnFit
+from reservoir_pipelines.fitting.column_fit import ColumnFit
 
 
 def choose_fit(fits: Sequence[ColumnFit], units: np.ndarray, default: Columns | None = None) -> ColumnFit:
@@ -14,7 +14,7 @@ def choose_fit(fits: Sequence[ColumnFit], units: np.ndarray, default: Columns | 
 
     ``units`` (n,) is the row or group of each held-out sample.
     """
-    best = max(fits, key=lambda fit: fit.result.merit)
+    best = max(fits, key=lambda fit: fit.result.sort_key)
     first = next((fit for fit in fits if fit.columns == default), None)
     return best if first is None or clearly_better(best, first, units) else first
 
@@ -24,12 +24,16 @@ def better_baseline(
 ) -> ColumnFit | None:
     """Return the best baseline that is clearly better than the reservoir's fit; None to save the reservoir."""
     better = [fit for fit in baselines if clearly_better(fit, chosen, units)]
-    return max(better, key=lambda fit: fit.result.merit) if better else None
+    return max(better, key=lambda fit: fit.result.sort_key) if better else None
 
 
 def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     """Return whether a fit is better on the same held-out samples by more than a standard error of the difference."""
-    if fit.sample_scores is None or other.sample_scores is None or fit.result.merit <= other.result.merit:
+    if (
+        fit.sample_scores is None
+        or other.sample_scores is None
+        or fit.result.sort_key <= other.result.sort_key
+    ):
         return False
     # A column with a sample for each readout token is compared by row with one that has a sample for each row.
     sample_scores = fit.sample_scores(), other.sample_scores()

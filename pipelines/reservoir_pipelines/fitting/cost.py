@@ -37,7 +37,8 @@ class RidgeSize:
     @property
     def work(self) -> float:
         """Estimated multiplications."""
-        n, w, t, a = self.samples, self.width, self.targets, self.penalties
+        n, w = self.samples, self.width
+        t, a = self.targets, self.penalties
         if self.has_kernel:
             products = n**2 * w / 2
             if not self.folds:
@@ -51,9 +52,9 @@ class RidgeSize:
 
     def _folds(self, size: int) -> float:
         """Return the multiplications of all folds, each with a system of some ``size``, and of their scores."""
-        held, coded = self.samples // self.folds, self.penalties * self.targets
+        held_out, coded = self.samples // self.folds, self.penalties * self.targets
         # Either all solutions are rotated, or the rows that they score, whichever are fewer.
-        system = REDUCTION_WORK * size**3 + size**2 * (self.targets + min(held, coded))
+        system = REDUCTION_WORK * size**3 + size**2 * (self.targets + min(held_out, coded))
         return self.folds * system + self._scoring(self.samples, size)
 
     def _scoring(self, samples: int, width: int) -> float:
@@ -62,7 +63,8 @@ class RidgeSize:
     @property
     def bytes(self) -> float:
         """Estimated memory of the largest arrays."""
-        n, w, coded = self.samples, self.width, self.penalties * self.targets
+        n, w = self.samples, self.width
+        coded = self.penalties * self.targets
         systems = max(1, self.folds)
         solutions = 8 * coded * (min(n, w) if self.folds else w)
         if self.has_kernel:

@@ -15,11 +15,12 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.distinct import repeated_inputs
 from reservoir_pipelines.fitting.entry_source import EntrySamples, EntrySource
 from reservoir_pipelines.fitting.entry_view import EntryView, TestSplit
-from reservoir_pipelines.fitting.fitters import CurveReadout
+from reservoir_pipelines.fitting.fit_result import CurvePoint
+from reservoir_pipelines.fitting.learning_curve import CurveReadout
 from reservoir_pipelines.fitting.predictions import join_predictions, predict_block
 from reservoir_pipelines.fitting.predictions_file import LabelledRows, Predicted, ReadoutPredictions
 from reservoir_pipelines.fitting.refit import FinalReadout
-from reservoir_pipelines.fitting.results import CurvePoint, Result
+from reservoir_pipelines.fitting.result import Result
 from reservoir_pipelines.output import meter
 
 

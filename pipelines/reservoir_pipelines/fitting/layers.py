@@ -12,13 +12,14 @@ from reservoir.column import RAW, common_place, layers_first_to_last
 from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate_labels
 from reservoir.readouts.paired import Difference, paired_difference
 from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.cost import work_meter
 from reservoir_pipelines.fitting.evaluate import Scores
-from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter, size_of
+from reservoir_pipelines.fitting.fitter import Choice, Fitter, size_of
 from reservoir_pipelines.fitting.folds import groups_of_splits
+from reservoir_pipelines.fitting.layer_score import LayerScore
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout, refit
-from reservoir_pipelines.fitting.results import LayerScore
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,21 +42,19 @@ def refit_layers(
     of_layers = best_of_layers(fits)
     if len(of_layers) < 2:
         return []
+    # The fits of columns do not keep their models, which together need much memory, so the chosen setting of each
+    # layer is fitted once more.
+    choices: dict[str, Choice] = {}
+    for name, fit in of_layers.items():
+        choices[name] = Choice(fit, known.source(fit.columns), fitter.with_setting_of(fit))
+    works = [size_of(choice.source, choice.fitter).work + choice.refit_work for choice in choices.values()]
     layers: list[Layer] = []
-    sources = [known.source(fit.columns) for fit in of_layers.values()]
-    fitters = [fitter.with_setting_of(fit) for fit in of_layers.values()]
-    works = [
-        size_of(source, single).work + Choice(fit, source, single).refit_work
-        for fit, source, single in zip(of_layers.values(), sources, fitters, strict=True)
-    ]
     with work_meter("layers", works) as part:
-        for (name, fit), source, single, work in zip(
-            of_layers.items(), sources, fitters, works, strict=True
-        ):
+        for (name, choice), work in zip(choices.items(), works, strict=True):
+            fit, source, single = choice
             with part(work):
                 final = best
                 if fit.result != best.result:
-                    # The fits of columns do not keep their models, which together need much memory.
                     final = refit(Choice(single.fit(source), source, single), known.task)
                 layers.append(Layer(name=name, fit=fit, final=final))
     return layers
@@ -68,7 +67,7 @@ def layer_scores(
     if not layers:
         return ()
     # Test scores are only shown.
-    leader = max(layers, key=lambda layer: layer.fit.result.merit)
+    leader = max(layers, key=lambda layer: layer.fit.result.sort_key)
     of_layers: list[LayerScore] = []
     for layer in layers:
         of_layer, of_leader = scores[layer.final], scores[leader.final]
@@ -83,7 +82,7 @@ def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
     for fit in fits:
         layer = common_place(fit.columns)
         if layer is not None and fit.columns != (RAW,):
-            best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.merit)
+            best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.sort_key)
     return {layer: best[layer] for layer in layers_first_to_last(best)}
 
 

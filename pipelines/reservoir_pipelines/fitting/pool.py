@@ -146,7 +146,8 @@ class Known:
         names = [joined_name(columns) for columns in candidates]
         settings = [names, options.readout, options.alphas, options.select, options.class_weight]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-        kind, path = options.readout.partition(":")[0].rpartition(".")[2], self.entry.path.resolve()
+        kind = options.readout.partition(":")[0].rpartition(".")[2]
+        path = self.entry.path.resolve()
         name = f"{self.title}-{kind}-{digest}"
         if path.parent.parent.name != "features":
             return path_below(path.parent, name)

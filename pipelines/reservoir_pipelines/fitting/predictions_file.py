@@ -68,7 +68,7 @@ def write_predictions(
     most = max(1, MAX_PREDICTIONS // max(1, lines))
     if left_out := [readout.name for readout in readouts[most:]]:
         notify(f"{PREDICTIONS} would be too large, so it leaves out {', '.join(left_out)}")
-    table = _Table(task, splits, readouts[:most])
+    table = _PredictionLines(task, splits, readouts[:most])
 
     def write(part: Path) -> None:
         with (
@@ -87,7 +87,7 @@ def write_predictions(
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
+class _PredictionLines:
     """The lines of ``predictions.csv``: one for each label, in the order of rows, tokens and outputs."""
 
     task: Task

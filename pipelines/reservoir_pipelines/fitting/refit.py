@@ -8,13 +8,14 @@ import numpy as np
 
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.cost import work_meter
 from reservoir_pipelines.fitting.entry_source import EntrySamples, EntrySource, RawSource
 from reservoir_pipelines.fitting.entry_view import KnownSplit
-from reservoir_pipelines.fitting.fitters import Choice, ColumnFit, Fitter
+from reservoir_pipelines.fitting.fitter import Choice, Fitter
 from reservoir_pipelines.fitting.predictions import predict_blocks, predict_held_out
 from reservoir_pipelines.fitting.predictions_file import Predicted
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.result import Result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

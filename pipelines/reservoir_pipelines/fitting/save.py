@@ -12,10 +12,11 @@ from reservoir.options import FitOptions
 from reservoir_pipelines.files import write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.entry_view import KNOWN
+from reservoir_pipelines.fitting.fit_result import ELSEWHERE, SUMMARY, Fit
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.predictions_file import LabelledRows, ReadoutPredictions, write_predictions
 from reservoir_pipelines.fitting.refit import FinalReadout
-from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix
+from reservoir_pipelines.fitting.result import Result, score_matrix
 from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
@@ -26,7 +27,7 @@ DIFFERENCE = ("difference", "difference_low", "difference_high", "p_value")
 
 
 def save(
-    done: Fit,
+    fit: Fit,
     known: Known,
     shown: Result,
     readout: FinalReadout,
@@ -39,33 +40,33 @@ def save(
 
     ``default`` is the folder of a fit without ``--out``.
     """
-    folder, title = done.results.parent, f"{known.task.name}, {known.title}"
-    made = [view.entry.made_with.get("call", {}).get("command") for view in known.views]
+    folder, title = fit.results.parent, f"{known.task.name}, {known.title}"
+    extractions = [view.entry.made_with.get("call", {}).get("command") for view in known.views]
     commands = [
-        *filter(None, made),
+        *filter(None, extractions),
         typed("fit", [str(view.entry.path) for view in known.views], options),
     ]
     label = known.task.parameters.get("label")
-    summary = {**done.to_dict(), "label": label, "title": done.best.title, "commands": commands}
+    summary = {**fit.to_dict(), "label": label, "title": fit.best.title, "commands": commands}
     with locked(folder):  # so that all files in the folder belong to one fit
         remove_leftovers(folder, locked=True)
-        write_csv(done.results, _table_lines(done))
+        write_csv(fit.results, _table_lines(fit))
         write_predictions(folder, known.task, _labelled_rows(known, test_rows, predictions), predictions)
-        if done.layer_scores:
-            write_csv(folder / LAYERS, _layer_lines(done))
-        Bundle.of(known, readout, done.best).write(folder)
+        if fit.layer_scores:
+            write_csv(folder / LAYERS, _layer_lines(fit))
+        Bundle.of(known, readout, fit.best).write(folder)
         write_checked(folder / SUMMARY, summary)
-        columns, settings, scores = score_matrix(done.table)
+        columns, settings, scores = score_matrix(fit.table)
         place = columns.index(shown.title), settings.index(shown.setting)
-        level, metric = done.raw.valid_score if done.raw else None, done.best.metric
+        level, metric = fit.raw.valid_score if fit.raw else None, fit.best.metric
         plot_sweep(folder / "sweep.png", ScoreGrid(columns, settings, scores, place), level, metric, title)
-        if done.curve:
-            curve = [point._asdict() for point in done.curve]
+        if fit.curve:
+            curve = [point._asdict() for point in fit.curve]
             plot(folder / "curve.png", (6, 4.2), f"{title}, {shown.title}", draw_curve, curve, metric)
-        plot_confusion(folder / "confusion.png", done.evaluation, title)
-        if not done.evaluation.classes:
-            heading = f"{title}: test, R² {done.evaluation.scores['R²']:.3f}"
-            plot(folder / "predicted.png", (5, 5), heading, draw_values, done.evaluation.values)
+        plot_confusion(folder / "confusion.png", fit.evaluation, title)
+        if not fit.evaluation.classes:
+            heading = f"{title}: test, R² {fit.evaluation.scores['R²']:.3f}"
+            plot(folder / "predicted.png", (5, 5), heading, draw_values, fit.evaluation.values)
     if options.out and default.parents[1].name == "readouts":
         with suppress(OSError):  # the cache may be read-only
             default.mkdir(parents=True, exist_ok=True)
@@ -84,33 +85,34 @@ def _labelled_rows(
     return {**rows, "test": test_rows}
 
 
-def _table_lines(done: Fit) -> list[tuple[Any, ...]]:
+def _table_lines(fit: Fit) -> list[tuple[Any, ...]]:
     """Return the headings, and a line for each readout with the chosen one marked."""
     lines: list[tuple[Any, ...]] = [FIELDS]
-    chosen = done.best
+    chosen = fit.best
     # The raw input may be among the columns; as a baseline it has a test score too, and replaces that line.
-    results = {(one.columns, one.readout, one.alpha): one for one in [*done.table, *done.baselines]}
+    results = {(row.columns, row.readout, row.alpha): row for row in [*fit.table, *fit.baselines]}
     for setting, result in results.items():
-        mine = setting == (chosen.columns, chosen.readout, chosen.alpha)
+        is_chosen = setting == (chosen.columns, chosen.readout, chosen.alpha)
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
         scores = (
             result.valid_score,
             int(result.converged),
-            int(mine),
-            (chosen if mine else result).test_score,
+            int(is_chosen),
+            (chosen if is_chosen else result).test_score,
         )
         lines.append((result.name, result.readout, alpha, result.metric, *scores))
     return lines
 
 
-def _layer_lines(done: Fit) -> list[tuple[Any, ...]]:
+def _layer_lines(fit: Fit) -> list[tuple[Any, ...]]:
     """Return the headings, and a line for each layer."""
     lines: list[tuple[Any, ...]] = [("layer", *FIELDS[:4], *SCORES, *DIFFERENCE)]
-    for score in done.layer_scores:
+    for score in fit.layer_scores:
         result = score.result
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
         p_value = "" if score.p_value is None else f"{score.p_value:.3g}"
-        valid_interval, interval = score.valid_interval or ("", ""), score.difference_interval or ("", "")
+        valid_interval = score.valid_interval or ("", "")
+        interval = score.difference_interval or ("", "")
         scores = result.valid_score, *valid_interval, result.test_score
         difference = score.difference, *interval, p_value
         lines.append((score.layer, result.name, result.readout, alpha, result.metric, *scores, *difference))

@@ -14,8 +14,8 @@ from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.fit import fit
+from reservoir_pipelines.fitting.fit_result import Fit
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.fitting.results import Fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +67,13 @@ def fit_seeds(
         raise InputError(problem, "extract its task again")
     root = entry.path.resolve().parents[2]
     with untracked():
-        made = [
+        extractions = [
             extract(task, replace(extracted, cache=root, device=place.device, data=data, seed=seed))
             for seed in range(seeds)
         ]
-    pools = [Pool.of(one) for one in made]
-    held = [pool.columns() for pool in pools]
-    shared = tuple(column for column in held[0] if all(column in columns for columns in held))
+    pools = [Pool.of(extraction) for extraction in extractions]
+    first, *others = (pool.columns() for pool in pools)
+    shared = tuple(column for column in first if all(column in columns for columns in others))
     fits = []
     for seed, pool in enumerate(pools):
         out = options.out / f"seed{seed}" if options.out else None

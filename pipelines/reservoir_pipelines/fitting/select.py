@@ -11,25 +11,20 @@ from reservoir.column import Columns
 from reservoir_pipelines.fitting.baselines import CHEAP
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
+from reservoir_pipelines.fitting.column_fit import ColumnFit, add_fit
 from reservoir_pipelines.fitting.cost import RidgeSize, work_meter
 from reservoir_pipelines.fitting.entry_source import SomeRows
 from reservoir_pipelines.fitting.entry_view import KNOWN
-from reservoir_pipelines.fitting.fitters import (
-    Choice,
-    ColumnFit,
-    CurveReadout,
-    Fitter,
-    add_fit,
-    fit_source,
-    size_of,
-)
+from reservoir_pipelines.fitting.fitter import Choice, Fitter, fit_source, size_of
 from reservoir_pipelines.fitting.folds import held_out_units
+from reservoir_pipelines.fitting.learning_curve import CurveReadout
 from reservoir_pipelines.fitting.pool import Known
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.result import Result
 from reservoir_pipelines.fitting.source import Source
 
 RACED_ROWS = 2000  # training rows from which a race saves time
-RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race
+RACE_SHARE = 1 / 10  # of the training rows are in the race
+MIN_RACE_ROWS, MAX_RACE_ROWS = 600, 5000
 RACE_VALID_ROWS = 2000  # most validation rows in the race, if these choose the readout
 
 
@@ -115,7 +110,7 @@ def fit_columns(
         return _fit_each("fit", known, candidates.columns, fitter), ()
     # All columns are fitted to some of the rows, and the best third to all rows.
     fits = _fit_each("race", few, candidates.columns, fitter.without_wider_grid())
-    ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
+    ranked = sorted(fits, key=lambda fit: fit.result.sort_key, reverse=True)
     lost = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
     going_on = [
         columns for columns, fit in zip(candidates.columns, fits, strict=True) if fit.result not in lost

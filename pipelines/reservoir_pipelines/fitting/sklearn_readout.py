@@ -25,7 +25,7 @@ class EstimatorReadout:
 
     def scores(self, x: np.ndarray) -> np.ndarray:
         """Return the predicted labels coded as targets, (n, T)."""
-        return self.targets.encode(self.predict(x))
+        return self.targets.coded(self.predict(x))
 
     @property
     def has_probabilities(self) -> bool:
@@ -37,24 +37,27 @@ class EstimatorReadout:
         classes = self.targets.classes
         if not self.has_probabilities:
             return np.eye(classes)[self.predict(x).astype(int)]
-        found = self.model.predict_proba(x)
-        seen = self.model.classes_
-        parts = list(zip(found, seen, strict=True)) if isinstance(found, list) else [(found, seen)]
-        out = np.zeros((len(x), len(parts), classes))
-        for number, (chances, names) in enumerate(parts):
-            out[:, number, np.asarray(names).astype(int)] = chances
-        return out
+        # With several outputs, both are lists. A class that no training row has gets the probability 0.
+        chances, names = self.model.predict_proba(x), self.model.classes_
+        outputs = [(chances, names)]
+        if isinstance(chances, list):
+            outputs = list(zip(chances, names, strict=True))
+        probabilities = np.zeros((len(x), len(outputs), classes))
+        for number, (of_output, names_of_output) in enumerate(outputs):
+            probabilities[:, number, np.asarray(names_of_output).astype(int)] = of_output
+        return probabilities
 
 
 def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None:
     """Return the linear readout whose coefficients reproduce the results on ``x`` (n, w); None if none do."""
-    scaler, estimator, targets = fitted.model[0], fitted.model[-1], fitted.targets
+    scaler, estimator = fitted.model[0], fitted.model[-1]
+    targets = fitted.targets
     x = x[:PROBE_ROWS].astype(np.float64)
     try:
-        parts = [(np.atleast_2d(one.coef_), one.intercept_) for one in _members(estimator)]
-        offsets = np.concatenate([np.broadcast_to(offset, len(coef)) for coef, offset in parts]).astype(
-            np.float64
-        )
+        # The coefficients of all outputs and classes, for features that are not standardised.
+        parts = [(np.atleast_2d(member.coef_), member.intercept_) for member in _members(estimator)]
+        offsets = np.concatenate([np.broadcast_to(offset, len(coef)) for coef, offset in parts])
+        offsets = offsets.astype(np.float64)
         coef = np.concatenate([coef for coef, _ in parts]).astype(np.float64).T / scaler.scale_[:, None]
         readout = LinearReadout(coef=coef, intercept=offsets - scaler.mean_ @ coef, targets=targets)
         if coef.shape[1] != targets.columns:
@@ -68,9 +71,10 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
             return None
         if not fitted.has_probabilities:
             return replace(readout, link="none")
-        wanted = fitted.probabilities(x)
-        links = (replace(readout, link=link) for link in LINKS if link != "none")
-        return next((one for one in links if _close(one.probabilities(x), wanted)), None)
+        # The link from scores to probabilities that reproduces those of the estimator.
+        expected = fitted.probabilities(x)
+        linked = (replace(readout, link=link) for link in LINKS if link != "none")
+        return next((form for form in linked if _close(form.probabilities(x), expected)), None)
     except (AttributeError, TypeError, ValueError):
         return None  # without coefficients, or with those of another kind of model
 
@@ -79,11 +83,10 @@ def _members(estimator: Any) -> Iterator[Any]:
     """Yield the estimator, or its parts if it has one for each output or for each class against the rest."""
     if not hasattr(estimator, "estimators_"):
         yield estimator
-    for one in getattr(estimator, "estimators_", ()):
-        yield from _members(one)
+    for member in getattr(estimator, "estimators_", ()):
+        yield from _members(member)
 
 
-def _close(found: np.ndarray, wanted: np.ndarray) -> bool:
-    return bool(
-        np.allclose(found, wanted, rtol=1e-6, atol=1e-6 * float(np.abs(wanted).max(initial=1e-300)))
-    )
+def _close(values: np.ndarray, expected: np.ndarray) -> bool:
+    largest = float(np.abs(expected).max(initial=1e-300))
+    return bool(np.allclose(values, expected, rtol=1e-6, atol=1e-6 * largest))

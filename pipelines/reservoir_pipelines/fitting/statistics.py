@@ -13,10 +13,13 @@ from reservoir.tasks.words import are_words, texts_of
 MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
 MAX_LETTERS = 150  # letters of k-mers, the most frequent ones: a table of all triples then has 27 MB
 WORDS = r"\w+|[^\w\s]"  # words of one letter and punctuation are included
-SUMMARIES, COMPOSITION, K_MERS, TF_IDF = "summary statistics", "composition", "k-mer counts", "tf-idf"
+SUMMARIES = "summary statistics"
+COMPOSITION = "composition"
+K_MERS = "k-mer counts"
+TF_IDF = "tf-idf"
 SIZES = {COMPOSITION: (1,), K_MERS: (1, 2, 3)}  # letters of the counted k-mers
 
-Rows = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
+ReadRows = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
 """Returns the training rows again: blocks of stored sequences (rows, tokens, ...) and their lengths (rows,)."""
 
 
@@ -64,18 +67,20 @@ class Statistic:
 
     def _counts(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the number of each k-mer of ``terms`` in each row; of single letters, their share."""
-        terms, counts = np.array(self.terms, np.int64), np.zeros((len(x), len(self.terms)), np.float32)
+        terms = np.array(self.terms, np.int64)
+        counts = np.zeros((len(x), len(terms)), np.float32)
         for rows, numbers in _k_mers(x, lengths, np.array(self.letters), SIZES[self.name]):
+            # Count the k-mers that are in the vocabulary, in the cell of their row and term.
             places = np.minimum(np.searchsorted(terms, numbers), len(terms) - 1)
-            found = terms[places] == numbers
-            cells = rows[found] * len(terms) + places[found]
+            is_term = terms[places] == numbers
+            cells = rows[is_term] * len(terms) + places[is_term]
             counts += np.bincount(cells, minlength=counts.size).reshape(counts.shape)
         if self.name == COMPOSITION:
             counts /= np.maximum(counts.sum(axis=1, keepdims=True), 1)
         return counts
 
 
-def learn_statistics(task: Task, rows: Rows) -> list[Statistic]:
+def learn_statistics(task: Task, rows: ReadRows) -> list[Statistic]:
     """Return the statistics that suit a task, their vocabularies learnt from its training rows."""
     if task.each or task.pictures:
         return []
@@ -86,7 +91,7 @@ def learn_statistics(task: Task, rows: Rows) -> list[Statistic]:
     return [_learn_k_mers(name, _letters(rows), rows) for name in SIZES]
 
 
-def _learn_words(rows: Rows) -> Statistic:
+def _learn_words(rows: ReadRows) -> Statistic:
     """Return tf-idf with the most frequent words of the training rows."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -96,7 +101,7 @@ def _learn_words(rows: Rows) -> Statistic:
     return Statistic(name=TF_IDF, words=words, idf=tuple(vectorizer.idf_.tolist()))
 
 
-def _letters(rows: Rows) -> np.ndarray:
+def _letters(rows: ReadRows) -> np.ndarray:
     """Return the letters or symbols of the training rows, the most frequent ones first."""
     counts = np.zeros(1, np.int64)
     for x, lengths in rows():
@@ -107,7 +112,7 @@ def _letters(rows: Rows) -> np.ndarray:
     return occurring[np.argsort(-counts[occurring], kind="stable")]
 
 
-def _learn_k_mers(name: str, letters: np.ndarray, rows: Rows) -> Statistic:
+def _learn_k_mers(name: str, letters: np.ndarray, rows: ReadRows) -> Statistic:
     """Return the counts of the most frequent k-mers of the training rows; equally frequent ones in ascending order."""
     sizes = SIZES[name]
     letters = np.sort(letters[: MAX_FEATURES if sizes == (1,) else MAX_LETTERS])
@@ -150,8 +155,12 @@ def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     values = np.where(real, x.astype(np.float64), np.nan)
     time = np.where(real, np.arange(x.shape[1])[:, None], np.nan)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
-        found = [function(values, axis=1) for function in (np.nanmean, np.nanstd, np.nanmin, np.nanmax)]
+        mean = np.nanmean(values, axis=1)
+        deviation = np.nanstd(values, axis=1)
+        low, high = np.nanmin(values, axis=1), np.nanmax(values, axis=1)
         time -= np.nanmean(time, axis=1, keepdims=True)
-    together = np.nansum(time * (values - found[0][:, None]), axis=1)
-    slope = together / np.maximum(np.nansum(np.square(time), axis=1), 1)
-    return np.nan_to_num(np.concatenate([*found, slope], axis=1)).astype(np.float32)
+    # The slope of the least-squares line through the values of a channel.
+    products = np.nansum(time * (values - mean[:, None]), axis=1)
+    slope = products / np.maximum(np.nansum(np.square(time), axis=1), 1)
+    statistics = [mean, deviation, low, high, slope]
+    return np.nan_to_num(np.concatenate(statistics, axis=1)).astype(np.float32)

@@ -28,7 +28,8 @@ def stored_moments(
     splits = ("train",) if fold_of_sample is None else KNOWN
     if sum(len(source.labels(split)) for split in splits) <= 4 * source.width():
         return None
-    weights, column, entry = targets.class_weights, source.column.name.replace("/", "-"), source.view.entry
+    entry, weights = source.view.entry, targets.class_weights
+    column = source.column.name.replace("/", "-")
     # The weights depend on the splits that were counted, so moments of other weights have other names.
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     end = f"-weighted{digest}-{column}" if weights else f"-{column}"

@@ -12,24 +12,24 @@ from reservoir.readouts.evaluation import (
     p_value_of_difference,
     standard_error,
 )
+from reservoir_pipelines.fitting.against import Against
 from reservoir_pipelines.fitting.choice import units_of_samples
+from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.evaluate import Scores
-from reservoir_pipelines.fitting.fitters import ColumnFit
-from reservoir_pipelines.fitting.results import Against
 from reservoir_pipelines.output import count_text, score_text
 
-CAUTION_ERRORS = (
-    2  # standard errors by which a test score may lie below validation before a caution is printed
-)
+# Standard errors by which a test score may lie below validation before a caution is printed.
+CAUTION_ERRORS = 2
 
 
 def compare_with(ours: Scores, baseline: Scores) -> Against:
     """Return what the test rows show of the reservoir's readout against a baseline."""
-    one, other = ours.evaluation, baseline.evaluation
-    p_value, units = p_value_of_difference(one, other), len(one.row_scores)
+    first, second = ours.evaluation, baseline.evaluation
+    p_value = p_value_of_difference(first, second)
+    units = len(first.row_scores)
     difference = float(ours.result.test_score or 0) - float(baseline.result.test_score or 0)
     # The sign of the mean score of the rows decides, because the p-value is about it; balanced accuracy may differ.
-    gain = float(one.row_scores.sum() - other.row_scores.sum())
+    gain = float(first.row_scores.sum() - second.row_scores.sum())
     verdict = "no difference"
     if p_value is None or units < MIN_UNITS:
         verdict = "cannot be judged"
@@ -41,19 +41,20 @@ def compare_with(ours: Scores, baseline: Scores) -> Against:
         metric=ours.result.metric,
         difference=difference,
         p_value=p_value,
-        rows=one.rows,
-        groups=one.groups,
+        rows=first.rows,
+        groups=first.groups,
     )
 
 
 def cautions(scores: Scores, fit: ColumnFit, units: np.ndarray) -> list[str]:
     """Return why a test score is worse than it should be: by one label for all rows, a constant, or validation."""
-    result, test, found = scores.result, scores.result.test_score, scores.evaluation
+    result, evaluation = scores.result, scores.evaluation
+    test = result.test_score
     if test is None:
         return []
     lines = _constant_label(scores)
-    name, constant = _constant_score(found, result.metric)
-    rows, metric = count_text(found.rows, "test row"), result.metric.replace("_", " ")
+    name, constant = _constant_score(evaluation, result.metric)
+    rows, metric = count_text(evaluation.rows, "test row"), result.metric.replace("_", " ")
     written = f"CAUTION: {metric} {score_text(test, result.metric)} on {rows} is"
     if test < constant:
         lines.append(f"{written} below {name}; add rows or discard the readout")
@@ -71,21 +72,21 @@ def cautions(scores: Scores, fit: ColumnFit, units: np.ndarray) -> list[str]:
 
 def _constant_label(scores: Scores) -> list[str]:
     """Return a caution if all test rows get the same label."""
-    found = scores.evaluation
-    predicted = found.confusion.sum(axis=0).nonzero()[0]
-    if len(predicted) != 1 or len(found.recall) < 2 or found.samples != found.rows:
+    evaluation = scores.evaluation
+    predicted = evaluation.confusion.sum(axis=0).nonzero()[0]
+    if len(predicted) != 1 or len(evaluation.recall) < 2 or evaluation.samples != evaluation.rows:
         return []
-    problem = f"CAUTION: all test rows get the label {found.classes[predicted[0]]!r}"
+    problem = f"CAUTION: all test rows get the label {evaluation.classes[predicted[0]]!r}"
     balanced = "" if scores.result.metric == "balanced_accuracy" else ", or pass --class-weight balanced"
     return [f"{problem}, as by a constant; add rows of the other classes{balanced}"]
 
 
-def _constant_score(found: Evaluation, metric: str) -> tuple[str, float]:
+def _constant_score(evaluation: Evaluation, metric: str) -> tuple[str, float]:
     """Return the name and the score of the best constant prediction."""
     if metric == "R²":
         return "0, that of predicting the mean", 0.0
     if metric == "balanced_accuracy":
-        share = 1 / max(1, len(found.recall))
+        share = 1 / max(1, len(evaluation.recall))
         return f"{share:.1%}, that of a constant label", share
-    share = found.scores["majority_baseline"]
+    share = evaluation.scores["majority_baseline"]
     return f"{share:.1%}, that of the most common class alone", share

@@ -85,11 +85,13 @@ class Attention(Record):
 
 def _over_rest(mean: np.ndarray, last: int, distances: list[int]) -> float:
     """Return the mean weight of the last tokens at some distances, divided by that on the others."""
-    query, key = np.arange(len(mean) - last, len(mean))[:, None], np.arange(len(mean))
-    on = np.isin(query - key, distances)
-    seen = (query >= key) if not np.triu(mean, 1).any() else np.ones_like(on)
+    query = np.arange(len(mean) - last, len(mean))[:, None]
+    key = np.arange(len(mean))
+    at_distance = np.isin(query - key, distances)
+    is_causal = not np.triu(mean, 1).any()
+    visible = (query >= key) if is_causal else np.ones_like(at_distance)
     rows = mean[-last:]
-    return float(rows[on].mean() / np.nanmean(rows[seen & ~on]))
+    return float(rows[at_distance].mean() / np.nanmean(rows[visible & ~at_distance]))
 
 
 def attention(
@@ -100,7 +102,8 @@ def attention(
     place: PlaceOptions,
 ) -> Attention:
     """Plot and save the attention maps of one block; see `api.attention`."""
-    out, run, layer = options.out, options.run, options.layer
+    out, run = options.out, options.run
+    layer = options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
         raise InputError(f"--out {out}: not an image file", "name a file such as maps.png")
     root = cache_root(place.cache)
@@ -119,7 +122,7 @@ def attention(
     if not np.isfinite(one).all():
         raise InputError(f"task {name!r}: the model overflows in its first row", "correct or remove it")
     plot = out or (run or path_below(root, "attention", name)) / f"{settings.title}-block{layer:02d}.png"
-    done = Attention(
+    result = Attention(
         task=name,
         backbone=settings.title,
         layer=layer,
@@ -135,36 +138,38 @@ def attention(
     )
     with writing(plot):
         plot.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(done.arrays, partial(_write_arrays, done))
-        _plot(done)
-    return done
+        replace_file(result.arrays, partial(_write_arrays, result))
+        _plot(result)
+    return result
 
 
-def _plot(done: Attention) -> None:
+def _plot(result: Attention) -> None:
     """Save the mean of the maps over the heads, for the sequence and over all rows, and the mean of each head."""
     # Only tokens of bit strings, which are named by their position, have the same names in every sequence.
-    places = done.labels if done.diagonals else [str(number + 1) for number in range(done.mean.shape[1])]
-    maps = [("one sequence", done.one.mean(axis=0), done.labels)]
-    maps += [(f"mean over {done.rows} sequences", done.mean.mean(axis=0), places)]
-    maps += [(f"head {number}", head, places) for number, head in enumerate(done.mean, start=1)]
+    places = (
+        result.labels if result.diagonals else [str(number + 1) for number in range(result.mean.shape[1])]
+    )
+    maps = [("one sequence", result.one.mean(axis=0), result.labels)]
+    maps += [(f"mean over {result.rows} sequences", result.mean.mean(axis=0), places)]
+    maps += [(f"head {number}", head, places) for number, head in enumerate(result.mean, start=1)]
     lines = -(-len(maps) // 3)
-    title = f"{done.task}, {done.backbone}: attention of block {done.layer}"
-    with saved_figure(done.plot, 15, 4.6 * lines, title) as figure:
+    title = f"{result.task}, {result.backbone}: attention of block {result.layer}"
+    with saved_figure(result.plot, 15, 4.6 * lines, title) as figure:
         for number, (what, values, names) in enumerate(maps, start=1):
             axes = figure.add_subplot(lines, 3, number)
-            draw_map(axes, values, names, done.diagonals, done.top)
+            draw_map(axes, values, names, result.diagonals, result.top)
             axes.set_title(what, fontsize=10)
 
 
-def _write_arrays(done: Attention, part: Path) -> None:
+def _write_arrays(result: Attention, part: Path) -> None:
     import h5py
     from reservoir_cache import new_file
 
     with new_file(part) as file:
         for name in ("one", "mean"):
-            file.create_dataset(name, data=getattr(done, name), track_times=False)
-        file.create_dataset("labels", data=done.labels, dtype=h5py.string_dtype(), track_times=False)
-        file.attrs.update(task=done.task, backbone=done.backbone, layer=done.layer, rows=done.rows)
+            file.create_dataset(name, data=getattr(result, name), track_times=False)
+        file.create_dataset("labels", data=result.labels, dtype=h5py.string_dtype(), track_times=False)
+        file.attrs.update(task=result.task, backbone=result.backbone, layer=result.layer, rows=result.rows)
 
 
 def average_maps(
@@ -175,13 +180,14 @@ def average_maps(
 
     from reservoir.backbones import attention_maps
 
-    shown, lengths = to_tokens(model, scaling, x, lengths)
+    inputs, lengths = to_tokens(model, scaling, x, lengths)
     longest = int(lengths.max())
-    first, total = np.zeros(0, np.float32), np.zeros(0)
+    first = np.zeros(0, np.float32)
+    total = np.zeros(0)
     for batch in batches(lengths, max(1, BATCH_PAIRS // longest**2)):
         tokens = int(lengths[batch].max())
         with torch.inference_mode():
-            embeds = model.fpt.inputs(torch.from_numpy(shown[batch, :tokens]).to(model.device))
+            embeds = model.fpt.inputs(torch.from_numpy(inputs[batch, :tokens]).to(model.device))
             real = torch.from_numpy(lengths[batch].astype(np.int64)).to(model.device)
             maps = attention_maps(model.fpt.backbone, embeds, real, layer).cpu().numpy()
         if not total.size:
@@ -190,6 +196,7 @@ def average_maps(
         if 0 in batch:
             n = int(lengths[0])
             first = maps[batch.tolist().index(0), :, :n, :n].copy()
+    # Rows are padded on the right: both tokens of a pair are real in as many rows as the later one.
     real_rows = (lengths[:, None] > np.arange(longest)).sum(axis=0)
     with np.errstate(invalid="ignore"):
         return first, (total / np.minimum(real_rows[:, None], real_rows)).astype(np.float32)
@@ -220,8 +227,8 @@ def bit_diagonals(task: Task) -> dict[int, str]:
     if task.name not in BIT_TASKS:
         return {}
     strings = task.max_tokens // task.readout_tokens
-    own = {0: f"string {strings}"} if task.name == "bit-xor" else {}
-    return own | {back * task.readout_tokens: f"string {strings - back}" for back in range(1, strings)}
+    itself = {0: f"string {strings}"} if task.name == "bit-xor" else {}
+    return itself | {back * task.readout_tokens: f"string {strings - back}" for back in range(1, strings)}
 
 
 def _prepare_for(
@@ -243,10 +250,13 @@ def _prepare_for(
             f"--run {run}: the run determines the model", "leave out the options that choose another"
         )
     # Use the parameters that the user gave for the training: those that differ from the defaults.
-    named, known = task in TASKS, OwnDataOptions.__dataclass_fields__
-    default = task_named(task, data=data_folder(source.data)).task.parameters if named else {}
-    given = {n: v for n, v in trained.parameters.items() if (default.get(n) != v if named else n in known)}
-    merged = {"parameters": given | source.given} if named else given | source.explicit
+    if task in TASKS:
+        default = task_named(task, data=data_folder(source.data)).task.parameters
+        changed = {n: v for n, v in trained.parameters.items() if default.get(n) != v}
+        merged: dict[str, Any] = {"parameters": changed | source.given}
+    else:
+        options = OwnDataOptions.__dataclass_fields__
+        merged = {n: v for n, v in trained.parameters.items() if n in options} | source.explicit
     prepared = prepare(task, cache=cache, **vars(replace(source, **merged)))
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]

@@ -102,7 +102,10 @@ def verdict_on(
         estimates.append(Estimate(claim["by"], claim["by"], claim["by"]))
     first, *others = estimates
     differences = [first.minus(other) for other in others]
-    texts = [f"{one.mean:+.3g} ({one.low:+.3g} to {one.high:+.3g})" for one in differences]
+    texts = [
+        f"{difference.mean:+.3g} ({difference.low:+.3g} to {difference.high:+.3g})"
+        for difference in differences
+    ]
     if "less" in claim:
         differences = [-difference for difference in differences]
     holds = _holds(differences, claim.get("within", 0.0), both_sides="near" in claim)
@@ -112,8 +115,13 @@ def verdict_on(
 
 def _holds(differences: Sequence[Estimate], within: float, *, both_sides: bool) -> bool | None:
     """Return whether all differences are above ``-within`` (and below ``within``), or None if that cannot be seen."""
-    inside = [one.low > -within and (not both_sides or one.high < within) for one in differences]
-    outside = [one.high < -within or (both_sides and one.low > within) for one in differences]
+    inside = [
+        difference.low > -within and (not both_sides or difference.high < within)
+        for difference in differences
+    ]
+    outside = [
+        difference.high < -within or (both_sides and difference.low > within) for difference in differences
+    ]
     return True if all(inside) else False if any(outside) else None
 
 

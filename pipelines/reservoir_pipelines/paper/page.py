@@ -96,7 +96,8 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
 
 def _spot(spot: Values, reasons: list[str], results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the texts of one position of a table."""
-    measure, paper, mean = spot["measure"], spot["published"], spot["mean"]
+    measure = spot["measure"]
+    paper, mean = spot["published"], spot["mean"]
     difference = ""
     if measure.endswith("_score") and isinstance(paper, int | float) and mean is not None:
         difference = f"{mean - paper:+.1f}"
@@ -208,7 +209,8 @@ def _draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, Any]]) -> N
 
 def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     result = results[key]
-    stage, settings, values = result["stage"], dict(result["settings"]), result["values"]
+    stage, values = result["stage"], result["values"]
+    settings = dict(result["settings"])
     if pretraining := results.get(str(settings.get("backbone")).removeprefix(CELL)):
         settings["backbone"] = Cell("pretrain", None, pretraining["settings"])
     facts = [

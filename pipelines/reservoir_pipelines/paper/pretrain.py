@@ -135,9 +135,9 @@ def pretrain(
     run = RunFolder(out / RUN)
     with run.lock():
         run.start(make_config(settings, device))
-        state, done = run.state, run.result(partial(from_json, Pretraining))
-        if done:
-            return replace(done, folder=str(out))
+        state = run.state
+        if finished := run.result(partial(from_json, Pretraining)):
+            return replace(finished, folder=str(out))
         if state.step and not options.resume:
             raise InputError(
                 f"{out}: this run is at step {state.step:,} of {recipe.steps:,}",
@@ -152,7 +152,7 @@ def pretrain(
         bits: dict[str, Any] = {
             f"{split}_bits": steps.measure(part, FINAL_TOKENS) for split, part in held_out.items()
         }
-        done = Pretraining(
+        result = Pretraining(
             folder=str(out),
             corpus=described,
             steps=state.step,
@@ -164,10 +164,10 @@ def pretrain(
             **bits,
         )
         save_model(out, model, source.tokenizer)
-        title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
-        plot(run.path / CURVE, (7, 4), title, draw_bits, run.history, source.unit, done.entropy)
-        write_checked(run.path / RESULT, done.to_dict())  # last, so that a resumed run draws its plot
-        return done
+        title = f"{backbone} on {result.corpus['corpus']}: {result.parameters:,} parameters"
+        plot(run.path / CURVE, (7, 4), title, draw_bits, run.history, source.unit, result.entropy)
+        write_checked(run.path / RESULT, result.to_dict())  # last, so that a resumed run draws its plot
+        return result
 
 
 def _pretrain_bit_memory(
@@ -194,7 +194,7 @@ def _pretrain_bit_memory(
         "run": out / RUN,
     }
     rate = options.learning_rate or LEARNING_RATE
-    done = train(
+    result = train(
         BIT_MEMORY,
         backbone=backbone,
         init="random",
@@ -209,13 +209,13 @@ def _pretrain_bit_memory(
     return Pretraining(
         folder=str(out),
         corpus={"corpus": BIT_MEMORY, "vocabulary": vocabulary},
-        steps=done.steps,
-        tokens=done.steps * rows * ROW_TOKENS,
+        steps=result.steps,
+        tokens=result.steps * rows * ROW_TOKENS,
         parameters=sum(p.numel() for p in model.parameters()),
-        valid_accuracy=done.valid_score,
-        test_accuracy=done.test_score,
-        floor=done.floor,
-        seconds=round(done.seconds, 1),
+        valid_accuracy=result.valid_score,
+        test_accuracy=result.test_score,
+        floor=result.floor,
+        seconds=round(result.seconds, 1),
     )
 
 

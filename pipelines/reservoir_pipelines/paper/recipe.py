@@ -125,9 +125,9 @@ def load_recipe(
     recipe becomes empty if it has none of the given tasks, or none of the given rows and columns.
     """
     path = Path(name) if name.endswith(".toml") else None
-    if path is None and name not in (known := recipe_names()):
-        choices = f"give one of {', '.join(known)}, or the path of a .toml file"
-        raise InputError(f"no recipe {name!r}: {choices}{nearest(name, known)}")
+    if path is None and name not in (names := recipe_names()):
+        choices = f"give one of {', '.join(names)}, or the path of a .toml file"
+        raise InputError(f"no recipe {name!r}: {choices}{nearest(name, names)}")
     table, shared = _read(path or RECIPES / f"{name}.toml", name), _read(RECIPES / "cells.toml", "cells")
     builder = _Builder(f"recipe {name}", scale, table, shared, override)
     return builder.build(path.stem if path else name, seeds, only)
@@ -237,8 +237,9 @@ class _Builder:
         """Return the table positions that ``parts`` selects; it filters each kind (task, row, column) that it names."""
         only, tasks = {*parts}, {*self.shared["tasks"]}
         chosen = {kind: only & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
-        found = set[str]().union(*chosen.values())
-        if any(names and not names & found for names in (only & tasks, only - tasks)):
+        # Nothing is selected if the recipe has none of the tasks, or none of the rows and columns, that are named.
+        present = set[str]().union(*chosen.values())
+        if any(names and not names & present for names in (only & tasks, only - tasks)):
             return []
         return [
             spot
@@ -291,13 +292,13 @@ class _Builder:
         for number, column in zip(published, columns, strict=True):
             name = column["name"]
             task_names = [{"task": n} for n in (row["name"], name) if n in self.shared["tasks"]]
-            given = ChainMap(row, column, *task_names, self.table)
-            measure, task = given.get("measure", "test_score"), given.get("task")
+            merged = ChainMap(row, column, *task_names, self.table)
+            measure, task = merged.get("measure", "test_score"), merged.get("task")
             if measure not in MEASURES:
                 raise InputError(
                     f"{self.where}: no measure {measure!r}", f"the measures are {', '.join(MEASURES)}"
                 )
-            cells = row.get("at", {}).get(name) or row.get("best") or given.get("cell") or []
+            cells = row.get("at", {}).get(name) or row.get("best") or merged.get("cell") or []
             names = cells if isinstance(cells, list) else [cells]
             for cell in names:  # also if no cell is run here
                 self._cell_named(cell)
@@ -331,14 +332,15 @@ class _Builder:
     ) -> Cell:
         """Return a cell by its name in ``cells.toml``, after adding the cells that it needs."""
         named = self._cell_named(name)
-        stage, known = named["stage"], GROUPS[named["stage"]]
+        stage = named["stage"]
+        allowed = GROUPS[stage]
         sizes = [self._of_scale(part).get(key, {}) for part in ("all", stage) for key in ("any", task)]
-        settings: dict[str, Any] = {"seed": seed} if "seed" in known else {}
+        settings: dict[str, Any] = {"seed": seed} if "seed" in allowed else {}
         for layer in (*sizes, self.override, *self._settings(self.table)):
-            settings = _merged(settings, {key: value for key, value in layer.items() if key in known})
+            settings = _merged(settings, {key: value for key, value in layer.items() if key in allowed})
         of_task = row.get("tasks", {}).get(task, {})
         for layer in (*self._settings(named), *self._settings(row), *self._settings(column), of_task):
-            self._check_settings(layer, known, f"{self.where}: {name}")
+            self._check_settings(layer, allowed, f"{self.where}: {name}")
             settings = _merged(settings, layer)
         settings = {key: value for key, value in settings.items() if value != ""}
         for key, value in settings.items():
@@ -374,28 +376,28 @@ class _Builder:
         yield next((entry[name] for name in SCALES[self.scale] if name in entry), {})
 
     def _check_settings(
-        self, settings: Mapping[str, Any], known: Mapping[str, type[Options]], where: str
+        self, settings: Mapping[str, Any], allowed: Mapping[str, type[Options]], where: str
     ) -> None:
         """Raise `InputError` for wrong settings, and for those that no file may decide: folders, devices, modules."""
         run = str(settings.get("run", ""))
         # A recipe may name only one kind of folder: that of another cell of this reproduction.
         without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, where)
         refuse_modules(settings, where)
-        _check_settings(settings, known, where)
+        _check_settings(settings, allowed, where)
 
 
-def _check_settings(settings: Mapping[str, Any], known: Mapping[str, type[Options]], where: str) -> None:
+def _check_settings(settings: Mapping[str, Any], allowed: Mapping[str, type[Options]], where: str) -> None:
     """Raise `InputError` for unknown settings, and for values that their option refuses."""
     for key, value in settings.items():
-        if key not in known:
-            meant = nearest(key, known) or f"; the settings are {', '.join(sorted(known))}"
+        if key not in allowed:
+            meant = nearest(key, allowed) or f"; the settings are {', '.join(sorted(allowed))}"
             raise InputError(f"{where}: no setting {key!r}{meant}")
         if not _is_json(value):
             remedy = "give a string, a finite number, true, false, or a list or table of these"
             raise InputError(f"{where}: {key} = {reprlib.repr(value)}", remedy)
         if value != "":  # which stands for the option's default
             try:
-                known[key](**{key: value})
+                allowed[key](**{key: value})
             except InputError as error:
                 raise InputError(f"{where}: {error}") from error
 

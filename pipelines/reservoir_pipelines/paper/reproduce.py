@@ -85,8 +85,11 @@ def planned(
     """Return recipes, their cells, the folder of the results, and the given cache, data folder and device."""
     # Names such as "pretrained, last layer" contain a comma with a space.
     only = re.split(",(?! )", options.only) if isinstance(options.only, str) else list(options.only or ())
-    given: dict[str, Any] = {"seeds": options.seeds, "override": options.override or {}, "only": only}
-    loaded = [load_recipe(name, options.scale, **given) for name in names or recipe_names()]
+    override = options.override or {}
+    loaded = [
+        load_recipe(name, options.scale, seeds=options.seeds, override=override, only=only)
+        for name in names or recipe_names()
+    ]
     recipes = [recipe for recipe in loaded if recipe.table["rows"]]
     empty = [recipe.table["name"] for recipe in loaded if recipe not in recipes]
     if empty and (names or not recipes):
@@ -94,12 +97,12 @@ def planned(
             f"--only {','.join(only)}: {empty[0]} lacks some of these", "name other tasks, rows or columns"
         )
     cells = {cell.key: cell for recipe in recipes for cell in recipe.cells}
-    for setting, value in given["override"].items():
+    for setting, value in override.items():
         if own := [cell for cell in cells.values() if cell.settings.get(setting, value) != value]:
             notify(
                 f"--override {setting}: no effect on {len(own)} of {len(cells)} cells, which have their own value"
             )
-    changed = [f"{name}-{value}" for name, value in sorted((options.override or {}).items())]
+    changed = [f"{name}-{value}" for name, value in sorted(override.items())]
     name = re.sub(r"[^\w.-]", "-", "-".join([options.scale, *changed]))
     folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
     data = data_folder(source.data) if source.data else None
@@ -170,13 +173,14 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
 
     folders: dict[str, str] = {}
     for need in cell.needs:
-        found = folder.result(need.key)
-        if not (found and folder.is_complete(need)):
+        result = folder.result(need.key)
+        if not (result and folder.is_complete(need)):
             reason = f"it needs a {need.stage} that failed: {folder.failure(need.key) or 'not run'}"
             folder.save_failure(cell.key, {**cell.to_dict(), "reason": reason})
             return
-        folders[need.key] = found["folder"]
-    started, processor, notes = time.monotonic(), time.process_time(), io.StringIO()
+        folders[need.key] = result["folder"]
+    started, processor = time.monotonic(), time.process_time()
+    notes = io.StringIO()
     try:
         with redirect_stderr(notes):
             result = run_cell(cell, folder.work, folders, places)
@@ -185,8 +189,11 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
         reason = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
         folder.save_failure(cell.key, {**cell.to_dict(), "reason": reason})
     else:
-        seconds, cpu = round(time.monotonic() - started, 1), round(time.process_time() - processor, 1)
-        times = {"seconds": seconds, "cpu_seconds": cpu, "notes": notes.getvalue().splitlines()}
+        times = {
+            "seconds": round(time.monotonic() - started, 1),
+            "cpu_seconds": round(time.process_time() - processor, 1),
+            "notes": notes.getvalue().splitlines(),
+        }
         # Paths below the working directory are written relative to it, so that others can run the
         # commands. It is removed only where a path begins; inside a path it is another folder.
         here = re.compile(rf"(?<![^\s='\"(]){re.escape(f'{Path.cwd()}/')}")

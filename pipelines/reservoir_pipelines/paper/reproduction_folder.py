@@ -109,13 +109,13 @@ class ReproductionFolder:
 
     def result(self, key: str) -> dict[str, Any] | None:
         """Return the result of a cell, or None if it has not finished."""
-        found = self._read(self.path / "cells" / f"{key}.json")
-        return found and {**found, "folder": str((self.path / found["folder"]).resolve())}
+        result = self._read(self.path / "cells" / f"{key}.json")
+        return result and {**result, "folder": str((self.path / result["folder"]).resolve())}
 
     def is_complete(self, cell: Cell) -> bool:
         """Return whether a cell has a result, and a pretrained model its weights, which may have been removed."""
-        found = self.result(cell.key)
-        return found is not None and (cell.stage != "pretrain" or Path(found["folder"]).exists())
+        result = self.result(cell.key)
+        return result is not None and (cell.stage != "pretrain" or Path(result["folder"]).exists())
 
     def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells without a result, and the models that these need and whose weights are missing."""
@@ -126,12 +126,14 @@ class ReproductionFolder:
     def results(self) -> list[dict[str, Any]]:
         """Return the results of all finished cells."""
         paths = sorted((self.path / "cells").glob("*.json"))
-        return [found for path in paths if path.suffixes == [".json"] and (found := self.result(path.stem))]
+        return [
+            result for path in paths if path.suffixes == [".json"] and (result := self.result(path.stem))
+        ]
 
     def failure(self, key: str) -> str:
         """Return why the last run of a cell failed, or an empty string."""
-        found = self._read(self.path / "cells" / f"{key}.failed.json")
-        return str(found["reason"]) if found else ""
+        failure = self._read(self.path / "cells" / f"{key}.failed.json")
+        return str(failure["reason"]) if failure else ""
 
     def failed_since(self, key: str, moment: float) -> bool:
         """Return whether a cell has failed since ``moment``, in seconds since the epoch."""
@@ -141,8 +143,8 @@ class ReproductionFolder:
 
     def save_result(self, key: str, result: Mapping[str, Any]) -> None:
         """Write the result of a cell, with its ``folder`` relative to this one, so that both can be moved together."""
-        made = os.path.relpath(Path(result["folder"]).resolve(), self.path.resolve())
-        write_checked(self.path / "cells" / f"{key}.json", {**result, "folder": made, "format": FORMAT})
+        folder = os.path.relpath(Path(result["folder"]).resolve(), self.path.resolve())
+        write_checked(self.path / "cells" / f"{key}.json", {**result, "folder": folder, "format": FORMAT})
         (self.path / "cells" / f"{key}.failed.json").unlink(missing_ok=True)
 
     def save_failure(self, key: str, cell: Mapping[str, Any]) -> None:
@@ -190,9 +192,12 @@ class ReproductionFolder:
         numbers = [self._number(spot, keys) for keys in spot["cells"]]
         finished = [number for number in numbers if number.value is not None]
         values = [number.value for number in finished if number.value is not None]
-        reason = "; ".join(dict.fromkeys(filter(None, (spot["reason"], *(one.reason for one in numbers)))))
+        reason = "; ".join(
+            dict.fromkeys(filter(None, (spot["reason"], *(number.reason for number in numbers))))
+        )
         if values and reason:
             reason = f"{len(values)} of {len(numbers)} seeds; the others: {reason}"
+        # Test scores have an interval over test rows.
         cells = [number.cell["values"] for number in finished]
         tested = [cell for cell in cells if spot["measure"] == "test_score" and cell.get("test_rows")]
         bounds = zip(*(cell["test_interval"] for cell in tested), strict=True)
@@ -233,8 +238,8 @@ class ReproductionFolder:
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:
-            found = read_checked(path)
-            return found if found.get("format") == FORMAT else None
+            values = read_checked(path)
+            return values if values.get("format") == FORMAT else None
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

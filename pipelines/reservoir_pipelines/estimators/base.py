@@ -1,0 +1,159 @@
+"""What all estimators do: read X, resolve the plan for it, and compute features of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from reservoir import options as opt
+from reservoir.column import RAW, Baseline, Column, Columns
+from reservoir.features import check_lengths
+from reservoir.plan import Plan, resolve
+from reservoir.raw_input import raw_features
+from reservoir.reservoir import LoadedModel
+from reservoir.tasks.source import full_lengths
+from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir_pipelines.estimators.padded_rows import (
+    PaddedRows,
+    as_rows,
+    is_list,
+    pad_sequences,
+    read_vocabulary,
+    scaling_of,
+    unnested,
+    with_channels_last,
+)
+from reservoir_pipelines.estimators.parameters import OPTIONS
+from reservoir_pipelines.estimators.row_cache import row_cache
+from reservoir_pipelines.estimators.shared_model import TASK, shared_model
+from reservoir_pipelines.training.trainable import check_digest
+
+# scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
+_validate: Callable[..., Any] = validate_data
+
+
+def refuse_missing(name: str, values: np.ndarray) -> None:
+    """Raise `ValueError` that names the first sample whose labels or group are missing."""
+    from pandas import isna
+
+    if (missing := isna(values).reshape(len(values), -1).any(axis=1)).any():
+        raise ValueError(
+            f"{name}[{missing.argmax()}] is missing; give every sample a value, or leave it out"
+        )
+
+
+def _refuse_one_row(x: Any, channels: int, *, channels_first: bool) -> None:
+    """Refuse a single sequence (values,), or (values, channels) of several channels, in place of rows."""
+    plain = isinstance(x, list) and len(x) > 0 and isinstance(x[0], float | int)
+    array = np.asarray(x) if plain else x
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        return
+    of_channels = array.ndim == 2 and channels > 1 and array.shape[-2 if channels_first else -1] == channels
+    if array.ndim == 1 or of_channels:
+        # scikit-learn's checks of estimators look for its words "Reshape your data".
+        raise ValueError(
+            f"X is one row, of shape {array.shape}. Reshape your data: for one row: x[:1], not x[0]"
+        )
+
+
+class ReservoirEstimator(BaseEstimator):
+    """Base class of the estimators of raw sequences, which computes their features."""
+
+    vocabulary_: int | None
+    n_features_in_: int
+    _plan: Plan
+    vocabulary: int | None
+    channels_first: bool
+    missing: str
+    standardise: bool
+    device: str
+
+    def __sklearn_tags__(self) -> Any:
+        """Declare that X may have three dimensions, and whether it may hold NaN."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.input_tags.allow_nan = self.missing != "refuse"
+        return tags
+
+    def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
+        """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
+        names = list(getattr(x, "columns", ()))
+        x, lengths = unnested(x), None
+        if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
+            raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
+        x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
+        # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter ``missing``.
+        checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
+        if reset:
+            self._names = names
+        if is_list(x):
+            if min(len(names), len(self._names)) > 1 and names != self._names:
+                raise ValueError(
+                    f"X has the columns {names}; give the columns of fit in their order: {self._names}"
+                )
+            x, lengths = pad_sequences(x, 0 if reset else self.n_features_in_)
+            if not reset:  # new sequences may be longer, which validate_data refuses
+                return check_array(x, **checks), lengths
+        checked = _validate(self, x, *more, reset=reset, **checks)
+        if lengths is None:
+            lengths = full_lengths(checked[0] if more else checked)
+        return checked, lengths
+
+    def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> PaddedRows:
+        """Resolve the plan for the data and learn the scale of values; return X as rows."""
+        options = opt.ExtractOptions(
+            **{item.name: getattr(self, item.name) for item in OPTIONS}, store="float32"
+        )
+        self.vocabulary_ = read_vocabulary(x, lengths) if self.vocabulary is None else self.vocabulary
+        rows = as_rows(x, lengths, self.vocabulary_, self.missing)
+        self.n_channels_in_ = rows.channels
+        form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
+        self._task = Task(name=TASK, form=form, max_tokens=x.shape[1], classes=0)
+        # Stored for predict, because another machine may choose another precision, or have other weights of this name.
+        self._plan = resolve(self._task, options, {"train": len(x)})
+        self.columns_ = [str(column) for column in self._plan.columns]
+        self._digest = self._model().digest
+        self._scaling = scaling_of(x, rows, self._task, weights, standardise=self.standardise)
+        return rows.scaled(self._scaling)
+
+    def _rows(self, x: Any) -> PaddedRows:
+        """Return new sequences in the form of the sequences that the estimator was fitted on."""
+        check_is_fitted(self)
+        _refuse_one_row(x, self.n_channels_in_, channels_first=self.channels_first)
+        checked, lengths = self._checked(x, reset=False)
+        rows = as_rows(checked, lengths, self.vocabulary_, self.missing)
+        if rows.channels != self.n_channels_in_:
+            fitted = f"{type(self).__name__} was fitted on {self.n_channels_in_}"
+            raise ValueError(f"X has {rows.channels} channels, but {fitted}")
+        return rows.scaled(self._scaling)
+
+    def _features(self, rows: PaddedRows) -> Callable[[Column | Baseline], np.ndarray]:
+        """Return a function from a column, or the raw input, to its features (rows, width)."""
+
+        @cache
+        # loads the model when first called; the raw input needs none
+        def computed() -> dict[str, np.ndarray]:
+            model = self._model()
+            check_digest(model, self._digest, type(self).__name__)
+            check_lengths(model, rows.lengths, "X, row")
+            # All columns are computed, because other folds may choose other columns for the same rows.
+            return row_cache.features(model, self._plan, rows.x, rows.lengths)
+
+        @cache
+        def raw() -> np.ndarray:
+            return raw_features(self._task, None, rows.x, rows.lengths)
+
+        return lambda column: raw() if column == RAW else computed()[str(column)]
+
+    def _together(self, rows: PaddedRows, columns: Columns) -> np.ndarray:
+        """Return the features (rows, width) of columns side by side."""
+        features = self._features(rows)
+        return np.concatenate([features(column) for column in columns], axis=1)
+
+    def _model(self) -> LoadedModel:
+        return shared_model(self._task, self._plan.reservoir, self.device, self._plan.compute)

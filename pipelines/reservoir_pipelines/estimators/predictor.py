@@ -1,0 +1,170 @@
+"""What the classifier and the regressor do: choose columns and penalty as the stage ``fit`` does, and predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_consistent_length, column_or_1d
+
+from reservoir.column import parse_columns
+from reservoir.plan import default_columns
+from reservoir.readouts.estimators import check_sample_weights, fold_numbers, renumbered
+from reservoir.readouts.linear import LinearReadout, Targets
+from reservoir.readouts.penalties import DEFAULT_ALPHAS
+from reservoir_pipelines.estimators.base import ReservoirEstimator, refuse_missing
+from reservoir_pipelines.estimators.padded_rows import PaddedRows
+from reservoir_pipelines.fitting.array_source import ArrayColumns
+from reservoir_pipelines.fitting.candidates import Candidates
+from reservoir_pipelines.fitting.column_fit import ColumnFit
+from reservoir_pipelines.fitting.fitter import Choice, Fitter, fit_source
+from reservoir_pipelines.fitting.folds import draw_folds, folds_can_choose
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
+from reservoir_pipelines.fitting.select import Selection, select
+from reservoir_pipelines.output import silenced
+
+
+class ReservoirPredictor(ReservoirEstimator):
+    """Base of classifier and regressor, which chooses columns and penalty as `fit` does."""
+
+    readout_: LinearReadout
+    column_: str
+    alphas: Sequence[float] | None
+    cv: Any
+    # labels (n, outputs) as numbers, and the coding of the targets
+    _coded: Callable[..., tuple[np.ndarray, Targets]]
+    _checks: ClassVar[dict[str, bool]] = {}
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> Self:
+        """Fit readouts with every penalty to every column, and choose one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), list of arrays, or table
+            Sequences. If their lengths differ, give a list of arrays (n_values,) or (n_values, n_channels), or a table
+            or column of pandas or polars with a series in each cell (of a table, one column for each channel).
+        y : array-like of shape (n_samples,) or (n_samples, n_targets)
+            Labels for a classifier (a matrix of 0 and 1 if samples have several labels); targets for a regressor.
+        sample_weight : array-like of shape (n_samples,), default=None
+            A sample of weight 2 counts as two samples, one of weight 0 as none.
+        groups : array-like of shape (n_samples,), default=None
+            The group of each sample; samples of a group are held out together.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+        """
+        shape = np.asarray(y).shape
+        several = {"multi_output": len(shape) == 2 and shape[1] > 1} | self._checks
+        (checked, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **several)
+        refuse_missing("y", labels)
+        weights = check_sample_weights(sample_weight, checked)
+        coded, targets = self._coded(labels, weights)
+        rows = self._learn(checked, lengths, weights)
+        known = self._known_columns(rows, coded, targets, weights, groups)
+        selection = self._select(known, targets)
+        choice = selection.choices[selection.saved]
+        readout = choice.fit.readout
+        assert isinstance(readout, LinearReadout)
+        self.column_, self.readout_ = choice.fit.result.name, readout
+        self.alpha_, self.best_score_ = choice.fit.result.alpha, choice.fit.result.valid_score
+        fits = [*selection.fits, *(baseline.fit for baseline in selection.baselines)]
+        results = [result for fit in fits for result in fit.results]
+        self.cv_results_ = {
+            "column": np.array([result.name for result in results], object),
+            "alpha": np.array([result.alpha for result in results]),
+            "score": np.array([result.valid_score for result in results]),
+        }
+        return self
+
+    def _known_columns(
+        self,
+        rows: PaddedRows,
+        coded: np.ndarray,
+        targets: Targets,
+        weights: np.ndarray | None,
+        groups: ArrayLike | None,
+    ) -> ArrayColumns:
+        """Return the columns to choose from, without the rows of weight 0."""
+        features = self._features(rows)
+        folds = self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0)
+        units = np.arange(len(coded)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        if weights is None or weights.all():
+            return ArrayColumns(
+                features=features, y=coded, units=units, fold_of_sample=folds, weights=weights
+            )
+        counts = weights > 0
+        return ArrayColumns(
+            features=lambda column: features(column)[counts],
+            y=coded[counts],
+            units=units[counts],
+            # A fold may have lost all of its rows.
+            fold_of_sample=renumbered(folds[counts]),
+            weights=weights[counts],
+        )
+
+    def _select(self, known: ArrayColumns, targets: Targets) -> Selection:
+        """Choose a readout as the stage `fit` does, with the raw input as the only baseline."""
+        alphas = DEFAULT_ALPHAS if self.alphas is None else np.array(self.alphas, np.float64, ndmin=1)
+        fitter = RidgeFitter(
+            classes=targets.classes,
+            alphas=alphas,
+            widens=self.alphas is None,
+            folds=int(known.fold_of_sample.max()) + 1,
+            repeats=known.fold_of_sample.shape[1],
+            coding=targets,
+        )
+        columns = self._plan.candidates
+        chooses = folds_can_choose(known.source(columns[0]), targets.classes)
+        candidates = Candidates(
+            all_columns=columns,
+            default=default_columns(columns),
+            folds=fitter.folds,
+            repeats=fitter.repeats,
+            chooses=chooses,
+            baseline_may_win=chooses,
+        )
+        # The estimators print nothing, and rich cannot show the progress of several threads.
+        with silenced():
+            return select(known, candidates, fitter if chooses else fitter.without_choice(), _fit_raw)
+
+    def _fold_numbers(
+        self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool
+    ) -> np.ndarray:
+        """Return the fold of each sample in each repetition, (n, repeats)."""
+        group = None if groups is None else column_or_1d(groups)
+        check_consistent_length(x, group)
+        if group is not None:
+            refuse_missing("groups", group)
+        labels = y[:, 0] if classifier and y.shape[1] == 1 else None
+        if self.cv is not None and (group is None or not isinstance(self.cv, int)):
+            return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[
+                :, None
+            ]
+        units = len(x) if group is None else len(np.unique(group))
+        folds, repeats = min(self._plan.folds, units), self._plan.repeats
+        if self.cv is not None:
+            folds, repeats = int(self.cv), 1
+        draw = partial(draw_folds, len(x), folds, labels=labels, groups=group)
+        return np.stack([draw(repeat=number) for number in range(repeats)], axis=1)
+
+    def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: ArrayLike) -> np.ndarray:
+        """Return what a method of the readout returns for the features of new sequences."""
+        features = self._together(self._rows(x), parse_columns(self.column_))
+        return method(self.readout_, features)
+
+
+def _fit_raw(known: ArrayColumns, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
+    """Return the readout of the raw input; none if nothing can be chosen."""
+    raw = known.raw()
+    return [Choice(fit_source(fitter, raw), raw, fitter)] if chooses else []

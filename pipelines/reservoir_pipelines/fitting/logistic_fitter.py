@@ -1,0 +1,114 @@
+"""Multinomial logistic readouts of every penalty, chosen on valid or by cross-validation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Tally
+from reservoir.readouts.linear_path import Scorer
+from reservoir.readouts.logistic import logistic_path, logistic_sweep
+from reservoir.readouts.ridge import gather
+from reservoir.readouts.sweep import Sweep
+from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit
+from reservoir_pipelines.fitting.entry_source import RawSource
+from reservoir_pipelines.fitting.entry_view import KNOWN, KnownSplit
+from reservoir_pipelines.fitting.fitter import all_blocks, targets_of
+from reservoir_pipelines.fitting.folds import assign_folds
+from reservoir_pipelines.fitting.penalty_fitter import PenaltyFitter
+from reservoir_pipelines.fitting.source import Source
+from reservoir_pipelines.fitting.stored_moments import stored_moments
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticFitter(PenaltyFitter):
+    """Multinomial logistic readouts of every penalty, 1 / C of scikit-learn."""
+
+    kind = "logistic"
+
+    def fit(self, source: Source) -> ColumnFit:
+        """Fit every penalty to a source and choose one."""
+        if self.folds:
+            return self._fit_folds(source)
+        targets = targets_of(source, self.classes, balanced=self.balanced)
+        train, valid = source.stream("train"), source.stream("valid")
+        moments = stored_moments(source, targets, train)  # the solver is fast in their principal axes
+        sweep_of = partial(logistic_sweep, train, valid, targets, moments=moments[0] if moments else None)
+        return self.best_of(source, sweep_of)
+
+    def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return the readout of a penalty, fitted to train, with the temperature of another."""
+        train, targets = source.stream("train"), chosen.targets
+        path = logistic_path(train, targets, np.array([alpha]), gather(train, targets))
+        return path.readout(0, targets, chosen.temperature)
+
+    def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return the readout of a penalty, fitted to train and valid, with the targets and temperature of another."""
+        both = RereadableBlocks(all_blocks, (source,))
+        path = logistic_path(both, chosen.targets, np.array([alpha]), gather(both, chosen.targets))
+        return path.readout(0, chosen.targets, chosen.temperature)
+
+    def _fit_folds(self, source: Source) -> ColumnFit:
+        """Choose by cross-validation over train and valid, with all fitted samples in memory.
+
+        If the source has only some of the rows, readouts are fitted to these, and score all rows.
+        """
+        whole, fitted = source, slice(None)
+        if isinstance(source, RawSource) and source.some:
+            whole = replace(source, some=None)
+            fitted = fitted_samples(source, whole)
+        targets = targets_of(source, self.classes, balanced=self.balanced, splits=KNOWN)
+        numbers = assign_folds(whole, self.folds, self.classes, self.repeats)
+        x, y = map(np.concatenate, zip(*all_blocks(source), strict=True))
+        labels = np.concatenate([whole.labels(split) for split in KNOWN])
+        tally = Tally(targets)
+        sample_scores: list[np.ndarray] = []  # (alphas, n) of each repeat
+        scores_of_first_repeat: list[np.ndarray] = []  # (n, T) of each penalty
+        for fold in numbers.T:
+            # Fit a path without each fold, and score each sample by the path without its own.
+            scorers: list[Scorer] = []
+            for k in range(self.folds):
+                rest = fold[fitted] != k
+                train = [(x[rest], y[rest])]
+                path = logistic_path(train, targets, self.alphas, gather(train, targets))
+                scorers.append(Scorer(path))
+            scores = _scores_by_fold(scorers, whole, fold, len(self.alphas), targets.columns)
+            tally.update(scores, labels)
+            sample_scores.append(np.stack([targets.sample_scores(of_alpha, labels) for of_alpha in scores]))
+            scores_of_first_repeat = scores_of_first_repeat or [*scores]
+        # The final path is fitted to all samples.
+        path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
+        sweep_result = Sweep(path, tally)
+        held_out = scores_of_first_repeat[sweep_result.best], labels
+        sweep_result.held_out = lambda: held_out
+        sweep_result.sample_scores = np.mean(
+            [of_repeat[sweep_result.best] for of_repeat in sample_scores], axis=0
+        )
+        return column_fit(self.kind, source.columns, sweep_result)
+
+
+def fitted_samples(source: RawSource[KnownSplit], whole: RawSource[KnownSplit]) -> np.ndarray:
+    """Return the numbers of a source's samples of train and valid among those of all rows, (n,)."""
+    rows, start = [], 0
+    for split in KNOWN:
+        ends = np.cumsum(whole.counts(split))
+        numbers = np.split(start + np.arange(ends[-1]), ends[:-1])
+        rows += [numbers[row] for row in np.arange(len(ends))[source.selected_rows(split)]]
+        start += int(ends[-1])
+    return np.concatenate(rows)
+
+
+def _scores_by_fold(
+    scorers: Sequence[Scorer], source: Source, fold: np.ndarray, alphas: int, columns: int
+) -> np.ndarray:
+    """Return the scores (alphas, n, columns) of all samples, each by the path that was not fitted to its fold."""
+    scores = np.empty((alphas, len(fold), columns), np.float32)
+    start = 0
+    for x, _ in all_blocks(source):
+        fold_of_block = fold[start : start + len(x)]
+        for k in np.unique(fold_of_block).tolist():
+            held_out = np.flatnonzero(fold_of_block == k)
+            scores[:, start + held_out] = scorers[k](x[held_out])
+        start += len(x)
+    return scores

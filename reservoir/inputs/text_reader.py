@@ -1,0 +1,280 @@
+"""Texts as the tokens of a pretrained model, by its own tokenizer."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from reservoir.backbones.names import SHIPPED
+from reservoir.errors import InputError, as_input_error
+from reservoir.inputs.trusted_files import check_class
+from reservoir.tasks.task import Tokens
+from reservoir.tasks.words import shown, texts_of
+
+DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
+MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.txt",
+    "vocab.json",
+)
+
+
+class TextReader:
+    """Converts texts to token IDs; texts that are too long for the model are counted, and cut or read in pieces."""
+
+    kind = "tokenizer"
+    row_tokens = 64  # typical tokens of a text, from which the batch size is computed
+
+    embeddings: int | None = None  # number of token embeddings; set after the model is loaded
+
+    def __init__(self, tokenizer: Any, positions: int | None) -> None:
+        self._tokenizer = tokenizer
+        highest = max(tokenizer.get_vocab().values(), default=0)
+        if highest > MAX_TOKEN_ID:  # writing its rules as JSON would take minutes
+            raise ValueError(f"it has the token ID {highest:,}, more than {MAX_TOKEN_ID:,}")
+        stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
+        self.max_tokens = min(filter(None, (positions, stated)), default=DEFAULT_MAX_TOKENS)
+        self.form = Tokens(len(tokenizer))
+        self._words = _words(tokenizer)
+        self.special = _special_tokens(tokenizer, self._words)
+        first = tokenizer("")["input_ids"][:1]
+        self.has_cls = bool(first) and first[0] == tokenizer.cls_token_id
+        self.description = f"the model's own tokenizer, with {len(tokenizer):,} tokens"
+        # Everything that decides the token IDs of a text.
+        rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
+        names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        # A rare setting, and merges that are not in the rules; tokenizers without them keep their older digests.
+        rare = [tokenizer.split_special_tokens, list(getattr(tokenizer, "bpe_ranks", ()))]
+        content = [type(tokenizer).__name__, rules, names, self.max_tokens, *(rare if any(rare) else ())]
+        self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        self.read = self.long = 0
+        self._whole = False  # whether long texts are read in pieces
+        self.spaced = _letters_apart(tokenizer, self._words)
+
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return token IDs (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
+        texts = self._texts(x, lengths)
+        token_ids = self._tokenize(texts, return_attention_mask=False)["input_ids"]
+        # Only long texts are tokenized again, because truncation slows the tokenizer down.
+        long_rows = [row for row, ids in enumerate(token_ids) if len(ids) > self.max_tokens]
+        for row in long_rows:
+            cut = self._tokenize(texts[row], truncation=True, max_length=self.max_tokens)
+            token_ids[row] = cut["input_ids"]
+        self.read += len(token_ids)
+        self.long += len(long_rows)
+        return self._padded(texts, token_ids)
+
+    def pieces(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return token IDs and lengths of pieces that fit the model, and the row of each piece, ascending."""
+        if not self._tokenizer.is_fast:
+            raise InputError(
+                "--long windows needs a tokenizer.json, which the model does not have", "leave --long out"
+            )
+        self._whole = True
+        texts = self._texts(x, lengths)
+        pieces = self._tokenize(
+            texts, truncation=True, max_length=self.max_tokens, return_overflowing_tokens=True
+        )
+        owner = np.array(pieces["overflow_to_sample_mapping"])
+        self.read += len(texts)
+        self.long += int((np.bincount(owner) > 1).sum())
+        token_ids, lengths = self._padded([texts[row] for row in owner], pieces["input_ids"])
+        return token_ids, lengths, owner
+
+    def obstacle(self, letters: str) -> str:
+        """Return why the tokenizer cannot read sequences of these letters; empty if it can."""
+        alone = self._tokenize(list(letters), add_special_tokens=False)["input_ids"]
+        unknown = self._tokenizer.unk_token_id
+        readable = [a for a, ids in zip(letters, alone, strict=True) if ids and unknown not in ids]
+        # Rare letters, such as X for any amino acid, may be unknown.
+        if 2 * len(readable) < len(letters):
+            remedy = "if it knows upper case, set do_lower_case to false in its tokenizer_config.json"
+            return f"its tokenizer does not know most of the letters {shown(letters)} ({remedy})"
+        # In a model of letters or bytes, no two letters share a token.
+        pairs = "".join(a + b for a in readable for b in readable)
+        tokens = self._tokenize(" ".join(pairs) if self.spaced else pairs, add_special_tokens=False)
+        if len(tokens["input_ids"]) == len(pairs):
+            return ""
+        # Other models of proteins, DNA or names have tokens of several such letters. The tokens of a model of
+        # a language are mostly words of other letters, and say little about the few that data like DNA form.
+        spelled = sum({*word} <= {*letters} for word in self._words)
+        if 2 * spelled > len(self._words):
+            return ""
+        return f"most tokens of its tokenizer have other letters than {shown(letters)} (--input native uses it)"
+
+    def save(self, path: Path) -> None:
+        """Write the rules of a fast tokenizer to a file, with the truncation and padding that the model needs."""
+        from tokenizers import Tokenizer
+
+        tokenizer = self._tokenizer
+        if not tokenizer.is_fast:
+            raise InputError(
+                "export needs a tokenizer.json, which the model does not have", "use another model"
+            )
+        saved = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        saved.enable_truncation(self.max_tokens)
+        saved.enable_padding(pad_id=tokenizer.pad_token_id or 0, pad_token=tokenizer.pad_token or "")
+        saved.save(str(path))
+
+    def places(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the position of the last token of each letter, (rows, letters); -1 after the end of a text."""
+        places = [torch.from_numpy(self._places(text)) for text in self._texts(x, lengths)]
+        return nn.utils.rnn.pad_sequence(places, batch_first=True, padding_value=-1).numpy()
+
+    def may_be_long(self, lengths: np.ndarray) -> np.ndarray:
+        """Return which texts of these lengths may have too many tokens, (rows,); few tokenizers need 4 per letter."""
+        return 4 * lengths + len(self._tokenize("")["input_ids"]) > self.max_tokens
+
+    def check_places(self, x: np.ndarray, lengths: np.ndarray) -> None:
+        """Refuse stored texts that have more tokens than the model reads, because their labels would be lost."""
+        texts = self._texts(x, lengths)
+        for text, numbers in zip(texts, self._tokenize(texts)["input_ids"], strict=True):
+            self._refuse_long(text, len(numbers))
+
+    def _refuse_long(self, text: str, tokens: int) -> None:
+        if tokens > self.max_tokens:
+            raise InputError(
+                f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads {self.max_tokens:,}",
+                "split the row, or leave it out",
+            )
+
+    def _places(self, text: str) -> np.ndarray:
+        """Return the position of the last token of each letter, or of each word if spaces separate letters."""
+        read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
+        tokens = len(read["input_ids"])
+        self._refuse_long(text, tokens)
+        ends = np.array([match.end() for match in re.finditer(r"\S+" if self.spaced else r".", text, re.S)])
+        if self._tokenizer.is_fast:
+            # Special tokens span no letters. The last token that begins before the end of a letter has read it.
+            spans = [(low, token) for token, (low, high) in enumerate(read["offset_mapping"]) if high > low]
+            begins, numbers = np.array(spans).T
+            return numbers[np.searchsorted(begins, ends) - 1]
+        if tokens - len(self._tokenize("")["input_ids"]) != len(ends):
+            raise InputError(
+                "labels of every token need a model with a tokenizer.json", "use another model"
+            )
+        return np.arange(len(ends)) + self.has_cls
+
+    def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
+        # The rules in a damaged tokenizer.json fail only on some texts.
+        remedy = "repair its tokenizer.json, or extract with --input gaussian"
+        with as_input_error("tokenizer: it cannot read the texts", remedy):
+            return self._tokenizer(texts, **options)
+
+    def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[str]:
+        """Return stored texts, with spaces between letters that the tokenizer needs apart."""
+        texts = texts_of(x, lengths)
+        return [" ".join(text) for text in texts] if self.spaced else texts
+
+    def _padded(
+        self, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return token IDs (rows, longest), right-padded, and their numbers (rows,); refuse texts without tokens."""
+        lengths = np.array([len(ids) for ids in token_ids], np.int32)
+        if not lengths.all():
+            text = texts[int(np.argmin(lengths))]
+            raise InputError(f"the text {text[:40]!r} has no token of the model", "leave the row out")
+        x = np.full((len(token_ids), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
+        x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(token_ids)
+        if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
+            raise InputError(
+                f"tokenizer: it gives the token ID {x.max():,}, but the model has embeddings only below "
+                f"{self.embeddings:,}",
+                "use the tokenizer that the model was trained with",
+            )
+        return x, lengths
+
+    @property
+    def note(self) -> str:
+        """A message on the texts that were too long and how they were read, or an empty string."""
+        if not self.long:
+            return ""
+        how = (
+            "read in pieces, with features averaged"
+            if self._whole
+            else "cut (extract --long windows reads all)"
+        )
+        return (
+            f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens and are {how}"
+        )
+
+
+def _words(tokenizer: Any) -> list[str]:
+    """Return the vocabulary without special tokens, and without the marks where a word begins, goes on or ends."""
+    special = {*tokenizer.all_special_tokens}
+    words = (word for word in tokenizer.get_vocab() if word not in special)
+    return [plain for word in words if (plain := re.sub("^(##|▁|Ġ)|(</w>|@@)$", "", word))]
+
+
+def _special_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[int, int]:
+    """Return how many special tokens a tokenizer adds before and after a text."""
+    for word in words[:100]:  # some are no texts, such as the parts of a letter of several bytes
+        plain, whole = (tokenizer(word, add_special_tokens=add)["input_ids"] for add in (False, True))
+        added = len(whole) - len(plain)
+        for before in range(added + 1) if plain else ():
+            if whole[before : before + len(plain)] == plain:
+                return before, added - before
+    return 0, 0
+
+
+def _letters_apart(tokenizer: Any, words: Sequence[str]) -> bool:
+    """Return whether words are single letters that spaces must separate, as those of ProtBert and ProtT5 are."""
+    if not words or any(len(word) > 1 for word in words):
+        return False
+    first, last = min(words), max(words)
+    apart = tokenizer.tokenize(f"{first} {last}")
+    return [re.sub("^▁", "", word) for word in apart] == [first, last] and apart != tokenizer.tokenize(
+        first + last
+    )
+
+
+def has_tokenizer(name: str) -> bool:
+    """Return whether a backbone's folder has a tokenizer; True for a file or a hub name, which may have one."""
+    folder = Path(SHIPPED.get(name, name))
+    return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZERS)
+
+
+def read_tokenizer(name: str, folder: Path, positions: int | None, **gguf: str) -> TextReader:
+    """Return the reader of a model with this many positions, from what `pretrained_files` yields."""
+    from transformers import AutoTokenizer
+
+    remedy = "give a folder with a tokenizer.json, or extract with --input gaussian"
+    with as_input_error(f"backbone {name!r}: its tokenizer is not readable", remedy):
+        _check_tokenizer(folder)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, use_fast=True, local_files_only=True, **gguf
+        )
+        # `TextReader` pads and cuts texts itself; the file may set other lengths.
+        tokenizer.padding_side = tokenizer.truncation_side = "right"
+        if tokenizer.is_fast:
+            tokenizer.backend_tokenizer.no_truncation()
+            tokenizer.backend_tokenizer.no_padding()
+        return TextReader(tokenizer, positions)
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """Raise `ValueError` if the settings of a tokenizer name other files, or a class that is not a tokenizer."""
+
+    def read(file: str) -> dict[str, Any]:
+        return json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+
+    settings = read("tokenizer_config.json")
+    # transformers takes these settings as paths of files, which may be anywhere on this machine.
+    paths = ("fast_tokenizer_files", "gguf_file", "init_inputs", "merges", "vocab")
+    if name := next(filter(settings.get, paths), None):
+        raise ValueError(f"it names other files, {name} = {str(settings[name])[:60]!r}, which are not read")
+    for name in read("special_tokens_map.json"):  # transformers takes every key as a setting
+        if not name.endswith(("_token", "_tokens")):
+            raise ValueError(f"its special_tokens_map.json sets {name[:60]!r}, which is not a token")
+    for named in (settings, read("config.json")):
+        check_class(named.get("tokenizer_class"), "PreTrainedTokenizerBase")

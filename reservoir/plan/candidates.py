@@ -1,0 +1,191 @@
+"""What a fit tries: the columns among which a readout is chosen, alone or side by side, and the folds that choose."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reservoir.column import Column, Columns
+from reservoir.errors import InputError
+from reservoir.options import ExtractOptions, FitOptions
+from reservoir.plan.budget import Names
+from reservoir.plan.columns import (
+    FEWER_POOLINGS,
+    INPUT_LAYER,
+    MAX_KERNEL_ROWS,
+    SEGMENTS,
+    SYMBOL_POOLINGS,
+    VALUE_POOLINGS,
+    by_segment,
+    default_layers,
+    split_names,
+)
+from reservoir.plan.kinds import Kind, kind_of
+from reservoir.plan.reasons import reasons_of
+from reservoir.pooling import find_pooling
+from reservoir.tasks.task import Task
+
+AUTO_FOLDS = 5
+MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
+MIN_VALID_ROWS = 1000  # two standard errors of an accuracy are then 3 points or less
+
+MAX_JOINED_WIDTH = 2048  # width of concatenated columns; the time of a sweep grows with its cube
+MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
+MAX_TARGETS = 1000  # most labels of a row for which one readout is fitted by default
+
+# Kinds of data whose best columns are known, and their poolings with the most columns.
+KNOWN_POOLINGS: Mapping[Kind, Names] = {
+    "series": (*VALUE_POOLINGS, SEGMENTS),
+    "symbols": (*SYMBOL_POOLINGS, SEGMENTS),
+    "labels of every token": ("all",),
+}
+
+
+@dataclass(frozen=True)
+class ReadoutPlan:
+    """How a readout will be chosen by default."""
+
+    candidates: tuple[Columns, ...]
+    folds: int  # 0 if the validation split chooses
+    repeats: int
+    reasons: Mapping[str, str]
+
+
+def choose_candidates(
+    task: Task,
+    kind: Kind,
+    options: ExtractOptions,
+    shapes: Mapping[Column, tuple[int, int]],
+    rows: Mapping[str, int],
+    *,
+    native: bool,
+) -> ReadoutPlan:
+    """Return what a fit of columns with these ``shapes`` tries, for a task with ``rows`` in each split."""
+    train, valid = rows.get("train", 0), rows.get("valid", 0)
+    folds, repeats = default_folds(train, valid)
+    # The width of a sample matters for columns with one sample per row; others have one for each readout token.
+    widths = {
+        column: tokens * width
+        for column, (tokens, width) in shapes.items()
+        if tokens == 1 or tokens != task.readout_tokens
+    }
+    columns = [*shapes]
+    candidates = readout_candidates(task, columns, widths, train, cross_validated=folds > 0, native=native)
+    are_known = _known_candidates(task, columns) == candidates
+    reasons = {
+        "select": f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough",
+        "columns": f"known to suit {kind}" if are_known else "each alone, and each layer as a whole",
+    }
+    return ReadoutPlan(candidates, folds, repeats, reasons_of(options, reasons))
+
+
+def default_folds(train: int, valid: int) -> tuple[int, int]:
+    """Return the number of folds that choose a readout, 0 for the validation split, and of repeats."""
+    if valid >= MIN_VALID_ROWS:
+        return 0, 1
+    # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of its rows.
+    return (FEWER_FOLDS if train + valid >= MANY_ROWS else AUTO_FOLDS), _repeats_of(train)
+
+
+def choose_folds(
+    options: FitOptions, rows: Mapping[str, int], groups: int | None = None
+) -> tuple[int, int]:
+    """Return the folds, 0 for the validation split, and the repeats of a fit; ``groups`` is the number of groups."""
+    select = options.select
+    if select == "valid" or (select == "auto" and options.readout != "ridge"):
+        return 0, 1
+    if select == "auto":
+        folds, repeats = default_folds(rows["train"], rows["valid"])
+        return min(folds, groups or rows["train"] + rows["valid"]), repeats
+    number = select.removeprefix("cv")
+    if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
+        raise InputError(f"--select {select}: choose auto, valid, or cvK with 2 or more folds, such as cv5")
+    return int(number), 1
+
+
+def _repeats_of(train_rows: int) -> int:
+    """Return how often cross-validation is repeated: scores of few rows depend on the folds that are drawn."""
+    return 5 if train_rows < 200 else 3 if train_rows < 600 else 1
+
+
+def readout_candidates(
+    task: Task,
+    available: Sequence[Column],
+    widths: Mapping[Column, int],
+    rows: int,
+    *,
+    cross_validated: bool,
+    native: bool = False,
+) -> tuple[Columns, ...]:
+    """Return the columns, alone or side by side, among which a readout is chosen (see `default_columns`).
+
+    ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
+    ``native`` is True for native input and for several entries.
+    """
+    if not native and rows <= MAX_KERNEL_ROWS and (best_of_kind := _known_candidates(task, available)):
+        return best_of_kind
+    # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels
+    # of all tokens.
+    many_targets = task.readout_tokens * task.outputs > MAX_TARGETS
+    max_width = 0 if many_targets else MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
+    alone = _without_token_columns(available)
+    alone = [column for column in alone if widths.get(column, 0) <= max_width] or alone
+    singles = [(column,) for column in alone]
+    # All columns of a layer side by side, if they are not too wide.
+    layers: dict[str, list[Column]] = {}
+    for column in widths:
+        if column in alone:
+            layers.setdefault(column.place, []).append(column)
+    whole_layers = [
+        tuple(columns)
+        for columns in layers.values()
+        if len(columns) > 1 and sum(widths[column] for column in columns) <= MAX_JOINED_WIDTH
+    ]
+    together = tuple(column for columns in layers.values() for column in columns)
+    few_rows = cross_validated and rows <= MAX_KERNEL_ROWS
+    narrow = sum(widths[column] for column in together) <= MAX_ALL_WIDTH
+    if not (few_rows and len(layers) > 1 and narrow):
+        return tuple(dict.fromkeys([*singles, *whole_layers]))
+    # All columns together do best on most small data sets, and need no choice of a layer. If a row has several
+    # readout tokens, columns with a sample per token are none of them, and often better.
+    if task.readout_tokens == 1:
+        return tuple(dict.fromkeys([together, *singles, *whole_layers]))
+    return tuple(dict.fromkeys([*singles, *whole_layers, together]))
+
+
+def default_columns(candidates: Sequence[Columns]) -> Columns | None:
+    """Return the candidate that is chosen unless another is clearly better; None if no default is known.
+
+    It is the first one, if it concatenates columns: `readout_candidates` puts columns that are known
+    to do well together first.
+    """
+    return candidates[0] if len(candidates[0]) > 1 else None
+
+
+def _without_token_columns(available: Sequence[Column]) -> list[Column]:
+    """Return the columns to try alone: wide columns of all tokens only if there are no others."""
+    of_rows = [column for column in available if column.pooling != "all"]
+    return of_rows or [*available]
+
+
+def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
+    """Return the candidates known to suit the kind of a task's data; none if the available columns are others."""
+    kind = kind_of(task)
+    if kind not in KNOWN_POOLINGS:
+        return ()
+    default, layers_here = split_names(default_layers(kind)[0]), {column.place for column in available}
+    layers = tuple(layer for layer in default if layer in layers_here)
+    # With many rows, only one layer of symbols, or the input layer of series, may have columns.
+    one_layer = layers_here == {*INPUT_LAYER} if kind == "series" else layers_here < {*default}
+    if layers != default and not one_layer:
+        return ()
+    with_segments = [names for names in FEWER_POOLINGS.get(kind, ()) if by_segment(names)]
+    for poolings in (KNOWN_POOLINGS[kind], *with_segments):
+        # All columns that show which values occur; with those that show where; and of symbols, all tokens.
+        columns = [Column(layer, name) for layer in layers for name in poolings if name != "tokens"]
+        values = [column for column in columns if not find_pooling(column.pooling).by_segment]
+        places = [column for column in columns if find_pooling(column.pooling).by_segment]
+        if {*columns} <= {*available}:
+            tokens = [(Column(layer, "tokens"),) for layer in layers] if kind == "symbols" else []
+            candidates = dict.fromkeys([tuple(values), (*values, *places), *tokens])
+            return tuple(candidate for candidate in candidates if {*candidate} <= {*available})
+    return ()

@@ -1,0 +1,228 @@
+"""Layers and poolings: each layer under each pooling is a column of the cache.
+
+The defaults of a kind of data are the first that fit a budget: `column_sets` lists them from most to fewest,
+and `Budget.first_that_fits` is the one rule that takes one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from reservoir.backbones import check_layers, layer_names
+from reservoir.column import Column
+from reservoir.errors import InputError
+from reservoir.features import column_shapes
+from reservoir.inputs.native import Reader
+from reservoir.options import ExtractOptions
+from reservoir.plan.budget import Budget, ColumnSet, Names
+from reservoir.plan.kinds import Kind
+from reservoir.plan.model_view import ModelView
+from reservoir.plan.reasons import is_given, reasons_of
+from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling
+from reservoir.tasks.sound import holds_samples
+from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.words import are_words
+
+INPUT_LAYER = ("embed",)
+MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix is rows x rows
+
+VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for windows of values
+SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
+SEGMENTS = "segments8"  # keeps the position of values in the sequence
+
+# Poolings for more rows than the default of a kind has, from most to fewest columns. Those without shares are stored
+# as float16. Series and symbols lose their blocks before they get poolings without segments, see `INPUT_POOLINGS`.
+FEWER_POOLINGS: Mapping[Kind, Sequence[Names]] = {
+    "series": (
+        ("quantiles9", "shares7", "max", "min", "segments4"),
+        ("mean", "quantiles9", "max", "min", "segments8"),
+        ("mean", "quantiles5", "max", "min", "segments4"),
+        ("mean", "quantiles3", "max", "min", "segments2"),
+        ("mean", "quantiles3", "max"),
+        ("mean", "max"),
+        ("mean",),
+    ),
+    "symbols": (
+        ("mean", "max", "min", "segments8", "tokens"),
+        ("shares13", "max", "min", "segments8"),
+        ("shares7", "max", "min", "segments4"),
+        ("mean", "max", "min", "segments4"),
+        ("mean", "max", "segments2"),
+        ("mean", "max"),
+        ("mean",),
+    ),
+    "tokens": (("last", "mean", "segments8"), ("last", "mean"), ("mean",)),
+    "vectors": (("last", "mean"), ("mean",)),
+}
+# For the input layer alone. The kernels sum to zero, so the means of whole rows show little. On a million rows of 32
+# values (benchmarks/many_rows.py) the last two tell waveforms apart as well as the default on 10,000 rows does.
+INPUT_POOLINGS: Sequence[Names] = (
+    ("std", "max", "min", "segments4"),
+    ("quantiles5", "max", "min"),
+    ("quantiles3", "max", "min"),
+    ("std", "max", "min"),
+    ("std", "max"),
+)
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """The columns of a plan."""
+
+    layers: Names
+    poolings: Names
+    shapes: Mapping[Column, tuple[int, int]]  # tokens and width of a row of each column
+    more: str  # a note if fewer rows would have more columns; else empty
+    reasons: Mapping[str, str]
+
+
+def choose_columns(
+    task: Task, kind: Kind, options: ExtractOptions, view: ModelView, rows: Mapping[str, int]
+) -> ColumnChoice:
+    """Return the layers and poolings that are stored for a task with ``rows`` in each split."""
+    width, depth = view.width, view.depth
+    default_layers_text, why_layers = default_layers(kind, native=view.native)
+    default_pool, why_pool = _default_poolings(task, kind, width, view.reader)
+    reasons = reasons_of(options, {"layers": why_layers, "pool": why_pool})
+    # Explicit names win over the defaults.
+    layers = split_names(default_layers_text if options.layers is None else options.layers)
+    layers = layer_names(depth) if layers == ("all",) else layers
+    poolings = split_names(default_pool if options.pool is None else options.pool)
+    check_layers(layers, view.family, depth)
+    _check_columns(task, view.reader, layers, poolings)
+    in_order = tuple(layer for layer in layer_names(depth) if layer in layers)
+    columns, more = ColumnSet(in_order, poolings), ""
+    # A named task keeps the columns of the paper. Other tasks take the first columns that fit the budget.
+    if kind != "named task":
+        free_layers, free_poolings = not is_given(options, "layers"), not is_given(options, "pool")
+        by_kernels = kind in ("series", "symbols") and not view.native
+        budget = Budget(
+            task,
+            view.seen,
+            width,
+            sum(rows.values()),
+            limits_size=free_poolings,
+            limits_work=by_kernels,
+        )
+        sets = column_sets(
+            kind,
+            columns,
+            native=view.native,
+            free_layers=free_layers,
+            free_poolings=free_poolings,
+            allows_tokens="tokens" in poolings and rows.get("train", 0) <= MAX_KERNEL_ROWS,
+        )
+        columns, changes = budget.first_that_fits(sets)
+        reasons |= changes
+        more = budget.note(sets[0]) if changes else ""
+    shapes = column_shapes(view.seen, width, columns.columns)
+    return ColumnChoice(columns.layers, columns.poolings, shapes, more, reasons)
+
+
+def split_names(value: str | Sequence[str]) -> Names:
+    """Return the names of a comma-separated list, without duplicates."""
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
+    """Return the default layers, and the reason."""
+    if native or kind in ("named task", "vectors"):
+        return "all", "any layer may be best"
+    layers = "embed,block01,block02" if kind == "tokens" else "embed,block01"
+    return layers, f"deeper layers cost more than they add for {kind}"
+
+
+def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None) -> tuple[str, str]:
+    """Return the default poolings at a hidden width, and the reason."""
+    if kind == "labels of every token":
+        return "all", "every token has a label"
+    if reader:
+        return _native_poolings(task, reader)
+    if kind == "series":
+        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
+    if kind == "named task" or task.readout_tokens > 1:
+        return "last,mean", "the last token, as in the paper, and the mean of all"
+    aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= MAX_TOKEN_FEATURES
+    poolings = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
+    names = ",".join([*poolings, SEGMENTS, *(["tokens"] if aligned else [])])
+    return names, f"these show which {kind} occur, and where"
+
+
+def _native_poolings(task: Task, reader: Reader) -> tuple[str, str]:
+    """Return the default poolings of a model that reads the task natively, and the reason."""
+    if holds_samples(task):
+        return "mean,std", "sounds"
+    poolings, why = ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
+    if task.alphabet and not are_words(task.alphabet) and any(reader.special):
+        # The usual embedding of a protein is the mean over its residues, without special tokens.
+        return f"{poolings},words", f"{why}; words is the mean over letters alone"
+    return poolings, why
+
+
+def column_sets(
+    kind: Kind,
+    default: ColumnSet,
+    *,
+    native: bool,
+    free_layers: bool,
+    free_poolings: bool,
+    allows_tokens: bool,
+) -> list[ColumnSet]:
+    """Return the default columns and those for more rows, from most to fewest.
+
+    ``free_layers`` and ``free_poolings`` are False for what the user gave; ``allows_tokens`` allows the
+    pooling ``tokens`` in the columns for more rows.
+    """
+    by_kernels = kind in ("series", "symbols") and not native
+    if not free_poolings:
+        may_drop_blocks = free_layers and by_kernels
+        return [default, *([ColumnSet(INPUT_LAYER, default.poolings)] if may_drop_blocks else [])]
+    ladder = [default.poolings, *(() if native else FEWER_POOLINGS.get(kind, ()))]
+    ladder = [names for names in ladder if allows_tokens or "tokens" not in names]
+    # Windows of series and symbols end with the input layer alone, which has poolings without segments of its own.
+    ends_with_input = by_kernels and (free_layers or default.layers == INPUT_LAYER)
+    if ends_with_input:
+        ladder = [names for names in ladder if by_segment(names)]
+    sets = [default]
+    for names in ladder:
+        sets.append(ColumnSet(default.layers, names))
+        is_last = names == ladder[-1] and not ends_with_input
+        if free_layers and ("tokens" in names or is_last):
+            sets += _with_fewer_layers(sets[-1])
+    if ends_with_input:
+        without_tokens = [names for names in ladder if "tokens" not in names]
+        sets += [ColumnSet(INPUT_LAYER, names) for names in (*without_tokens, *INPUT_POOLINGS)]
+    return sets
+
+
+def _with_fewer_layers(columns: ColumnSet) -> list[ColumnSet]:
+    """Return columns with every second layer, every fourth, and so on to one."""
+    sets: list[ColumnSet] = []
+    layers = columns.layers
+    while len(layers) > 1:
+        # Labels of every token depend on the neighbouring tokens, which the first layers show best. Other labels
+        # keep the last layer.
+        layers = layers[::2] if columns.poolings == ("all",) else layers[::-2][::-1]
+        sets.append(replace(columns, layers=layers))
+    return sets
+
+
+def by_segment(poolings: Sequence[str]) -> bool:
+    """Return whether one of the poolings keeps where in a sequence a value occurs."""
+    return any(find_pooling(name).by_segment for name in poolings)
+
+
+def _check_columns(
+    task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]
+) -> None:
+    """Refuse unknown poolings, and layers or poolings that do not fit the task or the model."""
+    check_poolings(poolings)
+    if task.each and poolings != ("all",):
+        raise InputError("--pool: every token has its own label", "pass --pool all, or leave --pool out")
+    of_class_token = [name for name in poolings if find_pooling(name).needs_class_token]
+    if of_class_token and not (reader and reader.has_cls):
+        raise InputError(
+            f"--pool {of_class_token[0]}: the sequences have no class token", "take first, last or mean"
+        )
+    if not layers or not poolings:
+        raise InputError("no columns: name a layer and a pooling")

@@ -1,0 +1,119 @@
+"""The model of a plan, and the windows of values or symbols that are its tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
+from reservoir.backbones import choose_init
+from reservoir.backbones.names import SHIPPED
+from reservoir.errors import InputError
+from reservoir.option_fields import as_group
+from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions
+from reservoir.plan.kinds import SERIES_KERNEL, SYMBOL_KERNEL, kind_of
+from reservoir.plan.native import native_obstacle, suits
+from reservoir.plan.reasons import PLAIN, reasons_of
+from reservoir.reservoir import MAX_SYMBOLS, Reservoir
+from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.variants import variant_of
+
+WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
+KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
+MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """The model of a plan."""
+
+    reservoir: Reservoir  # with "auto" dilations resolved
+    native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
+    reasons: Mapping[str, str]
+
+
+def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoice:
+    """Return the model for a task with a ``longest`` training row; its own input is used if it can read the data."""
+    random_inits = variant_of(options.given).random_inits
+    reservoir = resolve_model(options, random_inits=random_inits)
+    suited = suits(task, reservoir)
+    obstacle = ""
+    if suited and options.input is None:
+        obstacle = native_obstacle(task, reservoir)
+    elif suited and options.input != "native":
+        obstacle = "--input was given"
+    native = suited and options.input is None and not obstacle
+    if reservoir.backbone in SHIPPED:  # the defaults for letters were tuned with it, so nothing is missed
+        obstacle = ""
+    # Windows that suit one input layer may not suit another, which gets plain windows.
+    windows = {"input": "native"} if native else default_windows(task)
+    why = PLAIN
+    if windows and options.input in (None, windows["input"]):
+        reservoir = resolve_model(options, windows, random_inits=random_inits)
+        why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
+    reasons = _reasons(task, options, reservoir, why)
+    reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
+    if reservoir.stride > 1 and why != PLAIN and not native:
+        values = f"rows of up to {task.max_tokens:,} values"
+        reasons["stride"] = f"{values} become at most {MAX_WINDOWS:,} windows"
+    return ModelChoice(reservoir.with_dilations(longest), obstacle, reasons_of(options, reasons))
+
+
+def _reasons(task: Task, options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
+    """Return the reason for the default of each option of a model; ``why`` is that of the windows."""
+    return {
+        **{item.name: PLAIN for item in fields(Reservoir)},
+        **dict.fromkeys(WINDOW_OPTIONS, why),
+        "backbone": "comes with this package" if options.init is None else "has the weights of --init",
+        "init": "published" if reservoir.init == "pretrained" else "no published weights",
+        "depth": "all blocks",
+    }
+
+
+def resolve_model(
+    options: ModelOptions,
+    windows: Mapping[str, Any] | None = None,
+    *,
+    random_inits: Mapping[str, str] = MappingProxyType({}),
+) -> Reservoir:
+    """Return the options of a model, all resolved.
+
+    ``windows`` are the default windows for the data, and ``random_inits`` those of a `Variant`.
+    """
+    backbone, init = options.backbone, options.init
+    # A folder as --init is the backbone, with its own weights.
+    if init is not None and Path(init).is_dir():
+        if backbone is not None:
+            raise InputError(f"--init {init}: the folder holds a backbone", "leave out --backbone")
+        backbone, init = str(Path(init).resolve()), "pretrained"
+    name = full_name(backbone or DEFAULT_BACKBONE)
+    if init is None or init.startswith("random"):
+        init = choose_init(name, init, random_inits=random_inits)
+    # Explicit options win over the windows for the data, and these over the fields of `Reservoir`.
+    explicit = {
+        key: value for key, value in vars(as_group(options, ReservoirOptions)).items() if value is not None
+    }
+    values = {**(windows or {}), **explicit, "backbone": name, "init": init}
+    values.setdefault("stride", values.get("patch", Reservoir.patch))  # windows side by side
+    if values.get("input") == "kernels":
+        values.setdefault("gain", KERNEL_GAIN)
+    return Reservoir(**values)
+
+
+def default_windows(task: Task) -> dict[str, Any]:
+    """Return the default windows for a task; empty if each value or symbol is a token."""
+    kind = kind_of(task)
+    many_symbols = isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS
+    if task.each and not many_symbols:
+        # Each token with a label is in the middle of its window.
+        around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
+        if isinstance(task.form, Tokens):  # an invertible map shows the neighbouring symbols
+            return around | {"input": "orthogonal"}
+        return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
+    # Only long rows have a stride: many rows get fewer columns and layers, because skipped values cost accuracy.
+    kernels = {"input": "kernels", "stride": -(-task.max_tokens // MAX_WINDOWS), "pad": "same"}
+    if kind == "series":
+        # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
+        return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
+    return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}
