@@ -29,11 +29,11 @@ class FailedError(Exception):
     """Work that failed for a reason that one line explains. The command line prints it and exits with code 1."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar known name, if any."""
-    lower = {one.lower(): one for one in known}
-    found = difflib.get_close_matches(name.lower(), list(lower), n=1)
-    return f"; did you mean {lower[found[0]]!r}?" if found else ""
+def nearest(name: str, valid_names: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the most similar valid name, if any."""
+    by_lower_case = {valid.lower(): valid for valid in valid_names}
+    matches = difflib.get_close_matches(name.lower(), list(by_lower_case), n=1)
+    return f"; did you mean {by_lower_case[matches[0]]!r}?" if matches else ""
 
 
 def first_line(error: BaseException, where: str = "") -> str:
@@ -55,9 +55,7 @@ def as_input_error(problem: str, remedy: str) -> Iterator[None]:
         # Libraries in Rust raise PanicException, which is no Exception, for input that they do not expect.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise InputError(
-            f"{problem} ({first_line(error, problem.partition(': ')[0])})", f"{remedy}"
-        ) from error
+        raise InputError(f"{problem} ({first_line(error, problem.partition(': ')[0])})", remedy) from error
 
 
 def require_path(value: object, what: str) -> str:

@@ -33,11 +33,13 @@ from reservoir.pooling import pooling_help
 BY_DATA = "depends on the data; extract --dry-run prints it"
 
 
-def own_parameters(given: Mapping[str, Any]) -> str | None:
+def own_parameters(parameters: Mapping[str, Any]) -> str | None:
     """Check that no task parameter is one of the options, which have flags."""
     of_named_tasks = {"views", *(item.name for item in fields(VariantOptions))}
     flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in of_named_tasks}
-    return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
+    return next(
+        (f"write {flags[name]} {value}" for name, value in parameters.items() if name in flags), None
+    )
 
 
 class LabelsOptions(Options, panel="Data"):
@@ -81,17 +83,18 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for one, other in (("values", "symbols"), ("regression", "classes")):
-            if getattr(self, one) and getattr(self, other):
-                raise InputError(f"--{one} --{other}: give one of the two")
+        for first, second in (("values", "symbols"), ("regression", "classes")):
+            if getattr(self, first) and getattr(self, second):
+                raise InputError(f"--{first} --{second}: give one of the two")
         if self.drop is not None and not isinstance(self.drop, str):
             object.__setattr__(self, "drop", ",".join(self.drop))
 
     @property
     def explicit(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
-        given = ((item, getattr(self, item.name)) for item in fields(OwnDataOptions))
-        return {item.name: value for item, value in given if value != item.default}
+        values = {item.name: getattr(self, item.name) for item in fields(OwnDataOptions)}
+        defaults = {item.name: item.default for item in fields(OwnDataOptions)}
+        return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 class VariantOptions(Options, panel="Data"):

@@ -64,8 +64,8 @@ for _name in ("list_", "show", "verify", "repair", "remove", "prune"):
 app.add_typer(caches, name="cache")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         sys.stdout.write(f"reservoir {version('reservoir-features')}\n")

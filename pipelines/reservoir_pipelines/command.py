@@ -13,8 +13,9 @@ from typer.core import TyperCommand
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import flag_of, keyword, refuse_modules
-from reservoir_pipelines.output import Table, fact_table, print_json, print_table
+from reservoir_pipelines.output import print_json
 from reservoir_pipelines.signatures import parameter_fields
+from reservoir_pipelines.tables import Shown, print_shown, record_facts
 
 HELP = {"help_option_names": ["-h", "--help"]}  # the flags that print the help
 
@@ -51,7 +52,7 @@ class Answer:
     """Result of a command: a value for programs, tables for people, and whether the exit code is 1."""
 
     value: Any
-    tables: Sequence[Table] | None = None  # by default a table of the fields of the value
+    tables: Sequence[Shown] | None = None  # by default the fields of the value
     wrong: bool = False
 
 
@@ -64,7 +65,7 @@ def command(
     """Register a function as a command with its own arguments, the options of some groups, --json and --config.
 
     The function is a public one, whose result ``show`` turns into an answer and whose parameters are
-    options already, or it returns an answer and has the parameters ``given``, a dict of the options
+    options already, or it returns an answer and has the parameters ``options``, a dict of the options
     that were set, and perhaps ``json``. A group is a class of options, or a tuple of such a class and
     the names of some of its options.
     """
@@ -75,7 +76,7 @@ def command(
         items = {item.name: item for item in declared if item.default is not MISSING}
     else:
         parameters = inspect.signature(function, eval_str=True).parameters
-        own = [p for p in parameters.values() if p.name not in ("given", "json")]
+        own = [p for p in parameters.values() if p.name not in ("options", "json")]
         declared = [item for group in groups for item in _fields(group)]
         items = {item.name: item for item in declared if item.name not in parameters}
     takes_json = not public and "json" in parameters
@@ -89,7 +90,7 @@ def command(
         if public:
             answer = show(function(**values, **options))
         else:
-            answer = function(**values, given=options, **({"json": json} if takes_json else {}))
+            answer = function(**values, options=options, **({"json": json} if takes_json else {}))
         if answer is not None:
             _print(answer, json=json)
 
@@ -108,19 +109,19 @@ def _print(answer: Answer, *, json: bool) -> None:
     if json:
         print_json(answer.value)
     else:
-        for table in [fact_table(answer.value)] if answer.tables is None else answer.tables:
-            print_table(*table)
+        for shown in [record_facts(answer.value)] if answer.tables is None else answer.tables:
+            print_shown(shown)
     if answer.wrong:
         raise typer.Exit(1)
 
 
-def check_names(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_names(values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise `InputError` for an unknown task or backbone, or a missing file, before anything heavy is imported."""
-    if backbone := given.get("backbone"):
+    if backbone := values.get("backbone"):
         from reservoir.backbone_names import check_backbone_name
 
         check_backbone_name(backbone)
-    if task := given.get("task"):
+    if task := values.get("task"):
         from reservoir.tasks import TASKS
         from reservoir_pipelines.data.formats import source_files
         from reservoir_pipelines.data.hub import is_hub
@@ -137,16 +138,16 @@ def check_names(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, Any]:
     """Return the values of ``NAME=VALUE`` texts by name; raise `InputError` for a text of another form."""
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise InputError(f"{flag} {text}: not of the form NAME=VALUE", "write it as in n=5")
         try:
-            given[name.strip().replace("-", "_")] = ast.literal_eval(value)
+            parameters[name.strip().replace("-", "_")] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            given[name.strip().replace("-", "_")] = value
-    return given
+            parameters[name.strip().replace("-", "_")] = value
+    return parameters
 
 
 def _fields(group: Any) -> list[Field[Any]]:
@@ -188,16 +189,16 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
         tables = tomllib.loads(file.read_text())
     name = str(context.info_name)
     top: dict[str, Any] = getattr(context.find_root().command, "commands", {})
-    known = {name, *(key for n, member in top.items() for key in getattr(member, "commands", [n]))}
+    tables_allowed = {name, *(key for n, member in top.items() for key in getattr(member, "commands", [n]))}
     for key, value in tables.items():
-        if key not in known or not isinstance(value, dict):
-            what = f"{key!r} is not a table named after a command"
+        if key not in tables_allowed or not isinstance(value, dict):
             raise InputError(
-                f"--config {file}: {what}", f"write the settings of {name} below a line [{name}]"
+                f"--config {file}: {key!r} is not a table named after a command",
+                f"write the settings of {name} below a line [{name}]",
             )
     flags = [p for p in context.command.params if p.param_type_name == "option" and p.name != "config"]
     options: dict[str, Any] = {p.opts[0].removeprefix("--").replace("-", "_"): p for p in flags}
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in tables.get(name, {}).items():
         option = options.get(str(key).replace("-", "_"))
         if option is None:
@@ -206,17 +207,23 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
                 f"its settings are {', '.join(sorted(options))}",
             )
         joined = isinstance(value, list) and not option.multiple
-        found[option.name] = ",".join(map(str, value)) if joined else value
-    # A file must not decide which code runs.
-    pairs = found.get("override")
-    for values in (found, parse_parameters(pairs, "--override") if isinstance(pairs, list) else {}):
-        refuse_modules(values, f"--config {file}")
-    if found.get("trust"):
-        problem = f"--config {file}: 'trust' lets a readout run code, which a file must not decide"
-        remedy = "pass --trust on the command line if you trust the author of the readout"
-        raise InputError(problem, f"remove the setting, and {remedy}")
-    context.default_map = found
+        settings[option.name] = ",".join(map(str, value)) if joined else value
+    _refuse_code(settings, file)
+    context.default_map = settings
     return file
+
+
+def _refuse_code(settings: Mapping[str, Any], file: Path) -> None:
+    """Raise `InputError` if settings of a file would decide which code runs: a module, or a trusted readout."""
+    refuse_modules(settings, f"--config {file}")
+    pairs = settings.get("override")
+    if isinstance(pairs, list):
+        refuse_modules(parse_parameters(pairs, "--override"), f"--config {file}")
+    if settings.get("trust"):
+        raise InputError(
+            f"--config {file}: 'trust' lets a readout run code, which a file must not decide",
+            "remove the setting, and pass --trust on the command line if you trust the author of the readout",
+        )
 
 
 _JSON = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")

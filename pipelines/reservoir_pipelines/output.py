@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, ClassVar, TextIO
 
 clock = time.monotonic
 
-Table = tuple[Any, ...]  # headings, rows and perhaps a title, as `print_table` takes them
 SECONDS = 30.0  # longest silence on stderr, in seconds, if it is not a terminal
 
 
@@ -37,6 +36,11 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def on_one_terminal() -> bool:
+    """Return whether a person reads both stdout and stderr, so that what is on one need not be on the other."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def print_json(value: Any) -> None:
@@ -63,39 +67,6 @@ def _shown(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii") if hidden else char
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print an aligned table, never cut or wrapped, with a line above it for a title.
-
-    Columns whose heading begins with ``#`` are right-aligned; if all headings are empty, they are not
-    printed.
-    """
-    cells = [[printable(cell) for cell in row] for row in rows]
-    names = [printable(heading.removeprefix("#")) for heading in headings]
-    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    head = [names, ["-" * width for width in widths]] if any(names) else []
-    lines = [printable(title)] if title else []
-    for row in [*head, *cells]:
-        aligned = zip(row, widths, headings, strict=True)
-        shown = (c.rjust(width) if name.startswith("#") else c.ljust(width) for c, width, name in aligned)
-        lines.append("  ".join(shown).rstrip())
-    sys.stdout.write("\n".join(lines) + "\n\n")
-
-
-def fact_table(record: Any, *names: str) -> Table:
-    """Return a table of the fields of a record, or of some of them; fields without a text are left out."""
-    values = record if isinstance(record, Mapping) else vars(record)
-    texts = {name: value_text(values[name], name) for name in names or values}
-    return ("", ""), [(name.replace("_", " "), text) for name, text in texts.items() if text]
-
-
-def records_table(records: Sequence[Any], *names: str) -> Table:
-    """Return a table with one record per row, and some of the fields as columns."""
-    found = [record if isinstance(record, Mapping) else vars(record) for record in records]
-    numbers = {name for name in names if all(isinstance(each[name], int | float) for each in found)}
-    headings = [f"{'#' if name in numbers else ''}{name.replace('_', ' ')}" for name in names]
-    return headings, [[value_text(each[name], name) for name in names] for each in found]
-
-
 def value_text(value: Any, name: str = "") -> str:
     """Return the value of a field as text; "" for objects of any other type."""
     if isinstance(value, bool | str | Path):
@@ -105,8 +76,8 @@ def value_text(value: Any, name: str = "") -> str:
     if isinstance(value, float):
         return time_text(value) if name == "seconds" else f"{value:,.4g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {text}" for key, each in value.items() if (text := value_text(each)))
-    texts = [value_text(each) for each in value] if isinstance(value, list | tuple) else []
+        return ", ".join(f"{key} {text}" for key, inner in value.items() if (text := value_text(inner)))
+    texts = [value_text(inner) for inner in value] if isinstance(value, list | tuple) else []
     return ", ".join(texts) if len(texts) < 4 else f"{len(texts)}: {texts[0]} ... {texts[-1]}"
 
 
@@ -225,38 +196,45 @@ def heartbeat(name: str) -> Iterator[None]:
 class Meter:
     """Progress with its rate: a line that changes on a terminal, elsewhere a new line every `SECONDS`."""
 
-    def __init__(self, title: str, total: int, unit: str, done: int, each: int) -> None:
-        self._title, self._total, self._unit, self._done, self._each = title, total, unit, done, each
-        self._first, self._text = done, ""
+    def __init__(self, title: str, total: int, unit: str, finished: int, units_per_step: int) -> None:
+        self._title = title
+        self._total = total
+        self._unit = unit
+        self._units_per_step = units_per_step
+        self._first = self._finished = finished
+        self._text = ""
         self._started = self._last = clock()
         self.display: Callable[[str], None] | None = None
 
-    def show(self, done: int, text: str = "") -> None:
-        """Show how much is done."""
-        self._done, self._text = done, text
+    def show(self, finished: int, text: str = "") -> None:
+        """Show how many steps are finished."""
+        self._finished, self._text = finished, text
         if self.display:
             self.display(self.line())
-        elif clock() - self._last >= SECONDS and done < self._total:
+        elif clock() - self._last >= SECONDS and finished < self._total:
             notify(self.line())
 
     def advance(self, rows: int, written: int | None = None) -> None:
-        """Count ``rows`` more as done; ``written`` is the number of bytes written so far, None if it is unchanged."""
-        self.show(self._done + rows, self._text if written is None else f"{written / 1e9:.2f} GB")
+        """Count ``rows`` more as finished; ``written`` is the number of bytes so far, None if it is unchanged."""
+        self.show(self._finished + rows, self._text if written is None else f"{written / 1e9:.2f} GB")
 
     def line(self) -> str:
         """Return a line with the work done, its rate, and the time left, which the caller prints."""
         self._last = clock()
-        speed = (self._done - self._first) / max(self._last - self._started, 1e-9)
-        left = f", {time_text((self._total - self._done) / speed)} left" if speed else ""
-        share = f"{self._done:,} of {self._total:,} ({100 * self._done / self._total:.0f}%)"
+        speed = (self._finished - self._first) / max(self._last - self._started, 1e-9)
+        left = f", {time_text((self._total - self._finished) / speed)} left" if speed else ""
+        share = f"{self._finished:,} of {self._total:,} ({100 * self._finished / self._total:.0f}%)"
         text = f"  {self._text}" if self._text else ""
-        return f"{self._title}: {share}, {self._each * speed:,.3g} {self._unit}/s{text}{left}"
+        return f"{self._title}: {share}, {self._units_per_step * speed:,.3g} {self._unit}/s{text}{left}"
 
 
 @contextmanager
-def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: int = 1) -> Iterator[Meter]:
-    """Yield a `Meter` of ``total`` steps of ``each`` units, of which ``done`` are already done."""
-    shown, status = Meter(title, total, unit, done, each), nullcontext()
+def meter(
+    title: str, total: int, unit: str = "rows", finished: int = 0, *, units_per_step: int = 1
+) -> Iterator[Meter]:
+    """Yield a `Meter` of ``total`` steps of ``units_per_step`` units, of which ``finished`` are finished already."""
+    shown = Meter(title, total, unit, finished, units_per_step)
+    status = nullcontext()
     if sys.stderr.isatty() and not _silenced.get():
         from rich.console import Console
         from rich.live import Live
@@ -278,11 +256,11 @@ def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: in
 
 @contextmanager
 def training_meter(
-    steps: int, done: int, text: str, *, each: int = 1, unit: str = "steps"
+    steps: int, finished: int, text: str, *, units_per_step: int = 1, unit: str = "steps"
 ) -> Iterator[Callable[..., None]]:
     """Yield ``show(step, *numbers)``, which shows running means of the numbers in the format ``text``."""
     means: list[float] = []
-    with meter("train", steps, unit, done, each=each) as bar:
+    with meter("train", steps, unit, finished, units_per_step=units_per_step) as bar:
 
         def show(step: int, *numbers: float) -> None:
             means[:] = [0.95 * m + 0.05 * v for m, v in zip(means or numbers, numbers, strict=True)]

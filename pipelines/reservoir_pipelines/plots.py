@@ -8,10 +8,8 @@ from __future__ import annotations
 import base64
 import io
 import itertools
-import os
 import re
 import textwrap
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ import numpy as np
 from reservoir_cache import replace_file
 
 from reservoir.column import entry_of, parse_columns, place_of, single_column
+from reservoir.errors import InputError
 from reservoir_pipelines.output import is_share, notify, printable
 
 if TYPE_CHECKING:
@@ -42,25 +41,21 @@ MAX_TICKS = 32
 MAX_ROWS = 16  # columns whose names are legible beside a plot of settings
 MAX_COUNTS = 20  # classes of a confusion matrix whose counts can be read
 
-_importing = threading.Lock()
-
 
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Figure]:
     """Yield a figure, sized in inches, in matplotlib's own style; all text is literal."""
-    exists = os.path.exists
-    with _importing:
-        # Matplotlib first reads ./matplotlibrc, which may come with downloaded data, and no option
-        # prevents that. During its import, this relative name is reported as missing; other files are
-        # found as usual.
-        os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
-        try:
-            import matplotlib
-            from matplotlib.figure import Figure
-        finally:
-            os.path.exists = exists
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except UnicodeDecodeError as error:
+        raise InputError("matplotlibrc: not a text file", "remove it from this folder") from error
+
     # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters would not help.
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
+        # While it is imported, matplotlib reads ./matplotlibrc, which may come with downloaded data. No
+        # setting of it is used: the defaults replace all that have to do with drawing, and a figure
+        # without pyplot never looks up the backend.
         matplotlib.rcdefaults()
         # A class named $x_{$ is not a formula. Text is saved as text, because browsers have fonts of every script.
         matplotlib.rcParams.update(
@@ -77,6 +72,8 @@ def saved_figure(path: Path, width: float, height: float, title: str = "") -> It
             break_lines(figure.suptitle(printable(title), fontsize=11, color=INK), figure.bbox.width)
             yield figure
             replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+    except InputError:
+        raise
     except Exception as error:
         path.unlink(missing_ok=True)  # an older plot shows other data
         reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -143,8 +140,8 @@ def in_unit(metric: str) -> tuple[float, str]:
 
 def curve_points(history: Sequence[Mapping[str, Any]], name: str, factor: float = 1.0) -> np.ndarray:
     """Return an array (lines, 2): step, and value times ``factor``, of each line that has the value."""
-    found = [(line["step"], factor * line[name]) for line in history if line.get(name) is not None]
-    return np.array(found, float).reshape(-1, 2)
+    points = [(line["step"], factor * line[name]) for line in history if line.get(name) is not None]
+    return np.array(points, float).reshape(-1, 2)
 
 
 def draw_course(axes: Axes, curves: Sequence[np.ndarray], y: str, best: int | None = None) -> None:
@@ -235,17 +232,17 @@ def draw_settings(axes: Axes, sweep: ScoreGrid, metric: str) -> None:
     order = sorted(shown, key=lambda i: layer_order(columns[i]))
     # Further settings, tried because an end of the grid was best, would be gaps in most rows.
     common = (~np.isnan(scores[order])).mean(axis=0) >= 0.5
-    kept = [j for j in range(len(settings)) if common[j] or j == best[1]]
-    values = factor * scores[order][:, kept]
+    drawn = [j for j in range(len(settings)) if common[j] or j == best[1]]
+    values = factor * scores[order][:, drawn]
     # The worst settings would use up most colours: scores below the median share the darkest one.
     low, high = float(np.nanmedian(values)), float(np.nanmax(values))
     low = min(low, high - 0.01 * factor)  # equal ends would be extended beyond 100%
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
     axes.figure.colorbar(image, ax=axes, shrink=0.9)
-    place, ring = (kept.index(best[1]), order.index(best[0])), {"markersize": 11, "fillstyle": "none"}
+    place, ring = (drawn.index(best[1]), order.index(best[0])), {"markersize": 11, "fillstyle": "none"}
     for colour, width in ((INK, 4), ("white", 2)):  # seen on pale and on dark cells
         axes.plot(*place, "o", color=colour, markeredgewidth=width, **ring)
-    _name_ticks(axes.xaxis, [settings[j] for j in kept], rotation=90, most=16)
+    _name_ticks(axes.xaxis, [settings[j] for j in drawn], rotation=90, most=16)
     _name_ticks(axes.yaxis, [columns[i] for i in order])
     axes.set_xlabel("penalty or setting")
     title = axes.set_title(f"validation {unit}, chosen readout circled", fontsize=9, color=INK)
@@ -287,12 +284,13 @@ def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> No
     _name_both_axes(axes, classes, "predicted", "class")
 
 
-def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
+def plot_confusion(path: Path, evaluation: Evaluation | None, title: str) -> None:
     """Save the plot of `draw_confusion`; do nothing for a regression, or without an evaluation."""
-    if not found or not found.classes:
+    if not evaluation or not evaluation.classes:
         return
-    side, heading = confusion_side(found.classes), f"{title}: test accuracy {found.scores['accuracy']:.1%}"
-    plot(path, (side + 1, side), heading, draw_confusion, found.confusion, found.classes)
+    side = confusion_side(evaluation.classes)
+    heading = f"{title}: test accuracy {evaluation.scores['accuracy']:.1%}"
+    plot(path, (side + 1, side), heading, draw_confusion, evaluation.confusion, evaluation.classes)
 
 
 def draw_values(axes: Axes, values: np.ndarray) -> None:
@@ -321,7 +319,7 @@ def shorten_all(names: Sequence[str]) -> list[str]:
         return short
     words = [re.findall(r"\w+|\W+", name) for name in names]
     shared = set.intersection(*map(set, words))
-    return [f"…{shorten(''.join(word for word in each if word not in shared))}…" for each in words]
+    return [f"…{shorten(''.join(word for word in label if word not in shared))}…" for label in words]
 
 
 def _with_gaps(layers: Sequence[str]) -> list[str]:

@@ -117,9 +117,10 @@ class Backbone(nn.Module):
     def check_length(self, tokens: int, where: str = "") -> None:
         """Raise `InputError` (message prefix ``where``) if this backbone has fewer than ``tokens`` positions."""
         if self.max_tokens is not None and tokens > self.max_tokens:
-            start = f"{where}the sequences have {tokens} tokens, but this {self.family.name} has {self.max_tokens}"
             raise InputError(
-                f"{start} positions", "shorten the sequences, or choose a backbone with more positions"
+                f"{where}the sequences have {tokens} tokens, but this {self.family.name} has "
+                f"{self.max_tokens} positions",
+                "shorten the sequences, or choose a backbone with more positions",
             )
 
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:

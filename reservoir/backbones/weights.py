@@ -93,8 +93,11 @@ def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     # The system would kill a process whose model is larger than memory.
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
-        start = f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB, and this machine has"
-        raise InputError(f"{start} {memory / 1e9:,.0f} GB of memory", "choose a smaller backbone")
+        raise InputError(
+            f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory",
+            "choose a smaller backbone",
+        )
     return family, config
 
 

@@ -91,8 +91,10 @@ def _variant_source(name: str, parameters: Mapping[str, Any]) -> tuple[type[Any]
 def check_parameter(task: str, parameter: str, names: Iterable[str]) -> None:
     """Refuse a parameter that is not one of the names of a task's parameters."""
     if parameter not in (names := [*names]):
-        remedy = f"it has {', '.join(names)}{nearest(parameter, names)}"
-        raise InputError(f"task {task!r} has no parameter {parameter!r}", remedy)
+        raise InputError(
+            f"task {task!r} has no parameter {parameter!r}",
+            f"it has {', '.join(names)}{nearest(parameter, names)}",
+        )
 
 
 def shows_images(task: Task) -> bool:

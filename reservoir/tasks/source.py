@@ -141,8 +141,11 @@ def clean_symbols(
     wrong = real & ~((x >= 0) & (x < vocabulary) & (x == np.rint(x)))
     if wrong.any():
         row, token = (int(i) for i in np.argwhere(wrong)[0])
-        problem = f"row {first_row + row}, token {token}: {x[row, token]} is not a symbol from 0 to {vocabulary - 1}"
-        raise InputError(f"{where}: {problem}", "replace it, or fit to data with more symbols")
+        raise InputError(
+            f"{where}: row {first_row + row}, token {token}: {x[row, token]} is not a symbol from 0 to "
+            f"{vocabulary - 1}",
+            "replace it, or fit to data with more symbols",
+        )
     return np.where(real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
 
 

@@ -79,8 +79,8 @@ class Task:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Task":
         """Build a task from what `to_dict` returned."""
-        problem = f"task {str(values.get('name'))[:40]!r}: its description is damaged"
-        with as_input_error(problem, "extract the data again"):
+        name = str(values.get("name"))[:40]
+        with as_input_error(f"task {name!r}: its description is damaged", "extract the data again"):
             ((kind, size),) = values["form"].items()
             if not isinstance(values["labels"], list | tuple):
                 raise ValueError("its labels are no list")
@@ -162,5 +162,8 @@ def check_split(task: Task, name: str, split: Split) -> None:
     wrong = (split.lengths < least) | (split.lengths > task.max_tokens)
     if wrong.any():
         row = int(np.argmax(wrong))
-        start = f"task {task.name!r}, split {name!r}, row {row}: length {int(split.lengths[row])} is not between"
-        raise InputError(f"{start} {least} and {task.max_tokens} tokens", "remove the row")
+        raise InputError(
+            f"task {task.name!r}, split {name!r}, row {row}: length {int(split.lengths[row])} is not between "
+            f"{least} and {task.max_tokens} tokens",
+            "remove the row",
+        )

@@ -124,8 +124,11 @@ class Trainer:
         if math.isfinite(loss) and math.isfinite(norm) and loss <= BOUND:
             return
         gradients = f", with gradients of norm {norm:.4g}" if math.isfinite(loss) and norm else ""
-        message = f"{which} is {loss:.4g} at step {step:,}{gradients}; use a smaller --learning-rate"
-        raise DivergedError(message, step, self.state)
+        raise DivergedError(
+            f"{which} is {loss:.4g} at step {step:,}{gradients}; use a smaller --learning-rate",
+            step,
+            self.state,
+        )
 
 
 @dataclass(frozen=True)

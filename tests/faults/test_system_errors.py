@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from reservoir_pipelines import ReservoirClassifier, extract, fit
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.output import as_json, meter, notify, print_json, print_table, printable
+from reservoir_pipelines.output import as_json, meter, notify, print_json, printable
 from reservoir_pipelines.preparation import task_table
+from reservoir_pipelines.tables import ResultTable, numbers, print_shown, texts
 
 from tests.processes import COMMAND, Child
 
@@ -109,7 +110,8 @@ def test_control_characters_of_a_terminal_are_escaped():
 
 
 def test_tables_messages_and_progress_are_escaped(capsys):
-    print_table((EVIL, "#" + EVIL), [(EVIL, 1), ("[bold red]x[/]", EVIL)], EVIL)
+    rows = [(EVIL, 1), ("[bold red]x[/]", EVIL)]
+    print_shown(ResultTable((*texts(EVIL), *numbers(EVIL)), rows, EVIL))
     notify(EVIL + " [red]")
     out, error = capsys.readouterr()
     assert not hostile(out + error)
@@ -233,7 +235,7 @@ axes.prop_cycle: cycler('color', [open('read', 'w') and 'r'])
 
 
 @pytest.mark.parametrize("how", ["file", "variable"])
-def test_no_settings_of_matplotlib_in_the_current_folder_are_obeyed(how, tmp_path):
+def test_settings_of_matplotlib_from_outside_change_no_plot_and_run_nothing(how, tmp_path):
     (tmp_path / "evil.py").write_text("open('imported', 'w')")
     latex = tmp_path / "bin" / "latex"
     latex.parent.mkdir()
@@ -248,9 +250,14 @@ def test_no_settings_of_matplotlib_in_the_current_folder_are_obeyed(how, tmp_pat
         (tmp_path / "settings").write_text(HARMFUL.replace("backend", "# backend"))
         env |= {"MPLBACKEND": "module://evil", "MATPLOTLIBRC": str(tmp_path / "settings")}
     drawn = tmp_path / "drawn.png"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", SCRIPT, drawn], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    subprocess.run([sys.executable, "-P", "-c", SCRIPT, drawn], env=env, cwd=tmp_path, check=True)
     assert drawn.read_bytes() == expected.read_bytes()
     assert not {"latex-ran", "imported", "read"} & {file.name for file in tmp_path.iterdir()}
-    assert how == "variable" or done.stderr == ""
+
+
+def test_settings_of_matplotlib_that_are_no_text_are_named(tmp_path):
+    (tmp_path / "matplotlibrc").write_bytes(b"\xff\xfe")
+    command = [sys.executable, "-P", "-c", SCRIPT, tmp_path / "drawn.png"]
+    env = {**os.environ, "PYTHONPATH": FOLDERS}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert "InputError: matplotlibrc" in done.stderr.splitlines()[-1]

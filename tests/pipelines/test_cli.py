@@ -276,7 +276,7 @@ def test_progress_is_printed_while_a_cell_has_redirected_its_messages(pass_time,
 
 
 def test_training_shows_running_means_and_counts_from_the_checkpoint(pass_time, capsys):
-    with training_meter(100, 50, "loss {0:.2f}", each=4096, unit="tokens") as show:
+    with training_meter(100, 50, "loss {0:.2f}", units_per_step=4096, unit="tokens") as show:
         pass_time(40)
         show(70, 1.5)
     assert capsys.readouterr().err == "train: 70 of 100 (70%), 2.05e+03 tokens/s  loss 1.50, 60 s left\n"

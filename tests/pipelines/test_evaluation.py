@@ -8,12 +8,14 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict, report, train
+from reservoir_pipelines.commands import stage_commands
 from reservoir_pipelines.commands.stage_commands import fit_tables
 from reservoir_pipelines.fitting.entry_view import EntryView
 from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.statistics import summaries
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
+from reservoir_pipelines.tables import Lines
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
@@ -330,7 +332,7 @@ def test_the_raw_input_is_read_by_the_better_of_ridge_and_logistic_regression(tm
     assert min(done.raw.test_score, folded.raw.test_score) > ridge
 
 
-def test_letters_are_compared_with_composition_and_k_mer_counts(tmp_path, capfd, call):
+def test_letters_are_compared_with_composition_and_k_mer_counts(tmp_path, capfd, call, monkeypatch):
     rows = []
     for row in range(600):
         text = "".join(DRAW.choice(list("ACGT"), 24))
@@ -345,7 +347,12 @@ def test_letters_are_compared_with_composition_and_k_mer_counts(tmp_path, capfd,
     assert best.valid_score > found["composition"].valid_score
     assert "This reservoir adds nothing to k-mer counts: it is worse by " in capfd.readouterr().err
     assert "k-mer counts" in done.adds_nothing_to
-    assert [row[0] for row in fit_tables(done)[1][1]] == [one.sentence for one in done.against]
+    assert fit_tables(done)[1].texts == [comparison.sentence for comparison in done.against]
+    # One terminal has shown what stderr says; only what the reservoir adds is news.
+    monkeypatch.setattr(stage_commands, "on_one_terminal", lambda: True)
+    added = [comparison.sentence for comparison in done.against if comparison.verdict == "adds"]
+    sentences = [shown.texts for shown in fit_tables(done) if isinstance(shown, Lines)]
+    assert sentences == ([added] if added else []) and len(added) < len(done.against)
     _, out, err = call("fit", features.entry, "--columns", "embed/mean", "--json")
     printed = json.loads(out)
     assert [one["name"] for one in printed["baselines"]] == list(found)

@@ -670,10 +670,11 @@ def test_a_page_shows_a_fit_with_all_its_numbers_and_a_run(cache, tmp_path):
     assert check(text).images >= 5 and f"{100 * done.best.test_score:.1f}%" in text
     assert f"{100 * ran.test_score:.1f}%" in text
     assert html.unescape(text).count(done.against[0].sentence) == 1
-    baselines = text.partition("<dt>baselines on test</dt>")[2].partition("</dd>")[0]
-    assert all(one.name in baselines for one in done.baselines)
+    readouts = text.partition("95% interval</th>")[2].partition("</table>")[0]
+    assert all(f"<td>{baseline.name}</td>" in readouts for baseline in done.baselines)
     assert ", ".join(f"{name} {100 * score:.1f}%" for name, score in done.layers.items()) in text
     assert f"60 rows {100 * done.curve[-1].test_score:.1f}%" in text
+    assert text.count("lowest to highest draw") == 1
     for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
         assert f"<code>{command}" in text
     summary = read_checked(done.saved.parent / SUMMARY)

@@ -14,7 +14,8 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import seconds_of, span
 from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import cache_root
-from reservoir_pipelines.output import Table, fact_table, notify, records_table, size_text
+from reservoir_pipelines.output import notify, size_text
+from reservoir_pipelines.tables import Facts, record_facts, record_table
 
 Name = Annotated[
     str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")
@@ -32,27 +33,30 @@ OTHERS = (
 """Other folders below the cache's root."""
 
 
-def list_(given: dict[str, Any]) -> Answer:
+def list_(options: dict[str, Any]) -> Answer:
     """List everything in the cache, with size and last use."""
-    root = cache_root(**given)
+    root = cache_root(**options)
     notify(*map(str, store.broken_entries(root)))
-    found = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
-    table = records_table(found, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
+    entries = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
+    table = record_table(entries, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
     folders = [
         {"folder": str(path.relative_to(root)), "bytes": store.folder_bytes(path)} for path in _others(root)
     ]
-    return Answer(
-        found, [(*table, str(root)), *([records_table(folders, "folder", "bytes")] if folders else [])]
-    )
+    others = [record_table(folders, "folder", "bytes")] if folders else []
+    return Answer(entries, [table.titled(str(root)), *others])
 
 
-def show(entry: Name, given: dict[str, Any]) -> Answer:
+def show(entry: Name, options: dict[str, Any]) -> Answer:
     """Show everything about one entry."""
-    found = _find(entry, cache_root(**given))
-    spec, made = found.spec.to_json(), dict(found.made_with)
-    summary = _summary(store.summarize(found)) | {"running": found.running()}
-    tables = [fact_table(summary), (*fact_table(spec), "specification"), (*fact_table(made), "made with")]
-    return Answer(summary | {"spec": spec, "made_with": made}, tables)
+    stored = _find(entry, cache_root(**options))
+    spec, made_with = stored.spec.to_json(), dict(stored.made_with)
+    summary = _summary(store.summarize(stored)) | {"running": stored.running()}
+    tables = [
+        record_facts(summary),
+        record_facts(spec).titled("specification"),
+        record_facts(made_with).titled("made with"),
+    ]
+    return Answer(summary | {"spec": spec, "made_with": made_with}, tables)
 
 
 def verify(
@@ -60,34 +64,34 @@ def verify(
         str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all entries by default.")
     ] = None,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Answer:
     """Check every file against its checksum.
 
     The exit code is 1 if a file is damaged.
     """
-    root = cache_root(**given)
+    root = cache_root(**options)
     entries = [_find(entry, root)] if entry else store.list_entries(root)
     problems = [] if entry else store.broken_entries(root)
-    problems += [problem for one in entries for problem in store.verify(one)]
-    found = [{"path": p.path, "what": p.what, "repair": p.repair} for p in problems]
-    complete: Table = ("", ""), [("complete", f"{len(entries)} entries, no damage found")]
-    table = records_table(found, "path", "what", "repair") if found else complete
-    return Answer({"entries": len(entries), "problems": found}, [table], wrong=bool(problems))
+    problems += [problem for stored in entries for problem in store.verify(stored)]
+    records = [{"path": p.path, "what": p.what, "repair": p.repair} for p in problems]
+    complete = Facts([("complete", f"{len(entries)} entries, no damage found")])
+    shown = record_table(records, "path", "what", "repair") if records else complete
+    return Answer({"entries": len(entries), "problems": records}, [shown], wrong=bool(problems))
 
 
-def repair(entry: Name, given: dict[str, Any]) -> Answer:
+def repair(entry: Name, options: dict[str, Any]) -> Answer:
     """Remove damaged files from an entry.
 
     The next extract computes them again.
     """
-    found = _find(entry, cache_root(**given))
-    return Answer({"entry": found.path, "removed": [problem.path for problem in store.repair(found)]})
+    stored = _find(entry, cache_root(**options))
+    return Answer({"entry": stored.path, "removed": [problem.path for problem in store.repair(stored)]})
 
 
-def remove(entry: Name, given: dict[str, Any]) -> Answer:
+def remove(entry: Name, options: dict[str, Any]) -> Answer:
     """Delete one entry, or another folder of the cache."""
-    root = cache_root(**given)
+    root = cache_root(**options)
     others = [path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)]
     paths = others or _entries(entry, root)
     size = sum(map(store.folder_bytes, paths))
@@ -107,11 +111,11 @@ def prune(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Answer:
     """Remove the least recently used entries.
 
-    Unless --yes is given, the entries are listed and you are asked first; without a terminal, nothing
+    Unless --yes is options, the entries are listed and you are asked first; without a terminal, nothing
     is removed.
     """
     from dask.utils import parse_bytes
@@ -124,21 +128,23 @@ def prune(
         size = parse_bytes(keep) if keep else None
         if keep and not keep[0].isdigit():  # parse_bytes accepts -5GB, and reads GB as 1GB
             raise ValueError("it begins with no digit")
-    found = store.prunable(
-        cache_root(**given),
+    candidates = store.prunable(
+        cache_root(**options),
         older=timedelta(seconds=seconds_of(older)) if older else None,
         keep_bytes=size,
         unfinished=unfinished,
     )
-    rows = [_summary(each) for each in found]
-    paths, total = [row["entry"] for row in rows], sum(each.bytes for each in found)
-    if found and not (dry_run or yes):
+    rows = [_summary(candidate) for candidate in candidates]
+    paths = [row["entry"] for row in rows]
+    total = sum(candidate.bytes for candidate in candidates)
+    if candidates and not (dry_run or yes):
         _ask(rows, f"{len(rows)} entries, {size_text(total)}")
-    for each in [] if dry_run else found:
-        store.remove(each.entry.path)
+    for candidate in [] if dry_run else candidates:
+        store.remove(candidate.entry.path)
     key = "would_remove" if dry_run else "removed"
-    table = records_table(rows, "entry", "bytes", "used")
-    return Answer({key: paths, "bytes": total}, [(*table, f"{key.replace('_', ' ')}: {len(rows)} entries")])
+    title = f"{key.replace('_', ' ')}: {len(rows)} entries"
+    table = record_table(rows, "entry", "bytes", "used").titled(title)
+    return Answer({key: paths, "bytes": total}, [table])
 
 
 def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
@@ -154,10 +160,10 @@ def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
 
 def _others(root: Path) -> list[Path]:
     """Return the folders of prepared data, readouts, runs and so on, except folders behind symbolic links."""
-    found = [path for pattern in OTHERS for path in root.glob(pattern)]
+    folders = [path for pattern in OTHERS for path in root.glob(pattern)]
     return sorted(
         path
-        for path in found
+        for path in folders
         if path.is_dir() and path.resolve() == root.resolve() / path.relative_to(root)
     )
 
@@ -180,12 +186,12 @@ def _find(name: str, root: Path) -> store.Entry:
     return find_entry(root, name)
 
 
-def _summary(each: store.EntrySummary) -> dict[str, Any]:
+def _summary(summary: store.EntrySummary) -> dict[str, Any]:
     from reservoir_pipelines.plots import layer_order
 
-    entry, spec = each.entry, each.entry.spec
-    whole = each.blocks_done == each.blocks
-    state = "complete" if whole else f"{each.blocks_done} of {each.blocks} blocks"
+    entry, spec = summary.entry, summary.entry.spec
+    whole = summary.blocks_done == summary.blocks
+    state = "complete" if whole else f"{summary.blocks_done} of {summary.blocks} blocks"
     state = "used by another command" if entry.intermediate else state
     return {
         "entry": str(entry.path),
@@ -193,12 +199,12 @@ def _summary(each: store.EntrySummary) -> dict[str, Any]:
         "task": spec.task["name"],
         "key": entry.key,
         "rows": spec.rows,
-        "columns": sorted(each.columns, key=layer_order),
-        "bytes": each.bytes,
+        "columns": sorted(summary.columns, key=layer_order),
+        "bytes": summary.bytes,
         "compute": spec.compute,
         "store": spec.store,
-        "created": each.created.isoformat(timespec="seconds"),
-        "used": each.used.isoformat(timespec="seconds"),
-        "finished": each.finished,
-        "state": f"unreadable: {each.fault}" if each.fault else state,
+        "created": summary.created.isoformat(timespec="seconds"),
+        "used": summary.used.isoformat(timespec="seconds"),
+        "finished": summary.finished,
+        "state": f"unreadable: {summary.fault}" if summary.fault else state,
     }

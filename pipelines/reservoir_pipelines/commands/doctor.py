@@ -14,7 +14,8 @@ import reservoir_cache as store
 
 from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import cache_root
-from reservoir_pipelines.output import records_table, size_text
+from reservoir_pipelines.output import size_text
+from reservoir_pipelines.tables import record_table
 
 MIN_FREE_BYTES = 10**9
 EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu": "accelerate"}
@@ -23,14 +24,14 @@ Finding = tuple[str, str, str]
 """What was checked, the result, and the command that fixes a problem, empty if there is none."""
 
 
-def doctor(given: dict[str, Any]) -> Answer:
+def doctor(options: dict[str, Any]) -> Answer:
     """Check this machine, and print what fixes each problem.
 
     The exit code is 1 if there is a problem.
     """
     names = ("what", "found", "remedy")
-    found = [dict(zip(names, finding, strict=True)) for finding in _findings(**given)]
-    return Answer(found, [records_table(found, *names)], wrong=any(finding["remedy"] for finding in found))
+    checks = [dict(zip(names, finding, strict=True)) for finding in _findings(**options)]
+    return Answer(checks, [record_table(checks, *names)], wrong=any(check["remedy"] for check in checks))
 
 
 def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[Finding]:
@@ -77,14 +78,14 @@ def _cache(root: Path) -> Iterator[Finding]:
 
 def _entries(root: Path) -> Iterator[Finding]:
     entries = [store.summarize(entry) for entry in store.list_entries(root)]
-    yield "entries", f"{len(entries)}, {size_text(sum(each.bytes for each in entries))}", ""
+    yield "entries", f"{len(entries)}, {size_text(sum(entry.bytes for entry in entries))}", ""
     for problem in store.broken_entries(root):
         remedy = f"reservoir cache remove {quote(str(problem.path))}"
         yield "entry", f"{problem.path}: {problem.what}", remedy
-    for each in entries:
-        key = each.entry.key[:16]
-        if each.fault:
-            yield "entry", each.fault, f"reservoir cache repair {key}"
-        elif not each.finished:
-            state = f"{each.entry.path.name}: {each.blocks_done} of {each.blocks} blocks"
+    for summary in entries:
+        key = summary.entry.key[:16]
+        if summary.fault:
+            yield "entry", summary.fault, f"reservoir cache repair {key}"
+        elif not summary.finished:
+            state = f"{summary.entry.path.name}: {summary.blocks_done} of {summary.blocks} blocks"
             yield "entry", state, "run the same extract again to continue, or reservoir cache remove " + key

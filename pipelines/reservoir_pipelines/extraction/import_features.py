@@ -285,6 +285,9 @@ def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int
         values = np.asarray(array[low:high]).astype(np.float32, order="C", casting="same_kind")
     faults = np.argwhere(~np.isfinite(values))
     if len(faults):
-        where = f"{split} of {column}, row {low + faults[0][0]}, column {faults[0][-1]}"
-        raise InputError(f"{file}: {where}: the value is not a finite float32 number", "repair it")
+        raise InputError(
+            f"{file}: {split} of {column}, row {low + faults[0][0]}, column {faults[0][-1]}: "
+            "the value is not a finite float32 number",
+            "repair it",
+        )
     return values.reshape(len(values), *_shape(array.shape))

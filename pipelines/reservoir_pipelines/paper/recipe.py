@@ -264,8 +264,10 @@ class _Builder:
         kinds = KEYS[kind]
         for key, value in entry.items():
             if key not in kinds:
-                problem = f"{title} has the unknown key {key!r}; the keys are {', '.join(sorted(kinds))}"
-                raise InputError(f"{self.where}: {problem}")
+                raise InputError(
+                    f"{self.where}: {title} has the unknown key {key!r}",
+                    f"the keys are {', '.join(sorted(kinds))}",
+                )
             hint, remedy = kinds[key]
             if not fits(value, hint):
                 raise InputError(

@@ -149,8 +149,10 @@ def _without_misfits(file: Path, rows: Rows, limits: list[tuple[int, float]]) ->
         reason = f"row {place}: {length:,} tokens, but the model reads {limit}"
         misfits[place] = (rows.names[row].item(), reason)
     if not fit.any():
-        remedy = "give rows of other lengths, or fit a readout of a backbone with more positions"
-        raise InputError(f"{file}: no row has a length that the model reads ({reason})", remedy)
+        raise InputError(
+            f"{file}: no row has a length that the model reads ({reason})",
+            "give rows of other lengths, or fit a readout of a backbone with more positions",
+        )
     y, groups = (None if array is None else array[fit] for array in (rows.y, rows.groups))
     return replace(
         rows,

@@ -14,25 +14,33 @@ from reservoir_cache import read_regular
 from reservoir.column import names_of, parse_columns, single_column
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
+from reservoir_pipelines.facts import (
+    FitScores,
+    curve_table,
+    evaluation_facts,
+    interval_text,
+    layer_table,
+    over_groups,
+    trained_text,
+    training_facts,
+    training_tables,
+)
 from reservoir_pipelines.files import read_checked
 from reservoir_pipelines.fitting.fit_result import SUMMARY
-from reservoir_pipelines.fitting.layer_score import LayerScore, layer_table
 from reservoir_pipelines.fitting.result import Result, score_matrix
-from reservoir_pipelines.output import as_json, percent, score_text
+from reservoir_pipelines.output import as_json, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 
 if TYPE_CHECKING:
     from reservoir_pipelines.training.result import Training
 
 MAX_POINTS = 60  # points of a stored curve
-NUMBERS = ("samples", "rows", "groups", "auc")  # values of an evaluation of classes that are not in percent
 ARRAYS = {
     "fit": ("sweep", "classes", "confusion", "recall", "reliability"),
     "train": ("losses",),
 }
 """For each stage, the large values that only plots read; a result without them has no plots."""
 Values = Mapping[str, Any]
-Facts = list[tuple[str, Any]]
 
 
 def fit_values(found: Values, results: Path) -> dict[str, Any]:
@@ -102,33 +110,33 @@ def _thinned(history: list[dict[str, Any]], name: str) -> list[list[float]]:
 
 def fit_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a fit."""
-    found = read_checked(path / SUMMARY)
-    values = fit_values(found, path / "results.csv")
-    entry, chosen_by = Path(found["entry"]), found["best"]["metric"]
-    facts = [("entry", entry), ("label", found.get("label")), *facts_of("fit", values)]
-    for name, value in found["evaluation"].items():  # all metrics but the one that chose the readout
-        if isinstance(value, int | float) and name != chosen_by:
-            share = values["classes"] and name not in NUMBERS
-            facts.append((name.replace("_", " "), percent(value) if share else round(value, 3)))
-    facts += [(f"against {one['name']}", one["sentence"]) for one in found.get("against", ())]
-    facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
+    summary = read_checked(path / SUMMARY)
+    values = fit_values(summary, path / "results.csv")
+    entry = Path(summary["entry"])
+    scores = FitScores.from_summary(summary, title=f"{entry.parent.name}, {entry.name}")
+    facts = [
+        ("entry", entry),
+        ("label", summary.get("label")),
+        *evaluation_facts(scores.evaluation, scores.best.metric),
+        ("tried", f"{values['tried']:,} readouts"),
+        ("best on validation, by layer", scores_by_name(values["layers"], scores.best.metric)),
+        *((f"against {stored['name']}", stored["sentence"]) for stored in summary.get("against", ())),
+        ("time", f"{summary['seconds']:.1f} s"),
+        ("folder", path),
+    ]
+    tables = [scores.readouts()]
+    if scores.layer_scores:
+        tables.append(layer_table(scores.layer_scores, scores.evaluation.groups))
+    if scores.curve:
+        tables.append(curve_table(scores.best, scores.curve))
     return {
         "id": f"p{number}",
         "name": f"Fit: {entry.parent.name}, {path.name}",
         "facts": facts,
-        "commands": found["commands"],
-        "layers": _layers(found),
+        "commands": summary["commands"],
+        "results": tables,
         "plots": plots_of("fit", values),
     }
-
-
-def _layers(found: Values) -> dict[str, Any] | None:
-    """Return headings, rows and caption of the table of layers; None if the fit compared none."""
-    scores = [LayerScore.from_dict(score) for score in found.get("layer_scores", ())]
-    if not scores:
-        return None
-    headings, rows, caption = layer_table(scores, found["evaluation"].get("groups", 0))
-    return {"headings": [name.removeprefix("#") for name in headings], "rows": rows, "caption": caption}
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
@@ -137,56 +145,62 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     from reservoir_pipelines.training.run_folder import RunFolder
 
     run = RunFolder(path)
-    done = run.result(lambda values: Training.from_dict({**values, "run": str(path)}))
-    assert done  # only finished runs are on the page
-    values, config = train_values(done), run.config
+    result = run.result(lambda values: Training.from_dict({**values, "run": str(path)}))
+    assert result  # only finished runs are on the page
+    config = run.config
     task = config["settings"]["spec"]["task"]
-    facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
-    facts.append(("label", task["parameters"].get("label")))
-    facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
+    facts = [
+        *training_facts(result).pairs,
+        ("label", task["parameters"].get("label")),
+        ("seed", config["settings"]["recipe"]["seed"]),
+        *config.get("made_with", {}).items(),
+    ]
     return {
         "id": f"p{number}",
         "name": f"Training: {task['name']}, {path.name}",
         "facts": facts,
         "commands": [config["command"]],
-        "plots": plots_of("train", values),
+        "results": training_tables(result),
+        "plots": plots_of("train", train_values(result)),
     }
 
 
-def facts_of(stage: str, values: Values) -> Facts:
-    """Return the facts about a fit or a training run, by name."""
+def facts_of(stage: str, values: Values) -> list[tuple[str, Any]]:
+    """Return the facts about a fit or a training run from the values that a reproduction stores of it."""
     if stage not in ("fit", "train"):
         return []
     metric = values.get("metric", "accuracy")
-    name = metric.replace("_", " ")
-    scores = [
-        (f"{split} {name}", score_text(values.get(f"{split}_score"), metric)) for split in ("test", "valid")
-    ]
-    return scores + (_fit_facts(values, metric) if stage == "fit" else _training_facts(values, metric))
-
-
-def _fit_facts(values: Values, metric: str) -> Facts:
-    def listed(scores: Mapping[str, float]) -> str:
-        return ", ".join(f"{name} {score_text(score, metric)}" for name, score in scores.items())
-
-    over = f" over {values['test_groups']} groups" if values.get("test_groups") else ""
     facts = [
-        (
-            f"95% interval{over}",
-            " to ".join(score_text(end, metric) for end in values.get("test_interval") or ()),
-        ),
-        ("chosen", values["readout"]),
-        ("tried", f"{values['tried']:,} readouts"),
-        ("best on validation, by layer", listed(values["layers"])),
-        ("baselines on test", listed(values["baselines"])),
-        ("this reservoir adds nothing to", ", ".join(values["adds_nothing_to"] or ())),
+        (f"{split} {metric.replace('_', ' ')}", score_text(values.get(f"{split}_score"), metric))
+        for split in ("test", "valid")
     ]
+    facts += _fit_facts(values, metric) if stage == "fit" else _training_facts(values, metric)
     return [(name, text) for name, text in facts if text]
 
 
-def _training_facts(values: Values, metric: str) -> Facts:
-    facts: Facts = [("steps", f"{values['steps']:,}"), ("best step", f"{values['best_step'] or 0:,}")]
-    facts.append(("trained", f"{', '.join(values['groups'])}: {values['trained']:,} parameters"))
+def _fit_facts(values: Values, metric: str) -> list[tuple[str, str]]:
+    over = over_groups(values.get("test_groups") or 0)
+    return [
+        (f"95% interval{over}", interval_text(values.get("test_interval"), metric)),
+        ("chosen", values["readout"]),
+        ("tried", f"{values['tried']:,} readouts"),
+        ("best on validation, by layer", scores_by_name(values["layers"], metric)),
+        ("baselines on test", scores_by_name(values["baselines"], metric)),
+        ("this reservoir adds nothing to", ", ".join(values["adds_nothing_to"] or ())),
+    ]
+
+
+def scores_by_name(scores: Mapping[str, float], metric: str) -> str:
+    """Return names with their scores, comma-separated."""
+    return ", ".join(f"{name} {score_text(score, metric)}" for name, score in scores.items())
+
+
+def _training_facts(values: Values, metric: str) -> list[tuple[str, str]]:
+    facts = [
+        ("steps", f"{values['steps']:,}"),
+        ("best step", f"{values['best_step'] or 0:,}"),
+        ("trained", trained_text(values["groups"], values["trained"])),
+    ]
     for run in values["swept"]:
         recipe = ", ".join(f"{name} {run[name]:g}" for name in RECIPE if name in run)
         facts.append(("swept", f"{recipe}: valid {score_text(run['valid_score'], metric)}"))

@@ -40,7 +40,7 @@ def train_in_folder(
     if not ranks.first:
         return Trainer(model, steps, report=lambda *_: None, keep=lambda _: None, **settings).run(last_step)
     (folder.path / RESULT).unlink(missing_ok=True)
-    meter = training_meter(last_step, state.step, shown, each=unit[0], unit=unit[1])
+    meter = training_meter(last_step, state.step, shown, units_per_step=unit[0], unit=unit[1])
     with open_journal(folder.path / METRICS, state.step) as journal, meter as show:
 
         def report(step: int, numbers: dict[str, float]) -> None:
