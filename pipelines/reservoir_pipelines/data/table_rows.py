@@ -102,7 +102,8 @@ def _is_long(reading: TableArrays, *, ids_repeat: bool) -> bool:
 
     Without a column of times, the rows may be steps in some order, or whole sequences of one group.
     """
-    roles, options, path = reading.roles, reading.options, reading.table.path
+    roles, options = reading.roles, reading.options
+    path = reading.table.path
     if reading.new or not ids_repeat:
         return False
     if roles.sequence:
@@ -139,22 +140,20 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
     if roles.time:
         reading.chosen["time"] = roles.time
         reading.notes.append(f"the column {roles.time!r} is left out, because each row is a whole sequence")
-    _read_labels(reading)
-    reading.read_groups_and_split()
-    if roles.sequence:
-        read_sequences(reading, roles.sequence)
-    else:
+    if not roles.sequence:
+        reading.read_labels()
+        reading.read_groups_and_split()
         read_values(reading)
-
-
-def _read_labels(reading: TableArrays) -> None:
-    """Read a label for each row, or for every token of a row."""
-    roles = reading.roles
-    if roles.sequence and len(roles.labels) == 1:
-        letters = holds_letters(reading, roles.sequence)
-        if read_token_labels(reading, roles.labels[0], roles.sequence, letters=letters):
-            return
-    reading.read_labels()
+        return
+    letters = holds_letters(reading, roles.sequence)
+    one_label_column = len(roles.labels) == 1
+    labels_tokens = one_label_column and read_token_labels(
+        reading, roles.labels[0], roles.sequence, letters=letters
+    )
+    if not labels_tokens:
+        reading.read_labels()
+    reading.read_groups_and_split()
+    read_sequences(reading, roles.sequence, letters=letters)
 
 
 def _padded(where: str, arrays: dict[str, Any]) -> Rows:

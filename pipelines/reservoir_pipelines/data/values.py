@@ -24,20 +24,13 @@ def as_values(
     values.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
-    gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
+    may_have_gaps = missing != "refuse" and x.dtype.kind == "f"
+    gaps = np.isnan(x) & real if may_have_gaps else np.zeros(x.shape, bool)
     if missing == "interpolate" and gaps.any():
-        x = x.copy()
-        for row, channel in np.argwhere(gaps.any(axis=1)):
-            series, unknown = x[row, : lengths[row], channel], gaps[row, : lengths[row], channel]
-            if unknown.all():
-                raise InputError(
-                    f"{where}: no value at all in row {first_row + row}, column {channel}", "remove the row"
-                )
-            series[unknown] = np.interp(np.flatnonzero(unknown), np.flatnonzero(~unknown), series[~unknown])
-    with np.errstate(over="ignore"):
-        values = np.where(real, x, 0).astype(
-            np.uint8 if x.dtype == np.uint8 and missing != "mask" else np.float32
-        )
+        x = _interpolated(where, x, lengths, gaps, first_row)
+    stay_bytes = x.dtype == np.uint8 and missing != "mask"
+    with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is refused
+        values = np.where(real, x, 0).astype(np.uint8 if stay_bytes else np.float32)
     wrong = ~np.isfinite(values) & ~(gaps & (missing == "mask"))
     if wrong.any():
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
@@ -53,24 +46,43 @@ def as_values(
     return np.concatenate([values, gaps.astype(np.float32)], axis=2)
 
 
+def _interpolated(
+    where: str, x: np.ndarray, lengths: np.ndarray, gaps: np.ndarray, first_row: int
+) -> np.ndarray:
+    """Return values (rows, tokens, dim) with each of the ``gaps`` on the line between its neighbours in time."""
+    x = x.copy()
+    for row, channel in np.argwhere(gaps.any(axis=1)):
+        series = x[row, : lengths[row], channel]  # a view, so that x changes
+        missing = gaps[row, : lengths[row], channel]
+        if missing.all():
+            raise InputError(
+                f"{where}: no value at all in row {first_row + row}, column {channel}", "remove the row"
+            )
+        series[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), series[~missing])
+    return x
+
+
 def rounding(x: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return the largest rounding error of float32, the minimum and the maximum of each channel, (3, dim)."""
+    """Return the largest rounding error of float32, the minimum and the maximum of each channel, (3, dim).
+
+    ``x`` (tokens, dim) are the values of the data, and ``stored`` (tokens, dim or more) those in float32.
+    """
     x = x.astype(np.float64)
     errors = np.abs(x - stored[:, : x.shape[1]])
     return np.stack([np.fmax.reduce(errors), np.fmin.reduce(x), np.fmax.reduce(x)])
 
 
-def check_rounding(where: str, batches: Sequence[np.ndarray], name: str = "x") -> None:
+def check_rounding(where: str, stretches: Sequence[np.ndarray], name: str = "x") -> None:
     """Refuse channels whose rounding errors are large relative to their range, given the results of `rounding`."""
-    moved, least, most = np.stack(batches, axis=1)
-    moved, least, most = moved.max(axis=0), least.min(axis=0), most.max(axis=0)
-    coarse = np.flatnonzero((moved > MAX_ROUNDING * (most - least)) & (most > least))
-    if len(coarse):
-        c = int(coarse[0])
-        spread = f"(from {least[c]:.15g} to {most[c]:.15g}, rounded by up to {moved[c]:.3g})"
+    errors, minima, maxima = np.stack(stretches, axis=1)
+    error, low, high = errors.max(axis=0), minima.min(axis=0), maxima.max(axis=0)
+    is_coarse = (error > MAX_ROUNDING * (high - low)) & (high > low)
+    if is_coarse.any():
+        channel = int(np.argmax(is_coarse))
         raise InputError(
-            f"{where}: {name} varies too little for float32 in column {c} {spread}",
-            f"subtract an offset from it, such as {least[c]:.6g}",
+            f"{where}: {name} varies too little for float32 in column {channel} (from {low[channel]:.15g} "
+            f"to {high[channel]:.15g}, rounded by up to {error[channel]:.3g})",
+            f"subtract an offset from it, such as {low[channel]:.6g}",
         )
 
 
@@ -80,18 +92,19 @@ def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
     present = ~np.isnan(first)
     # Sums are taken around the first batch's mean, in float64, so that a large constant does not hide the deviation.
     shift = np.where(present, first, 0).sum(axis=0, dtype=np.float64) / np.maximum(present.sum(axis=0), 1)
-    count, total, squares = 0, np.zeros_like(shift), np.zeros_like(shift)
+    count = 0
+    total = np.zeros_like(shift)
+    squares = np.zeros_like(shift)
     for tokens in chain([first], batches):
         present = ~np.isnan(tokens)
         centred = np.where(present, tokens - shift, 0)
         count = count + present.sum(axis=0)
         total = total + centred.sum(axis=0)
         squares = squares + (centred**2).sum(axis=0)
-    # With z = x - shift, the deviation of x is that of z: sqrt(mean(z^2) - mean(z)^2).
     count = np.maximum(count, 1)
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    # A deviation that float64 cannot tell from its rounding errors is that of a constant.
+    # A constant channel has a deviation of about the rounding error of its sums, not exactly 0.
     is_constant = deviation <= 1e-12 * np.maximum(np.abs(shift + mean), 1e-300)
     scale = 1 / np.where(is_constant, 1, deviation)
     if (scale > np.finfo(np.float32).max).any():
@@ -136,19 +149,21 @@ def _encode_own(
     """Return new inputs, in the form of the task's own file, as stored sequences and their lengths."""
     if task.pictures:
         return x, np.full(x.shape[0], task.max_tokens, np.int32)
-    missing, kind = task.parameters.get("missing", "refuse"), x.dtype.kind
+    missing = task.parameters.get("missing", "refuse")
+    kind = x.dtype.kind
     if task.alphabet:
-        form, fits = "texts (rows,)", kind == "U" and x.ndim == 1
+        expected, fits = "texts (rows,)", kind == "U" and x.ndim == 1
     elif isinstance(task.form, Tokens):
-        form, fits = "integers (rows, tokens)", kind in "ui" and x.ndim == 2
+        expected, fits = "integers (rows, tokens)", kind in "ui" and x.ndim == 2
     else:
         x = x[:, :, None] if x.ndim == 2 else x
-        dim = task.form.dim // (2 if missing == "mask" else 1)  # half of the channels mark missing values
-        form, fits = f"numbers (rows, tokens, {dim})", kind in "uif" and x.ndim == 3 and x.shape[2] == dim
+        dim = task.form.dim // (2 if missing == "mask" else 1)
+        expected = f"numbers (rows, tokens, {dim})"
+        fits = kind in "uif" and x.ndim == 3 and x.shape[2] == dim
     if not fits or not x.size:
         inputs = "texts" if kind == "U" else f"inputs of shape {x.shape} and type {x.dtype}"
         raise InputError(
-            f"{where}: {inputs}, but the model reads {form}, as made from {task.name!r}",
+            f"{where}: {inputs}, but the model reads {expected}, as made from {task.name!r}",
             "give data of the same kind",
         )
     if task.alphabet:

@@ -84,12 +84,12 @@ def _holds_numbers(reading: TableArrays, name: str) -> bool:
     return not reading.new and holds_sequences(cells)
 
 
-def read_sequences(reading: TableArrays, name: str) -> None:
-    """Read a column of texts, or of lists or texts of numbers, as ``x``: texts or arrays in an array of objects."""
+def read_sequences(reading: TableArrays, name: str, *, letters: bool) -> None:
+    """Read a column of ``letters``, or of lists or texts of numbers, as ``x``: an array of objects (rows,)."""
     table = reading.table
     if reading.roles.values:
         reading.notes.append(f"only {name!r} is read, not the columns {listed(reading.roles.values)}")
-    if holds_letters(reading, name):
+    if letters:
         reading.chosen["text"] = name
         reading.arrays["x"] = _letters(reading, name)
         return
