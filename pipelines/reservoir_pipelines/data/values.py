@@ -72,9 +72,9 @@ def rounding(x: np.ndarray, stored: np.ndarray) -> np.ndarray:
     return np.stack([np.fmax.reduce(errors), np.fmin.reduce(x), np.fmax.reduce(x)])
 
 
-def check_rounding(where: str, batches: Sequence[np.ndarray], name: str = "x") -> None:
+def check_rounding(where: str, stretches: Sequence[np.ndarray], name: str = "x") -> None:
     """Refuse channels whose rounding errors are large relative to their range, given the results of `rounding`."""
-    errors, minima, maxima = np.stack(batches, axis=1)
+    errors, minima, maxima = np.stack(stretches, axis=1)
     error, low, high = errors.max(axis=0), minima.min(axis=0), maxima.max(axis=0)
     is_coarse = (error > MAX_ROUNDING * (high - low)) & (high > low)
     if is_coarse.any():
@@ -101,7 +101,6 @@ def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
         count = count + present.sum(axis=0)
         total = total + centred.sum(axis=0)
         squares = squares + (centred**2).sum(axis=0)
-    # With z = x - shift, the deviation of x is that of z: sqrt(mean(z^2) - mean(z)^2).
     count = np.maximum(count, 1)
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
