@@ -217,7 +217,8 @@ def training_tables(run: Training) -> list[ResultTable]:
     if run.swept:
         values = [name for name in run.swept[0] if name in RECIPE]
         rows = [
-            tried | {"valid_score": score_text(tried["valid_score"], run.metric)} for tried in run.swept
+            swept_run | {"valid_score": score_text(swept_run["valid_score"], run.metric)}
+            for swept_run in run.swept
         ]
         tables.append(record_table(rows, *values, "valid_score", "run"))
     return tables + (evaluation_tables(run.evaluation) if run.evaluation else [])

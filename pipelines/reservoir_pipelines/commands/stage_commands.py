@@ -155,9 +155,9 @@ def fit_tables(fit: Fit) -> list[Shown]:
     against = [
         comparison for comparison in fit.against if comparison.verdict == "adds" or not on_one_terminal()
     ]
-    tried = count_text(len(fit.table), "readout")
+    readouts = count_text(len(fit.table), "readout")
     files = [
-        ("tried", f"{tried} in {fit.seconds:.1f} s, all in {fit.results}"),
+        ("tried", f"{readouts} in {fit.seconds:.1f} s, all in {fit.results}"),
         ("plot", fit.plot),
         ("readout", fit.saved),
         ("each row", str(fit.predictions)),
@@ -374,8 +374,8 @@ def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
     from reservoir_pipelines.paper.stages import estimate
 
     estimate(cells, places)
-    asked = cells and sys.stdin.isatty() and sys.stderr.isatty()
-    return typer.confirm("Continue?", err=True) if asked else True
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    return typer.confirm("Continue?", err=True) if cells and can_ask else True
 
 
 def _plan(tables: list[str], options: dict[str, Any]) -> Answer:
