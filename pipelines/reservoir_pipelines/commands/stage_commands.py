@@ -16,16 +16,6 @@ from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer
-from reservoir_pipelines.facts import (
-    FitScores,
-    evaluation_facts,
-    interval_text,
-    over_groups,
-    readout_row,
-    readout_table,
-    training_facts,
-    training_tables,
-)
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import (
     count_text,
@@ -41,12 +31,20 @@ from reservoir_pipelines.output import (
 )
 from reservoir_pipelines.tables import (
     Facts,
+    FitScores,
     ResultTable,
     Shown,
+    evaluation_facts,
+    interval_text,
     numbers,
+    over_groups,
+    readout_row,
+    readout_table,
     record_facts,
     record_table,
     texts,
+    training_facts,
+    training_tables,
 )
 
 if TYPE_CHECKING:

@@ -14,7 +14,12 @@ from reservoir_cache import read_regular
 from reservoir.column import names_of, parse_columns, single_column
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
-from reservoir_pipelines.facts import (
+from reservoir_pipelines.files import read_checked
+from reservoir_pipelines.fitting.fit_result import SUMMARY
+from reservoir_pipelines.fitting.result import Result, score_matrix
+from reservoir_pipelines.output import as_json, score_text
+from reservoir_pipelines.plots import PagePlot, ScoreGrid
+from reservoir_pipelines.tables import (
     FitScores,
     curve_table,
     evaluation_facts,
@@ -25,11 +30,6 @@ from reservoir_pipelines.facts import (
     training_facts,
     training_tables,
 )
-from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.fit_result import SUMMARY
-from reservoir_pipelines.fitting.result import Result, score_matrix
-from reservoir_pipelines.output import as_json, score_text
-from reservoir_pipelines.plots import PagePlot, ScoreGrid
 
 if TYPE_CHECKING:
     from reservoir_pipelines.training.result import Training
