@@ -178,11 +178,10 @@ def heartbeat(name: str) -> Iterator[None]:
         while not ended.wait(min(1.0, SECONDS / 2)):
             if clock() - _Screen.last < SECONDS:
                 continue
-            innermost = _Screen.meters[-1:]
-            _write(
-                stream,
-                innermost[0].line() if innermost else f"{name}: running for {time_text(clock() - started)}",
-            )
+            if _Screen.meters:
+                _write(stream, _Screen.meters[-1].line())
+            else:
+                _write(stream, f"{name}: running for {time_text(clock() - started)}")
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

@@ -353,7 +353,9 @@ def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]]
     """Draw the standard deviations of one kind of tensor, ``weight`` or ``bias``, over the blocks, (depth,) each."""
     names = [name for name in deviations if ("bias" in name) == (kind == "bias")]
     for number, name in enumerate(names):
-        colour, line = COLOURS[number % len(COLOURS)], ("o-", "o--", "o:")[number // len(COLOURS) % 3]
+        # More kinds of tensors than colours: the line style changes after each round of colours.
+        colour = COLOURS[number % len(COLOURS)]
+        line = ("o-", "o--", "o:")[number // len(COLOURS) % 3]
         values = np.array(deviations[name], float)
         label = name.removesuffix(f".{kind}")
         axes.plot(np.arange(1, len(values) + 1), values, line, color=colour, label=label, markersize=3.5)
