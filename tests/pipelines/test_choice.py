@@ -9,25 +9,20 @@ import numpy as np
 import pytest
 from reservoir_cache import FeatureStore, SplitFeatures
 from reservoir_pipelines import ReservoirClassifier, export, extract, fit, predict
+from reservoir_pipelines.estimators.predictor import ArrayColumns
 from reservoir_pipelines.fitting import fit as fit_module
-from reservoir_pipelines.fitting.array_source import ArrayColumns
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.candidates import choose_candidates
-from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
-from reservoir_pipelines.fitting.column_fit import ColumnFit
-from reservoir_pipelines.fitting.entry_source import ColumnSource
-from reservoir_pipelines.fitting.entry_view import KNOWN, OutOfReachError
+from reservoir_pipelines.fitting.candidates import choose_candidates, make_fitter
 from reservoir_pipelines.fitting.evaluate import Test
-from reservoir_pipelines.fitting.fitter import fit_source
+from reservoir_pipelines.fitting.fitter import ColumnFit, fit_source
 from reservoir_pipelines.fitting.folds import can_choose, held_out_units
-from reservoir_pipelines.fitting.layers import refit_layers
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.fitting.refit import refit_all
-from reservoir_pipelines.fitting.result import Result
-from reservoir_pipelines.fitting.select import fit_columns, select
+from reservoir_pipelines.fitting.refit import refit_all, refit_layers
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.select import better_baseline, choose_fit, fit_columns, select
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from sklearn.feature_extraction.text import CountVectorizer

@@ -1,8 +1,9 @@
-"""The columns among which a fit chooses, and the cross-validation that compares their readouts."""
+"""What a fit tries: columns, the fitter with its settings, and the cross-validation that compares them."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +11,15 @@ from reservoir.column import RAW, Columns, names_of, parse_columns
 from reservoir.errors import InputError
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds, default_columns, readout_candidates
+from reservoir.readouts.penalties import DEFAULT_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
 from reservoir.tasks import TASKS
-from reservoir_pipelines.fitting.entry_source import ColumnSource
+from reservoir_pipelines.fitting.fitter import Fitter
 from reservoir_pipelines.fitting.folds import folds_can_choose, groups_of_splits
+from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
+from reservoir_pipelines.fitting.sklearn_fitter import EstimatorFitter
+from reservoir_pipelines.fitting.source import ColumnSource
 
 RACED_COLUMNS = 4  # default columns from which a race saves time
 
@@ -94,4 +100,37 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, .
         known.rows["train"],
         cross_validated=cross_validated,
         native=native,
+    )
+
+
+def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
+    """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
+    readout, balanced = options.readout, options.class_weight == "balanced"
+    if not classes and (balanced or readout == "logistic"):
+        flag = "--class-weight balanced" if balanced else "--readout logistic"
+        raise InputError(f"{flag}: the task has no classes", "remove the flag")
+    if folds and readout != "ridge":
+        raise InputError(
+            f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
+        )
+    if readout not in ("ridge", "logistic"):
+        if options.alphas:
+            problem = f"--alphas: {readout} takes its parameters after a colon"
+            raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
+        return EstimatorFitter.parse(readout, classes, balanced=balanced)
+    default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
+    alphas = parse_alphas(options.alphas) if options.alphas else default
+    shared: dict[str, Any] = {
+        "classes": classes,
+        "alphas": alphas,
+        "balanced": balanced,
+        "widens": not options.alphas,
+    }
+    if readout == "logistic":
+        return LogisticFitter(**shared)
+    return RidgeFitter(
+        **shared,
+        folds=folds,
+        repeats=repeats,
+        refits=options.select == "auto" and not folds,
     )

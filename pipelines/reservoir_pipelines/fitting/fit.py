@@ -16,19 +16,17 @@ from reservoir.tasks import source_of
 from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
-from reservoir_pipelines.fitting.candidates import Candidates, choose_candidates
+from reservoir_pipelines.fitting.candidates import Candidates, choose_candidates, make_fitter
 from reservoir_pipelines.fitting.cost import cost_line
 from reservoir_pipelines.fitting.evaluate import Scores, Test, evaluate_all, evaluate_curve, predictions_of
-from reservoir_pipelines.fitting.fit_result import CurvePoint, Fit
 from reservoir_pipelines.fitting.fitter import Fitter
-from reservoir_pipelines.fitting.layers import Layer, layer_scores, refit_layers
-from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Features, Known, Pool
-from reservoir_pipelines.fitting.predictions_file import BEST, PREDICTIONS, ReadoutPredictions
-from reservoir_pipelines.fitting.refit import FinalReadout, refit_all
+from reservoir_pipelines.fitting.predictions import BEST, PREDICTIONS, ReadoutPredictions
+from reservoir_pipelines.fitting.refit import FinalReadout, Layer, refit_all, refit_layers
+from reservoir_pipelines.fitting.results import CurvePoint, Fit
 from reservoir_pipelines.fitting.save import save
 from reservoir_pipelines.fitting.select import Selection, expected_sizes, select
-from reservoir_pipelines.fitting.verdicts import cautions, compare_with
+from reservoir_pipelines.fitting.verdicts import cautions, compare_with, layer_scores
 from reservoir_pipelines.output import count_text, notify
 from reservoir_pipelines.weight_files import caution_if_changed
 

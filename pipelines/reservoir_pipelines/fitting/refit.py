@@ -6,16 +6,15 @@ from functools import partial
 
 import numpy as np
 
+from reservoir.column import RAW, common_place, layers_first_to_last
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
-from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.cost import work_meter
-from reservoir_pipelines.fitting.entry_source import EntrySamples, EntrySource, RawSource
-from reservoir_pipelines.fitting.entry_view import KnownSplit
-from reservoir_pipelines.fitting.fitter import Choice, Fitter
-from reservoir_pipelines.fitting.predictions import predict_blocks, predict_held_out
-from reservoir_pipelines.fitting.predictions_file import Predicted
-from reservoir_pipelines.fitting.result import Result
+from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, size_of
+from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.predictions import Predicted, predict_blocks, predict_held_out
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.source import EntrySamples, EntrySource, KnownSplit, RawSource
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,3 +101,51 @@ def nonconformity_scores(
         else:
             scores.append(np.abs(readout.predict(x) - y)[:, 0])
     return np.sort(np.concatenate(scores).astype(np.float64))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """A layer with the fit that was chosen among its columns, and the readout of this fit."""
+
+    name: str
+    fit: ColumnFit
+    final: FinalReadout
+
+
+def refit_layers(
+    known: Known, fits: Sequence[ColumnFit], fitter: Fitter, best: FinalReadout
+) -> list[Layer]:
+    """Return the best column of each layer with its final readout; none for fewer than two layers.
+
+    ``best`` is the best readout of all columns, which is not fitted again. Columns of several layers
+    belong to none.
+    """
+    of_layers = best_of_layers(fits)
+    if len(of_layers) < 2:
+        return []
+    # The fits of columns do not keep their models, which together need much memory, so the chosen setting of each
+    # layer is fitted once more.
+    choices: dict[str, Choice] = {}
+    for name, fit in of_layers.items():
+        choices[name] = Choice(fit, known.source(fit.columns), fitter.with_setting_of(fit))
+    works = [size_of(choice.source, choice.fitter).work + choice.refit_work for choice in choices.values()]
+    layers: list[Layer] = []
+    with work_meter("layers", works) as part:
+        for (name, choice), work in zip(choices.items(), works, strict=True):
+            fit, source, single = choice
+            with part(work):
+                final = best
+                if fit.result != best.result:
+                    final = refit(Choice(single.fit(source), source, single), known.task)
+                layers.append(Layer(name=name, fit=fit, final=final))
+    return layers
+
+
+def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
+    """Return the fit with the best validation score among the columns of each layer, in the order of the layers."""
+    best: dict[str, ColumnFit] = {}
+    for fit in fits:
+        layer = common_place(fit.columns)
+        if layer is not None and fit.columns != (RAW,):
+            best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.sort_key)
+    return {layer: best[layer] for layer in layers_first_to_last(best)}

@@ -11,12 +11,11 @@ from reservoir.option_fields import typed
 from reservoir.options import FitOptions
 from reservoir_pipelines.files import write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.entry_view import KNOWN
-from reservoir_pipelines.fitting.fit_result import ELSEWHERE, SUMMARY, Fit
 from reservoir_pipelines.fitting.pool import Known
-from reservoir_pipelines.fitting.predictions_file import LabelledRows, ReadoutPredictions, write_predictions
+from reservoir_pipelines.fitting.predictions import LabelledRows, ReadoutPredictions, write_predictions
 from reservoir_pipelines.fitting.refit import FinalReadout
-from reservoir_pipelines.fitting.result import Result, score_matrix
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix
+from reservoir_pipelines.fitting.source import KNOWN
 from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")

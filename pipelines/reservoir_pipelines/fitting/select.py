@@ -8,19 +8,23 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from reservoir.column import Columns
+from reservoir.readouts.evaluation import standard_error
 from reservoir_pipelines.fitting.baselines import CHEAP
 from reservoir_pipelines.fitting.candidates import Candidates
-from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
-from reservoir_pipelines.fitting.column_fit import ColumnFit, add_fit
 from reservoir_pipelines.fitting.cost import RidgeSize, work_meter
-from reservoir_pipelines.fitting.entry_source import SomeRows
-from reservoir_pipelines.fitting.entry_view import KNOWN
-from reservoir_pipelines.fitting.fitter import Choice, Fitter, fit_source, size_of
+from reservoir_pipelines.fitting.fitter import (
+    Choice,
+    ColumnFit,
+    CurveReadout,
+    Fitter,
+    add_fit,
+    fit_source,
+    size_of,
+)
 from reservoir_pipelines.fitting.folds import held_out_units
-from reservoir_pipelines.fitting.learning_curve import CurveReadout
 from reservoir_pipelines.fitting.pool import Known
-from reservoir_pipelines.fitting.result import Result
-from reservoir_pipelines.fitting.source import Source
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.source import KNOWN, SomeRows, Source
 
 RACED_ROWS = 2000  # training rows from which a race saves time
 RACE_SHARE = 1 / 10  # of the training rows are in the race
@@ -170,3 +174,44 @@ def _fit_each(
             with part(work):
                 add_fit(fits, fit_source(fitter, source))
     return fits
+
+
+def choose_fit(fits: Sequence[ColumnFit], units: np.ndarray, default: Columns | None = None) -> ColumnFit:
+    """Return the fit with the best score on held-out samples, or that of a default column unless it is clearly worse.
+
+    ``units`` (n,) is the row or group of each held-out sample.
+    """
+    best = max(fits, key=lambda fit: fit.result.sort_key)
+    first = next((fit for fit in fits if fit.columns == default), None)
+    return best if first is None or clearly_better(best, first, units) else first
+
+
+def better_baseline(
+    chosen: ColumnFit, baselines: Sequence[ColumnFit], units: np.ndarray
+) -> ColumnFit | None:
+    """Return the best baseline that is clearly better than the reservoir's fit; None to save the reservoir."""
+    better = [fit for fit in baselines if clearly_better(fit, chosen, units)]
+    return max(better, key=lambda fit: fit.result.sort_key) if better else None
+
+
+def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
+    """Return whether a fit is better on the same held-out samples by more than a standard error of the difference."""
+    if (
+        fit.sample_scores is None
+        or other.sample_scores is None
+        or fit.result.sort_key <= other.result.sort_key
+    ):
+        return False
+    # A column with a sample for each readout token is compared by row with one that has a sample for each row.
+    sample_scores = fit.sample_scores(), other.sample_scores()
+    samples = min(len(values) for values in sample_scores)
+    ours, others = (values.reshape(samples, -1).mean(axis=1) for values in sample_scores)
+    differences = ours - others
+    return float(differences.mean()) > standard_error(differences, units_of_samples(units, samples))
+
+
+def units_of_samples(units: np.ndarray, samples: int) -> np.ndarray:
+    """Return the unit of each of some samples, of which every row has the same number, from those of other samples."""
+    if len(units) >= samples:
+        return units.reshape(samples, -1)[:, 0]
+    return np.repeat(units, samples // len(units))

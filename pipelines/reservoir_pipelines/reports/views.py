@@ -15,8 +15,7 @@ from reservoir.column import names_of, parse_columns, single_column
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.fit_result import SUMMARY
-from reservoir_pipelines.fitting.result import Result, score_matrix
+from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
 from reservoir_pipelines.output import as_json, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 from reservoir_pipelines.tables import (
