@@ -23,7 +23,7 @@ from scipy.io import wavfile
 from reservoir import InputError, plan
 from reservoir.fpt import FPT
 from reservoir.inputs.native import SoundReader
-from reservoir.tasks.images.pictures import decoded
+from reservoir.tasks.pictures import decoded
 from reservoir.tasks.words import texts_of
 from tests.files import contents
 from tests.reservoir.models import (
