@@ -10,7 +10,7 @@ import pickletools
 import struct
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -68,9 +68,12 @@ class ImageSource(Source):
         parameters = {
             item.name: value for item in own if (value := getattr(self, item.name)) != item.default
         }
-        size, grid = self.patch, (side + 2 * self.border) // self.patch
+        size = self.patch
+        grid = (side + 2 * self.border) // self.patch  # tokens in a row of the image
         if self.window:
-            size, (steps, rest) = self.window, divmod(side + 2 * MARGIN - self.window, max(self.stride, 1))
+            # Windows must fill the image and its margin exactly: steps of the stride, without a rest.
+            size = self.window
+            steps, rest = divmod(side + 2 * MARGIN - size, max(self.stride, 1))
             if not (2 <= size <= side and 1 <= self.stride <= size) or rest:
                 start = (
                     f"task {self.name!r}: windows of {size} pixels with stride {self.stride} do not fill"
@@ -91,9 +94,10 @@ class ImageSource(Source):
         """Return the map from stored bytes to standardised or whitened values."""
         if self.window:
             return Scaling.constant(1 / LEVELS, self.window**2 * self.channels, offset=128)
-        offset, deviation = (
-            self.white * np.tile(one, self.patch**2) for one in (self.mean, self.deviation)
-        )
+        # A patch holds the channels of each of its pixels; bytes reach from 0 to `white`, the constants to 1.
+        pixels = self.patch**2
+        offset = self.white * np.tile(self.mean, pixels)
+        deviation = self.white * np.tile(self.deviation, pixels)
         return Scaling(offset=offset.astype(np.float32), scale=(1 / deviation).astype(np.float32))
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -124,9 +128,10 @@ class ImageSource(Source):
         """Return images and labels (rows,) from a file as rows of the task; ``first`` is the id of the first."""
         largest = labels.max(initial=0)
         if not 0 < len(images) == len(labels) or largest > 9:
-            found = f"{len(images)} images and {len(labels)} labels up to {largest}"
+            contents = f"{len(images)} images and {len(labels)} labels up to {largest}"
             raise InputError(
-                f"{path}: {found}, instead of a label from 0 to 9 for each image", "fetch the files again"
+                f"{path}: {contents}, instead of a label from 0 to 9 for each image",
+                "fetch the files again",
             )
         x = self.tokens(images)
         return Split(x=x, y=classes_of(labels), lengths=full_lengths(x), ids=first + np.arange(len(x)))
@@ -136,7 +141,10 @@ class ImageSource(Source):
 class Digits(ImageSource):
     """The 1,797 handwritten digits of scikit-learn: 16 tokens of 2x2 pixels from 0 to 16, split 60/20/20 by class."""
 
-    name, shape, patch, white = "digits", (8, 8), 2, 16
+    name = "digits"
+    shape = (8, 8)
+    patch = 2
+    white = 16
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the three splits."""
@@ -152,7 +160,8 @@ class Digits(ImageSource):
 class Mnist(ImageSource):
     """MNIST from its four idx files: 28x28 images, zero-padded to 32x32, as 64 tokens of 4x4 pixels."""
 
-    name, shape = "mnist", (28, 28)
+    name = "mnist"
+    shape = (28, 28)
     border = 2
 
     def files(self) -> list[Path]:
@@ -185,9 +194,9 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else path.open("rb") as file:
             # Two zero bytes, the type (8: unsigned byte), the number of dimensions, and their sizes.
-            kind, rows, *found = struct.unpack(f">{2 + len(sides)}I", file.read(8 + 4 * len(sides)))
-            if kind != 0x801 + len(sides) or tuple(found) != sides or rows > MNIST_MAX_ROWS:
-                raise ValueError(f"its header is {kind:08x}, with {rows:,} rows of shape {tuple(found)}")
+            kind, rows, *shape = struct.unpack(f">{2 + len(sides)}I", file.read(8 + 4 * len(sides)))
+            if kind != 0x801 + len(sides) or tuple(shape) != sides or rows > MNIST_MAX_ROWS:
+                raise ValueError(f"its header is {kind:08x}, with {rows:,} rows of shape {tuple(shape)}")
             body = file.read(rows * math.prod(sides) + 1)
         return np.frombuffer(body, np.uint8).reshape(rows, *sides)
 
@@ -199,8 +208,12 @@ class Cifar10(ImageSource):
     views: int = 0  # augmented copies of each training row, added after the training rows
 
     augments = True
-    name, shape, channels, labels = "cifar10", (32, 32, 3), 3, CIFAR_CLASSES
-    mean, deviation = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+    name = "cifar10"
+    shape = (32, 32, 3)
+    channels = 3
+    labels = CIFAR_CLASSES
+    mean = (0.4914, 0.4822, 0.4465)  # of the training rows, by channel, as most publications have them
+    deviation = (0.2023, 0.1994, 0.2010)
 
     def files(self) -> list[Path]:
         """Return the six batches; binary files are preferred to pickles."""
@@ -225,8 +238,10 @@ class Cifar10(ImageSource):
         if piece.part == "test":
             return {"test": self.split(path, images, labels)}
         # ids count through the five training batches; views of an image have its id
-        found, valid = self.split(path, images, labels, CIFAR_BATCH_ROWS * piece.lo), held_out(rows)
-        return {"train": found.take(~valid)} | ({} if piece.view else {"valid": found.take(valid)})
+        batch = self.split(path, images, labels, CIFAR_BATCH_ROWS * piece.lo)
+        is_valid = held_out(rows)
+        train = {"train": batch.take(~is_valid)}
+        return train if piece.view else {**train, "valid": batch.take(is_valid)}
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one augmented view of stored sequences (rows, tokens, dim) with these row numbers."""
@@ -238,8 +253,11 @@ class Cifar10(ImageSource):
 class Cifar10Lra(Cifar10):
     """CIFAR-10 in grey, one pixel per token: 1,024 tokens, scaled to [-1, 1]."""
 
-    name, channels, patch = "cifar10-lra", 1, 1
-    mean, deviation = (0.5,), (0.5,)
+    name = "cifar10-lra"
+    channels = 1
+    patch = 1
+    mean = (0.5,)
+    deviation = (0.5,)
 
     def tokens(self, images: np.ndarray) -> np.ndarray:
         """Return the sequences (rows, 1024, 1) of images (rows, 32, 32, 3), all of bytes."""
@@ -255,17 +273,20 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         data = file.read(CIFAR_MAX_BYTES)
         if path.suffix == ".bin":  # a record is a label and the red, green and blue values, a byte each
             records = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD_BYTES)
-            values, labels = records[:, 1:], records[:, 0]
+            labels = records[:, 0]
+            values = records[:, 1:]
         else:
             stored, numbers = read_pickle(data)
-            values, labels = np.frombuffer(stored, np.uint8), np.array(numbers, np.uint8)
+            labels = np.array(numbers, np.uint8)
+            values = np.frombuffer(stored, np.uint8)
         return values.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
 def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
     """Return the images of a pickled batch (its longest string) and the labels; raises many types of errors."""
     longest: str | bytes | bytearray = b""
-    labels, key = [], ""
+    labels: list[int] = []
+    key: Any = ""  # the last string, which is a key of the dictionary if numbers follow
     # Python's unpickler would call any function that a file names; pickletools only splits it into instructions.
     for instruction, argument, _ in pickletools.genops(data):
         if isinstance(argument, str | bytes | bytearray):
