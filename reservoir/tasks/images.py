@@ -285,7 +285,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
     """Return the images of a pickled batch (its longest string) and the labels; raises many types of errors."""
     longest: str | bytes | bytearray = b""
-    labels: list[int] = []
+    labels: list[Any] = []
     key: Any = ""  # the last string, which is a key of the dictionary if numbers follow
     # Python's unpickler would call any function that a file names; pickletools only splits it into instructions.
     for instruction, argument, _ in pickletools.genops(data):
