@@ -206,14 +206,13 @@ class ReservoirPredictor(ReservoirEstimator):
         candidates = Candidates(
             all_columns=columns,
             default=default_columns(columns),
-            folds=fitter.folds,
-            repeats=fitter.repeats,
+            fitter=fitter if chooses else fitter.without_choice(),
             chooses=chooses,
             baseline_may_win=chooses,
         )
         # The estimators print nothing, and rich cannot show the progress of several threads.
         with silenced():
-            return select(known, candidates, fitter if chooses else fitter.without_choice(), _fit_raw)
+            return select(known, candidates, _fit_raw)
 
     def _fold_numbers(
         self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool
