@@ -14,7 +14,7 @@ from reservoir.options import FitOptions
 from reservoir.plan import choose_folds, default_columns, readout_candidates
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
 from reservoir.tasks import TASKS
-from reservoir_pipelines.fitting.cost import RidgeSize, cost_line
+from reservoir_pipelines.fitting.cost import cost_line
 from reservoir_pipelines.fitting.fitter import Fitter, size_of
 from reservoir_pipelines.fitting.folds import folds_can_choose, groups_of_splits
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
@@ -40,9 +40,7 @@ class Candidates:
     fitter: Fitter
     chooses: bool  # False if the folds cannot tell readouts apart (see `can_choose`)
     baseline_may_win: bool  # whether a baseline is saved if it is clearly better
-    race: Known | None = (
-        None  # some of the rows, to which all columns are fitted first; None without a race
-    )
+    race: Known | None = None  # some of the rows, to which all columns are fitted first
     grouped: bool = False  # whether groups of rows never split
     curve_sizes: tuple[int, ...] = ()  # numbers of training rows of the learning curve
 
@@ -64,7 +62,10 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
         if known.columns:
             remedy = f"name some of {', '.join(names_of(known.columns))}"
         raise InputError(f"{known.entry.path}: no columns to fit", remedy)
-    chooses = not folds or folds_can_choose(known.source(columns[0]), known.task.classes)
+    sources = [
+        known.source(names) for names in columns
+    ]  # refuses raw input whose prepared data was removed
+    chooses = not folds or folds_can_choose(sources[0], known.task.classes)
     fitter = make_fitter(options, known.task.classes, folds, repeats)
     # If nothing can be chosen, there is nothing to compare settings with either.
     fitter = fitter if chooses else fitter.without_choice()
@@ -93,7 +94,6 @@ def _named_columns(known: Known, columns: str | Sequence[str]) -> tuple[Columns,
         if column not in (*known.columns, RAW):
             cached = ", ".join(names_of(known.columns)) or "none"
             raise InputError(f"column {str(column)!r}: not cached", f"the cached ones are {cached}")
-        known.column(column)  # refuses the raw input if its prepared data was removed
     return tuple(dict.fromkeys(candidates))
 
 
@@ -188,12 +188,6 @@ def _race(known: Known, groups: np.ndarray | None, *, cross_validated: bool) -> 
     return replace(known, some=some) if same_groups and same_labels else None
 
 
-def announce(known: Known, candidates: Candidates) -> None:
-    """Print what is fitted, how a readout is chosen, and what this will cost if it is much."""
-    notify(f"fit {known.task.name}: {_how(candidates, known.rows['train'])}")
-    notify(*filter(None, [cost_line(expected_sizes(known, candidates))]))
-
-
 def _how(candidates: Candidates, rows: int) -> str:
     """Return what is fitted and how a readout is chosen, in words."""
     if not candidates.chooses:
@@ -208,13 +202,18 @@ def _how(candidates: Candidates, rows: int) -> str:
     return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {how}"
 
 
-def expected_sizes(known: Known, candidates: Candidates) -> list[RidgeSize]:
-    """Return the sizes of all fits of candidates and of the raw input; of a race, the widest third goes on."""
-    fitter, race = candidates.fitter, candidates.race
-    sizes = [size_of(known.source(columns), fitter) for columns in candidates.columns]
+def announce(known: Known, candidates: Candidates) -> None:
+    """Print what is fitted, how a readout is chosen, and what this will cost if it is much."""
+    what = f"fit {known.task.name}: {_how(candidates, known.rows['train'])}"
+    # All candidates are fitted to all rows; in a race, all to some rows, and then about the widest third to all.
     raw = known.raw()
-    of_raw = [size_of(raw, fitter)] if raw else []
-    if race is None:
-        return sizes + of_raw
-    widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
-    return [size_of(race.source(columns), fitter) for columns in candidates.columns] + widest + of_raw
+    sources = [known.source(columns) for columns in candidates.columns]
+    sizes = [size_of(source, candidates.fitter) for source in sources]
+    if candidates.race:
+        raced = [candidates.race.source(columns) for columns in candidates.columns]
+        widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
+        sizes = [size_of(source, candidates.fitter) for source in raced] + widest
+    if raw:
+        sizes.append(size_of(raw, candidates.fitter))
+    estimate = cost_line(sizes)
+    notify(what, *([estimate] if estimate else []))

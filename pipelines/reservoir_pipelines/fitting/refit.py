@@ -63,18 +63,15 @@ class FinalReadouts:
 
 def refit_all(known: Known, selection: Selection) -> FinalReadouts:
     """Return the chosen readouts and those of layers, each fitted to all rows that may be used."""
+    of_layers = _layer_choices(known, selection)
     works = [choice.refit_work for choice in selection.choices]
     finals: list[FinalReadout] = []
     with work_meter("refit", works) as part:
         for choice, work in zip(selection.choices, works, strict=True):
             with part(work):
                 finals.append(refit(choice, known.task))
-    return FinalReadouts(
-        best=finals[0],
-        baselines=finals[1:],
-        saved=finals[selection.saved],
-        layers=_refit_layers(known, selection, finals[0]),
-    )
+    layers = _refit_layers(of_layers, finals[0], known.task) if of_layers else []
+    return FinalReadouts(best=finals[0], baselines=finals[1:], saved=finals[selection.saved], layers=layers)
 
 
 def refit(choice: Choice, task: Task) -> FinalReadout:
@@ -134,29 +131,34 @@ def nonconformity_scores(
     return np.sort(np.concatenate(scores).astype(np.float64))
 
 
-def _refit_layers(known: Known, selection: Selection, best: FinalReadout) -> list[Layer]:
-    """Return the best column of each layer with its final readout; none for fewer than two layers.
+def _layer_choices(known: Known, selection: Selection) -> dict[str, Choice]:
+    """Return the best column of each layer, with a fitter of its setting alone; none for fewer than two layers.
 
-    ``best`` is the best readout of all columns, which is not fitted again. Columns of several layers
-    belong to none.
+    Columns of several layers belong to none.
     """
     of_layers = best_of_layers(selection.fits)
     if len(of_layers) < 2:
-        return []
+        return {}
+    fitter = selection.best.fitter
+    return {
+        name: Choice(fit, known.source(fit.columns), fitter.with_setting_of(fit))
+        for name, fit in of_layers.items()
+    }
+
+
+def _refit_layers(choices: dict[str, Choice], best: FinalReadout, task: Task) -> list[Layer]:
+    """Return the final readout of each layer; ``best``, the best one of all columns, is not fitted again."""
     # The fits of columns do not keep their models, which together need much memory, so the chosen setting of each
     # layer is fitted once more.
-    choices: dict[str, Choice] = {}
-    for name, fit in of_layers.items():
-        choices[name] = Choice(fit, known.source(fit.columns), selection.best.fitter.with_setting_of(fit))
     works = [size_of(choice.source, choice.fitter).work + choice.refit_work for choice in choices.values()]
     layers: list[Layer] = []
     with work_meter("layers", works) as part:
         for (name, choice), work in zip(choices.items(), works, strict=True):
-            fit, source, single = choice
+            fit, source, fitter = choice
             with part(work):
                 final = best
                 if fit.result != best.result:
-                    final = refit(Choice(single.fit(source), source, single), known.task)
+                    final = refit(Choice(fitter.fit(source), source, fitter), task)
                 layers.append(Layer(name=name, fit=fit, final=final))
     return layers
 

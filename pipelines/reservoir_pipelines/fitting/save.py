@@ -20,7 +20,7 @@ from reservoir_pipelines.fitting.predictions import (
     write_predictions,
 )
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts
-from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, score_matrix
 from reservoir_pipelines.fitting.source import KNOWN
 from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
@@ -40,44 +40,45 @@ def save(
     options: FitOptions,
 ) -> None:
     """Write all files of a fit; ``default_folder`` is the folder of a fit without ``--out``."""
-    folder, task = fit.results.parent, known.task
-    # The contents of the files.
-    paths = [str(view.entry.path) for view in known.views]
-    extractions = [view.entry.made_with.get("call", {}).get("command") for view in known.views]
-    commands = [*filter(None, extractions), typed("fit", paths, options)]
-    label = task.parameters.get("label")
-    summary = {**fit.to_dict(), "label": label, "title": fit.best.title, "commands": commands}
+    folder, title = fit.results.parent, f"{known.task.name}, {known.title}"
+    # The contents of the files. The plots mark the best readout of the reservoir, even if a baseline is saved.
+    best, metric = scores[finals.best].result, fit.best.metric
+    commands = _commands(known, options)
     predictions = _predictions(finals, scores)
     rows = _labelled_rows(known, scores[finals.saved].rows, predictions)
+    table, layers = _table_lines(fit), _layer_lines(fit)
+    label = known.task.parameters.get("label")
+    summary = {**fit.to_dict(), "label": label, "title": fit.best.title, "commands": commands}
+    columns, settings, matrix = score_matrix(fit.table)
+    place = columns.index(best.title), settings.index(best.setting)
+    level = fit.raw.valid_score if fit.raw else None
     with locked(folder):  # so that all files in the folder belong to one fit
         remove_leftovers(folder, locked=True)
-        write_csv(fit.results, _table_lines(fit))
+        write_csv(fit.results, table)
         if fit.layer_scores:
-            write_csv(folder / LAYERS, _layer_lines(fit))
-        write_predictions(folder, task, rows, predictions)
+            write_csv(folder / LAYERS, layers)
+        write_predictions(folder, known.task, rows, predictions)
         Bundle.of(known, finals.saved, fit.best).write(folder)
         write_checked(folder / SUMMARY, summary)
-        _plot_all(fit, f"{task.name}, {known.title}", scores[finals.best].result)
-    if options.out and default_folder.parents[1].name == "readouts":
-        with suppress(OSError):  # the cache may be read-only
-            default_folder.mkdir(parents=True, exist_ok=True)
-            write_checked(default_folder / ELSEWHERE, {"folder": str(folder.resolve())})
+        if options.out and default_folder.parents[1].name == "readouts":
+            with suppress(OSError):  # the cache may be read-only
+                default_folder.mkdir(parents=True, exist_ok=True)
+                write_checked(default_folder / ELSEWHERE, {"folder": str(folder.resolve())})
+        plot_sweep(fit.plot, ScoreGrid(columns, settings, matrix, place), level, metric, title)
+        if fit.curve:
+            curve = [point._asdict() for point in fit.curve]
+            plot(folder / "curve.png", (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)
+        plot_confusion(folder / "confusion.png", fit.evaluation, title)
+        if not fit.evaluation.classes:
+            heading = f"{title}: test, R² {fit.evaluation.scores['R²']:.3f}"
+            plot(folder / "predicted.png", (5, 5), heading, draw_values, fit.evaluation.values)
 
 
-def _plot_all(fit: Fit, title: str, shown: Result) -> None:
-    """Draw the plots of a fit, which mark ``shown``, the best readout of the reservoir."""
-    folder, metric = fit.results.parent, fit.best.metric
-    columns, settings, scores = score_matrix(fit.table)
-    place = columns.index(shown.title), settings.index(shown.setting)
-    level = fit.raw.valid_score if fit.raw else None
-    plot_sweep(fit.plot, ScoreGrid(columns, settings, scores, place), level, metric, title)
-    if fit.curve:
-        curve = [point._asdict() for point in fit.curve]
-        plot(folder / "curve.png", (6, 4.2), f"{title}, {shown.title}", draw_curve, curve, metric)
-    plot_confusion(folder / "confusion.png", fit.evaluation, title)
-    if not fit.evaluation.classes:
-        heading = f"{title}: test, R² {fit.evaluation.scores['R²']:.3f}"
-        plot(folder / "predicted.png", (5, 5), heading, draw_values, fit.evaluation.values)
+def _commands(known: Known, options: FitOptions) -> list[str]:
+    """Return the commands that extracted the entries, where they are recorded, and the command of the fit."""
+    extractions = [view.entry.made_with.get("call", {}).get("command") for view in known.views]
+    paths = [str(view.entry.path) for view in known.views]
+    return [*filter(None, extractions), typed("fit", paths, options)]
 
 
 def _predictions(finals: FinalReadouts, scores: Mapping[FinalReadout, Scores]) -> list[ReadoutPredictions]:

@@ -41,6 +41,7 @@ def judge(
     finals: FinalReadouts, scores: Mapping[FinalReadout, Scores], valid_error: float | None, task: Task
 ) -> Verdicts:
     """Return what the scores on test show; ``valid_error`` is the standard error of the saved readout's validation."""
+    warnings = cautions(scores[finals.saved], valid_error)
     # The raw input alone is no reservoir, so there is nothing to compare.
     baselines = finals.baselines if finals.best.source.columns != (RAW,) else []
     against = tuple(compare_with(scores[finals.best], scores[baseline]) for baseline in baselines)
@@ -48,7 +49,7 @@ def judge(
     return Verdicts(
         against=against,
         layer_scores=layer_scores(finals.layers, scores, task),
-        notices=[*sentences, *cautions(scores[finals.saved], valid_error)],
+        notices=[*sentences, *warnings],
     )
 
 
