@@ -11,11 +11,10 @@ import numpy as np
 from reservoir_cache import load_arrays, save_arrays
 
 from reservoir.column import Columns
-from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Targets
 from reservoir.readouts.moments import Moments, fold_moments, training_moments
 from reservoir.readouts.penalties import prefers_large_penalty
-from reservoir.readouts.ridge import gather, head, ridge_path
+from reservoir.readouts.ridge import KernelMatrix, gather, head, ridge_path
 from reservoir.readouts.sweep import Sweep, cross_sweep, sweep
 from reservoir_pipelines.fitting.fitter import (
     ColumnFit,
