@@ -19,10 +19,7 @@ from reservoir_pipelines.tables import Facts, Lines, ResultTable, numbers, recor
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
-    from reservoir_pipelines.fitting.against import Against
-    from reservoir_pipelines.fitting.fit_result import CurvePoint, Fit
-    from reservoir_pipelines.fitting.layer_score import LayerScore
-    from reservoir_pipelines.fitting.result import Result
+    from reservoir_pipelines.fitting.results import Against, CurvePoint, Fit, LayerScore, Result
     from reservoir_pipelines.training.result import Training
 
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
@@ -59,9 +56,7 @@ class FitScores:
         """Return the scores in the summary of a fit, the JSON values of `Fit.to_dict`."""
         from reservoir.readouts.evaluation import Evaluation
         from reservoir.records import from_json
-        from reservoir_pipelines.fitting.fit_result import CurvePoint
-        from reservoir_pipelines.fitting.layer_score import LayerScore
-        from reservoir_pipelines.fitting.result import Result
+        from reservoir_pipelines.fitting.results import CurvePoint, LayerScore, Result
 
         def result_of(stored: dict[str, Any]) -> Result:
             return from_json(Result, {item.name: stored[item.name] for item in fields(Result)})

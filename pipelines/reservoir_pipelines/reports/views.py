@@ -26,8 +26,7 @@ from reservoir_pipelines.facts import (
     training_tables,
 )
 from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.fit_result import SUMMARY
-from reservoir_pipelines.fitting.result import Result, score_matrix
+from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
 from reservoir_pipelines.output import as_json, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 
