@@ -554,8 +554,8 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
 def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, monkeypatch):
     settings = {"limit": 400, "layers": "block01,block02", "pool": "mean,max,last"}
     without = fit(extract("digits", cache=tmp_path / "without", **settings))
-    monkeypatch.setattr("reservoir_pipelines.fitting.select.RACED_ROWS", 100)
-    monkeypatch.setattr("reservoir_pipelines.fitting.select.MIN_RACE_ROWS", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.candidates.RACED_ROWS", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.candidates.MIN_RACE_ROWS", 100)
     extracted = extract("digits", cache=tmp_path / "raced", **settings)
     done, again = fit(extracted), fit(extracted)
     tried = {result.name for result in without.table}

@@ -180,14 +180,14 @@ class ReservoirPredictor(ReservoirEstimator):
             return ArrayColumns(
                 features=features, y=coded, units=units, fold_of_sample=folds, weights=weights
             )
-        counts = weights > 0
+        has_weight = weights > 0
         return ArrayColumns(
-            features=lambda column: features(column)[counts],
-            y=coded[counts],
-            units=units[counts],
+            features=lambda column: features(column)[has_weight],
+            y=coded[has_weight],
+            units=units[has_weight],
             # A fold may have lost all of its rows.
-            fold_of_sample=renumbered(folds[counts]),
-            weights=weights[counts],
+            fold_of_sample=renumbered(folds[has_weight]),
+            weights=weights[has_weight],
         )
 
     def _select(self, known: ArrayColumns, targets: Targets) -> Selection:
@@ -206,14 +206,13 @@ class ReservoirPredictor(ReservoirEstimator):
         candidates = Candidates(
             all_columns=columns,
             default=default_columns(columns),
-            folds=fitter.folds,
-            repeats=fitter.repeats,
+            fitter=fitter if chooses else fitter.without_choice(),
             chooses=chooses,
             baseline_may_win=chooses,
         )
         # The estimators print nothing, and rich cannot show the progress of several threads.
         with silenced():
-            return select(known, candidates, fitter if chooses else fitter.without_choice(), _fit_raw)
+            return select(known, candidates, _fit_raw)
 
     def _fold_numbers(
         self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool

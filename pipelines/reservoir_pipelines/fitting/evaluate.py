@@ -17,7 +17,6 @@ from reservoir_pipelines.fitting.fitter import CurveReadout
 from reservoir_pipelines.fitting.predictions import (
     LabelledRows,
     Predicted,
-    ReadoutPredictions,
     join_predictions,
     predict_block,
 )
@@ -99,15 +98,6 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
         counts=counts,
         units=test.units,
         rows=LabelledRows(ids=test_rows.ids, y=test_rows.labels, groups=test_rows.groups),
-    )
-
-
-def predictions_of(name: str, final: FinalReadout, scores: Scores) -> ReadoutPredictions:
-    """Return the predictions of a readout for the rows that it was not fitted to, under a name."""
-    return ReadoutPredictions(
-        name=name,
-        of_splits={**final.predictions, "test": scores.predicted},
-        rows={**final.rows, "test": slice(None)},
     )
 
 

@@ -1,6 +1,6 @@
 """The last step before the test rows: chosen readouts are calibrated, and fitted to all rows that may be used."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,6 +14,7 @@ from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, size_o
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.predictions import Predicted, predict_blocks, predict_held_out
 from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.select import Selection
 from reservoir_pipelines.fitting.source import EntrySamples, EntrySource, KnownSplit, RawSource
 
 
@@ -35,15 +36,42 @@ class FinalReadout:
     rows: dict[KnownSplit, slice | np.ndarray]
 
 
-def refit_all(choices: Sequence[Choice], task: Task) -> list[FinalReadout]:
-    """Return the chosen readouts, each fitted to all rows that may be used."""
-    works = [choice.refit_work for choice in choices]
-    finals = []
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """A layer with the fit that was chosen among its columns, and the readout of this fit."""
+
+    name: str
+    fit: ColumnFit
+    final: FinalReadout
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FinalReadouts:
+    """All readouts that a fit shows."""
+
+    best: FinalReadout  # of the reservoir
+    baselines: list[FinalReadout]
+    saved: FinalReadout  # the best of the reservoir, or a baseline that is clearly better
+    layers: list[Layer]
+
+    def __iter__(self) -> Iterator[FinalReadout]:
+        """Yield the best readout, then those of baselines and of layers; the best one is again that of its layer."""
+        yield self.best
+        yield from self.baselines
+        yield from (layer.final for layer in self.layers)
+
+
+def refit_all(known: Known, selection: Selection) -> FinalReadouts:
+    """Return the chosen readouts and those of layers, each fitted to all rows that may be used."""
+    of_layers = _layer_choices(known, selection)
+    works = [choice.refit_work for choice in selection.choices]
+    finals: list[FinalReadout] = []
     with work_meter("refit", works) as part:
-        for choice, work in zip(choices, works, strict=True):
+        for choice, work in zip(selection.choices, works, strict=True):
             with part(work):
-                finals.append(refit(choice, task))
-    return finals
+                finals.append(refit(choice, known.task))
+    layers = _refit_layers(of_layers, finals[0], known.task) if of_layers else []
+    return FinalReadouts(best=finals[0], baselines=finals[1:], saved=finals[selection.saved], layers=layers)
 
 
 def refit(choice: Choice, task: Task) -> FinalReadout:
@@ -103,40 +131,34 @@ def nonconformity_scores(
     return np.sort(np.concatenate(scores).astype(np.float64))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Layer:
-    """A layer with the fit that was chosen among its columns, and the readout of this fit."""
+def _layer_choices(known: Known, selection: Selection) -> dict[str, Choice]:
+    """Return the best column of each layer, with a fitter of its setting alone; none for fewer than two layers.
 
-    name: str
-    fit: ColumnFit
-    final: FinalReadout
-
-
-def refit_layers(
-    known: Known, fits: Sequence[ColumnFit], fitter: Fitter, best: FinalReadout
-) -> list[Layer]:
-    """Return the best column of each layer with its final readout; none for fewer than two layers.
-
-    ``best`` is the best readout of all columns, which is not fitted again. Columns of several layers
-    belong to none.
+    Columns of several layers belong to none.
     """
-    of_layers = best_of_layers(fits)
+    of_layers = best_of_layers(selection.fits)
     if len(of_layers) < 2:
-        return []
+        return {}
+    fitter = selection.best.fitter
+    return {
+        name: Choice(fit, known.source(fit.columns), fitter.with_setting_of(fit))
+        for name, fit in of_layers.items()
+    }
+
+
+def _refit_layers(choices: dict[str, Choice], best: FinalReadout, task: Task) -> list[Layer]:
+    """Return the final readout of each layer; ``best``, the best one of all columns, is not fitted again."""
     # The fits of columns do not keep their models, which together need much memory, so the chosen setting of each
     # layer is fitted once more.
-    choices: dict[str, Choice] = {}
-    for name, fit in of_layers.items():
-        choices[name] = Choice(fit, known.source(fit.columns), fitter.with_setting_of(fit))
     works = [size_of(choice.source, choice.fitter).work + choice.refit_work for choice in choices.values()]
     layers: list[Layer] = []
     with work_meter("layers", works) as part:
         for (name, choice), work in zip(choices.items(), works, strict=True):
-            fit, source, single = choice
+            fit, source, fitter = choice
             with part(work):
                 final = best
                 if fit.result != best.result:
-                    final = refit(Choice(single.fit(source), source, single), known.task)
+                    final = refit(Choice(fitter.fit(source), source, fitter), task)
                 layers.append(Layer(name=name, fit=fit, final=final))
     return layers
 

@@ -271,12 +271,15 @@ class Fit:
     @property
     def layers(self) -> dict[str, float]:
         """Best validation score of each layer alone, and of the raw input; empty for a single layer."""
+        results = [*self.table, self.raw] if self.raw else self.table
         best: dict[str, float] = {}
-        for result in [*self.table, *filter(None, [self.raw])]:
-            layer = common_place(result.parsed)
+        for result in results:
+            layer = common_place(result.parsed)  # None if the columns are of several layers
             if layer is not None:
                 best[layer] = max(result.valid_score, best.get(layer, result.valid_score))
-        return {layer: best[layer] for layer in layers_first_to_last(best)} if len(best) > 2 else {}
+        # One of the places may be the raw input, so a third place makes several layers.
+        has_several_layers = len(best) > 2
+        return {layer: best[layer] for layer in layers_first_to_last(best)} if has_several_layers else {}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""

@@ -238,9 +238,10 @@ class ColumnSource(EntrySamples[S]):
 
     def tokens(self) -> int:
         """Return the number of samples per row: each readout token of a column of tokens is a sample."""
-        part = self.view[self.view.splits[0]]
-        readout_tokens = part.labels.shape[1]
-        return readout_tokens if part.shape(self.column.name)[0] == readout_tokens else 1
+        split = self.view[self.view.splits[0]]
+        tokens, readout_tokens = split.shape(self.column.name)[0], split.labels.shape[1]
+        is_per_token = tokens == readout_tokens
+        return readout_tokens if is_per_token else 1
 
 
 @dataclass(frozen=True)

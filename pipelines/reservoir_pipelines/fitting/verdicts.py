@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 
+from reservoir.column import RAW
 from reservoir.readouts.evaluation import (
     MIN_UNITS,
     SIGNIFICANT,
@@ -14,20 +15,42 @@ from reservoir.readouts.evaluation import (
     balanced_interval,
     evaluate_labels,
     p_value_of_difference,
-    standard_error,
 )
 from reservoir.readouts.paired import Difference, paired_difference
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.evaluate import Scores
-from reservoir_pipelines.fitting.fitter import ColumnFit
 from reservoir_pipelines.fitting.folds import groups_of_splits
-from reservoir_pipelines.fitting.refit import FinalReadout, Layer
+from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts, Layer
 from reservoir_pipelines.fitting.results import Against, LayerScore
-from reservoir_pipelines.fitting.select import units_of_samples
 from reservoir_pipelines.output import count_text, score_text
 
 # Standard errors by which a test score may lie below validation before a caution is printed.
 CAUTION_ERRORS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdicts:
+    """What the test rows show of the readouts of a fit, beside their scores."""
+
+    against: tuple[Against, ...]
+    layer_scores: tuple[LayerScore, ...]
+    notices: list[str]  # the lines to print: sentences about baselines, and cautions
+
+
+def judge(
+    finals: FinalReadouts, scores: Mapping[FinalReadout, Scores], valid_error: float | None, task: Task
+) -> Verdicts:
+    """Return what the scores on test show; ``valid_error`` is the standard error of the saved readout's validation."""
+    warnings = cautions(scores[finals.saved], valid_error)
+    # The raw input alone is no reservoir, so there is nothing to compare.
+    baselines = finals.baselines if finals.best.source.columns != (RAW,) else []
+    against = tuple(compare_with(scores[finals.best], scores[baseline]) for baseline in baselines)
+    sentences = [comparison.sentence for comparison in against if comparison.verdict != "adds"]
+    return Verdicts(
+        against=against,
+        layer_scores=layer_scores(finals.layers, scores, task),
+        notices=[*sentences, *warnings],
+    )
 
 
 def compare_with(ours: Scores, baseline: Scores) -> Against:
@@ -54,8 +77,11 @@ def compare_with(ours: Scores, baseline: Scores) -> Against:
     )
 
 
-def cautions(scores: Scores, fit: ColumnFit, units: np.ndarray) -> list[str]:
-    """Return why a test score is worse than it should be: by one label for all rows, a constant, or validation."""
+def cautions(scores: Scores, valid_error: float | None) -> list[str]:
+    """Return why a test score is worse than it should be: by one label for all rows, a constant, or validation.
+
+    ``valid_error`` is the standard error of the validation score.
+    """
     result, evaluation = scores.result, scores.evaluation
     test = result.test_score
     if test is None:
@@ -66,12 +92,10 @@ def cautions(scores: Scores, fit: ColumnFit, units: np.ndarray) -> list[str]:
     written = f"CAUTION: {metric} {score_text(test, result.metric)} on {rows} is"
     if test < constant:
         lines.append(f"{written} below {name}; add rows or discard the readout")
-    if result.test_interval and fit.sample_scores is not None:
-        # The standard error of the test score towards validation, from the interval, and that of validation.
+    if result.test_interval and valid_error is not None:
+        # The standard error of the test score towards validation, from its interval.
         of_test = (result.test_interval[1] - test) / NormalDist().inv_cdf(0.975)
-        sample_scores = fit.sample_scores()
-        of_valid = standard_error(sample_scores, units_of_samples(units, len(sample_scores)))
-        if result.valid_score - test > CAUTION_ERRORS * math.hypot(of_test, of_valid):
+        if result.valid_score - test > CAUTION_ERRORS * math.hypot(of_test, valid_error):
             valid = f"validation ({score_text(result.valid_score, result.metric)})"
             remedy = "trust the test score, and check that the rows of all splits are alike"
             lines.append(f"{written} more than two standard errors below {valid}; {remedy}")
