@@ -14,17 +14,14 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.entry_source import ColumnSource
-from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView
+from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.fitting.result import Result, score_matrix
-from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
-from reservoir_pipelines.fitting.source import Samples
-from reservoir_pipelines.fitting.stored_moments import stored_moments
+from reservoir_pipelines.fitting.results import Result, score_matrix
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter, stored_moments
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, Samples
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
@@ -56,7 +53,7 @@ def fitted(extracted):
 def test_fit_refuses_a_task_whose_validation_rows_are_its_test_rows(tmp_path, tiny_gpt2):
     rows = {"train_rows": 40, "valid_rows": 20, "max_tokens": 12}
     features = extract("listops", backbone=str(tiny_gpt2), parameters=rows, protocol="paper", cache=tmp_path, depth=1)
-    with pytest.raises(InputError, match="listops: with --protocol paper its test rows are its validation rows"):
+    with pytest.raises(InputError, match=r"listops: .*--protocol paper"):
         fit(features)
 
 
@@ -286,7 +283,7 @@ def test_mistakes_end_a_fit_before_it_begins(settings, message, extracted, tmp_p
 
 def test_files_that_are_no_entries_or_no_rows_are_refused(fitted, tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.zeros((9, 3)), y=np.arange(9) % 2)
-    with pytest.raises(InputError, match=r"is a file, not an entry of the cache; call fit\(extract\('.*rows\.npz'\)\)"):
+    with pytest.raises(InputError, match=r"call fit\(extract\('.*rows\.npz'\)\)"):
         fit(tmp_path / "rows.npz")
     with pytest.raises(InputError, match="give at least one entry"):
         fit([])
@@ -557,8 +554,8 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
 def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, monkeypatch):
     settings = {"limit": 400, "layers": "block01,block02", "pool": "mean,max,last"}
     without = fit(extract("digits", cache=tmp_path / "without", **settings))
-    monkeypatch.setattr("reservoir_pipelines.fitting.select.RACED_ROWS", 100)
-    monkeypatch.setattr("reservoir_pipelines.fitting.select.MIN_RACE_ROWS", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.candidates.RACED_ROWS", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.candidates.MIN_RACE_ROWS", 100)
     extracted = extract("digits", cache=tmp_path / "raced", **settings)
     done, again = fit(extracted), fit(extracted)
     tried = {result.name for result in without.table}

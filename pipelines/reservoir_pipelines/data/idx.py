@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.images.mnist import read_idx
+from reservoir.tasks.images import read_idx
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.rows import COLUMN_FLAGS, Rows
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.images.pictures import SIDE, TOKENS, check_pillow, decoded
+from reservoir.tasks.pictures import SIDE, TOKENS, check_pillow, decoded
 from reservoir_pipelines.data.bad_rows import BadRows
 from reservoir_pipelines.data.rows import Rows
 
