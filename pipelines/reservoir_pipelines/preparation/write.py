@@ -42,7 +42,7 @@ def write_prepared(
                 tasks,
                 workers=cluster.workers,
                 scheduler=cluster.scheduler,
-                done=lambda _: bar.advance(1),
+                on_result=lambda _: bar.advance(1),
             )
         _write_index(source, origin, folder, written)
         for before, after in zip(origin, contents(), strict=True):
