@@ -31,8 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.linear_path import score_path
+from reservoir.readouts.linear import Block, Targets, score_path
 from reservoir.readouts.logistic import logistic_path
 from reservoir.readouts.moments import training_moments
 from reservoir.readouts.ridge import gather, ridge_path

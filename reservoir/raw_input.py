@@ -7,7 +7,7 @@ from torch.nn.functional import one_hot, pad
 
 from reservoir.hidden_states import HiddenStates
 from reservoir.pooling import find_pooling
-from reservoir.tasks.images.pictures import as_patches
+from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir.tasks.words import are_words, to_symbols
 

@@ -2,9 +2,12 @@
 
 Blocks marked ``sh`` and ``python`` run in order, in an empty folder of the page. Words in capitals stand for files that
 the tests provide. Commands in blocks marked ``console``, which need a network, a GPU or a cluster, are checked for
-their flags alone. Every script of the gallery runs, at a small size, and ends with a plot.
+their flags alone. Every script of the gallery runs, at a small size, and ends with a plot. Every public function has an
+example in its docstring that runs.
 """
 
+import doctest
+import inspect
 import re
 import shlex
 import subprocess
@@ -14,8 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reservoir_cache
+import reservoir_pipelines
 import torch
 
+import reservoir
 from tests.conftest import write_mnist
 from tests.reservoir.models import save_with_processor, save_with_tokenizer
 
@@ -172,3 +178,31 @@ def test_every_script_ends_with_a_plot(name, narrow_mini, painted, cache, tmp_pa
     exec(compile(text.replace(size, smaller), name, "exec"), {"__name__": name})
     plt.close("all")
     assert (tmp_path / "shown.png").stat().st_size > 2000 and "accuracy" in capsys.readouterr().out
+
+
+FUNCTIONS = [n for n in reservoir_pipelines.__all__ if inspect.isfunction(getattr(reservoir_pipelines, n))]
+ESTIMATORS = [name for name in reservoir_pipelines.__all__ if name.startswith("Reservoir")]
+
+
+def run_examples(name, thing):
+    """Run the examples of a docstring, of which there is at least one."""
+    example = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", {}, name, None, 0)
+    assert example.examples, f"{name} has no example"
+    failures: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=failures.append)
+    assert failures == [], "".join(failures)
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *ESTIMATORS, "reservoir_pipelines"])
+def test_each_public_function_has_an_example_that_runs(name, one_cache, painted, short_streams, tmp_path, monkeypatch):
+    if name == "export" and torch.__version__.startswith("2.6."):
+        pytest.skip("export needs torch 2.7")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RESERVOIR_CACHE", str(one_cache))
+    run_examples(name, getattr(reservoir_pipelines, name, reservoir_pipelines))
+
+
+@pytest.mark.parametrize("package", [reservoir, reservoir_cache, reservoir_pipelines])
+def test_dir_lists_what_a_package_gives(package):
+    assert dir(package) == sorted(package.__all__)
+    assert all(hasattr(package, name) for name in package.__all__)

@@ -4,7 +4,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.random import generator
-from reservoir.tasks.images.patches import contrast_normalised, whitening
+from reservoir.tasks.patches import contrast_normalised, whitening
 from reservoir.tasks.task import Task, Vectors
 
 DISCS = 40  # drawn over each other, the last one on top, in a field of `FIELD` pixels

@@ -17,9 +17,8 @@ from reservoir.inputs.sound_reader import SoundReader
 from reservoir.inputs.text_reader import TextReader, read_tokenizer
 from reservoir.inputs.trusted_files import check_class
 from reservoir.tasks import images_of, shows_images
-from reservoir.tasks.images.pictures import check_pillow
-from reservoir.tasks.sound import RATE, holds_samples
-from reservoir.tasks.task import Task
+from reservoir.tasks.pictures import check_pillow
+from reservoir.tasks.task import SOUND_RATE, Task, holds_samples
 
 Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a task to the tokens of a model
 
@@ -86,7 +85,7 @@ def _read_processor(
             return PixelReader(processor, config, partial(images_of, task))
         extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder, local_files_only=True)
         reader = SoundReader(extractor, config, task.max_tokens)
-    rate = task.parameters.get("rate", RATE)
+    rate = task.parameters.get("rate", SOUND_RATE)
     if reader.rate != rate:
         raise InputError(
             f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}", f"pass --rate {reader.rate}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from reservoir.inputs.trusted_files import settings_digest
-from reservoir.tasks.images.patches import patches
+from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Vectors
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from reservoir.plan.kinds import Kind
 from reservoir.plan.model_view import ModelView
 from reservoir.plan.reasons import is_given, reasons_of
 from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling
-from reservoir.tasks.sound import holds_samples
-from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.task import Task, Tokens, holds_samples
 from reservoir.tasks.words import are_words
 
 INPUT_LAYER = ("embed",)

@@ -6,8 +6,7 @@ from reservoir.errors import InputError
 from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.reservoir import Reservoir
-from reservoir.tasks.sound import holds_samples
-from reservoir.tasks.task import Task
+from reservoir.tasks.task import Task, holds_samples
 from reservoir.tasks.words import UNKNOWN, are_words
 
 

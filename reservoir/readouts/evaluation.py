@@ -278,9 +278,12 @@ def _by_row(
     """Return what each row with ``counts`` above 0 adds to the mean of all samples, (rows,), and its group's number."""
     row_scores = sample_scores
     if counts is not None:
-        # The mean of the result is that of the samples, and its variance is that of a ratio of sums over rows.
-        has_samples, mean = counts > 0, sample_scores.mean()
-        counts, groups = counts[has_samples], None if groups is None else groups[has_samples]
+        # The row scores have the mean of all samples; their variance is that of a ratio of two sums over rows,
+        # the sum of the scores and the number of samples.
+        has_samples = counts > 0
+        counts = counts[has_samples]
+        groups = None if groups is None else groups[has_samples]
+        mean = sample_scores.mean()
         sums = np.add.reduceat(sample_scores - mean, np.cumsum(counts) - counts)
         row_scores = mean + sums / counts.mean()
     return row_scores, None if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -299,27 +302,39 @@ def r2_interval(
     units = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
     if groups is not None:
         units = np.unique(groups[units], return_inverse=True)[1]
-    number = min(int(units.max()) + 1, MAX_UNITS)
-    if number < 2:
+    # With very many units, those of equal remainder are drawn together: sums of independent units are independent.
+    unit_count = min(int(units.max()) + 1, MAX_UNITS)
+    if unit_count < 2:
         return None
     # R² depends on four sums over samples: of 1, y, y² and (y - predicted)², each for every output.
     centred = y - y.mean(axis=0)
     terms = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
-    sums = np.zeros((number, 4 * y.shape[1]))
-    np.add.at(sums, units % number, np.concatenate(terms, axis=1))
+    sums_of_units = np.zeros((unit_count, 4 * y.shape[1]))
+    np.add.at(sums_of_units, units % unit_count, np.concatenate(terms, axis=1))
     # A bootstrap draws each unit some number of times; the first row takes each once, for R² itself.
-    draws = np.random.default_rng(0).multinomial(number, np.full(number, 1 / number), size=1000)
-    drawn = np.vstack([np.ones(number), draws]) @ sums
-    count, total, squares, residuals = np.split(drawn, 4, axis=1)
-    spread = squares - np.square(total) / count
-    whole, *scores = (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1).tolist()
-    if not np.isfinite(scores).any():
+    shares = np.full(unit_count, 1 / unit_count)
+    draws = np.random.default_rng(0).multinomial(unit_count, shares, size=1000)
+    r2, *bootstrap_r2 = _r2_of_sums(np.vstack([np.ones(unit_count), draws]) @ sums_of_units).tolist()
+    if not np.isfinite(bootstrap_r2).any():
         return None
-    low, high = np.nanquantile(scores, [0.025, 0.975]).tolist()
+    low, high = np.nanquantile(bootstrap_r2, [0.025, 0.975]).tolist()
     if groups is None:
         return low, high
-    wider = float(stdtrit(number - 1, 0.975)) / Z95 * math.sqrt(number / (number - 1))
-    return whole - wider * max(0.0, whole - low), min(1.0, whole + wider * max(0.0, high - whole))
+    # The quantile of Student's t replaces that of the normal distribution. The root is that of n / (n - 1), because
+    # a bootstrap of n units has the variance that divides by n.
+    quantile = float(stdtrit(unit_count - 1, 0.975))
+    widening = quantile / Z95 * math.sqrt(unit_count / (unit_count - 1))
+    return r2 - widening * max(0.0, r2 - low), min(1.0, r2 + widening * max(0.0, high - r2))
+
+
+def _r2_of_sums(sums: np.ndarray) -> np.ndarray:
+    """Return R² (draws,), as a mean over outputs, from the four sums of each output, (draws, 4 outputs).
+
+    It is NaN for a draw in which an output does not vary.
+    """
+    count, total, squares, residuals = np.split(sums, 4, axis=1)
+    spread = squares - np.square(total) / count
+    return (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1)
 
 
 def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float] | None:
@@ -340,16 +355,18 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
     n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows
     if groups is not None:
         errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)
-        units, spread = len(errors), float(np.square(errors).sum())
-        if units < 2:
+        group_count = len(errors)
+        if group_count < 2:
             return None
         # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one row.
-        n = (
-            min(n, p * (1 - p) * rows**2 * (units - 1) / (units * spread))
-            if spread > 1e-12
-            else min(n, units)
-        )
-        n *= (Z95 / float(stdtrit(units - 1, 0.975))) ** 2
+        squares = float(np.square(errors).sum())
+        if squares > 1e-12:
+            n = min(n, p * (1 - p) * rows**2 * (group_count - 1) / (group_count * squares))
+        else:
+            n = min(n, group_count)
+        # Student's t instead of the normal distribution: a wider interval is that of fewer outputs.
+        n *= (Z95 / float(stdtrit(group_count - 1, 0.975))) ** 2
+    # Wilson's interval: the p at which the observed share is z standard errors away.
     z2 = Z95**2
     centre = p + z2 / (2 * n)
     spread = Z95 * math.sqrt(max(0.0, p * (1 - p) / n + z2 / (4 * n * n)))
@@ -380,8 +397,11 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     Reference: Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
     """
     right, other = np.asarray(right, bool), np.asarray(other, bool)
-    wins, losses = int((right & ~other).sum()), int((other & ~right).sum())
-    rows, fewer = wins + losses, min(wins, losses)
+    # Only rows that one of the two gets right count; under the hypothesis, each is a fair coin.
+    wins = int((right & ~other).sum())
+    losses = int((other & ~right).sum())
+    rows = wins + losses
+    fewer = min(wins, losses)
     if not rows:
         return 1.0
     # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
@@ -417,7 +437,8 @@ def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> fl
             sums = np.concatenate([sums + value, sums - value])
         return float(np.mean(np.abs(sums) >= least))
     # Else random patterns, some at a time. With positive = 1 or 0, a sum is 2 (positive' values) - (1' values).
-    generator, beyond = np.random.default_rng(seed), 0
+    generator = np.random.default_rng(seed)
+    beyond = 0
     most = max(1, FLIP_CELLS // len(values))
     for start in range(0, flips, most):
         positive = generator.integers(0, 2, (min(most, flips - start), len(values)), np.int8)

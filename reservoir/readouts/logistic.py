@@ -24,13 +24,11 @@ from scipy.linalg import eigh
 from scipy.special import expit
 
 from reservoir.errors import InputError
-from reservoir.readouts.kernel import KernelMatrix
-from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.linear_path import LinearPath, score_path
+from reservoir.readouts.linear import Block, LinearPath, Targets, score_path
 from reservoir.readouts.moments import BLOCK_ROWS, Moments, inverse
 from reservoir.readouts.penalties import LOGISTIC_ALPHAS, check_penalties
 from reservoir.readouts.products import LARGE_MATRIX, blas_threads
-from reservoir.readouts.ridge import FewSamples, TrainingData, gather
+from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather
 from reservoir.readouts.sweep import Sweep
 from reservoir.work import report_work
 

@@ -2,7 +2,8 @@
 
 `ridge_by_definition` is the whole of it for one penalty and few rows, in lines that the eye can check;
 the tests compare everything else with it. `ridge_path` computes the same for many penalties and any
-number of rows, from moments that are summed block by block.
+number of rows: a `RidgeSystem` of as many equations as features, from moments that are summed block by
+block, or one of as many equations as samples, from their products (`KernelMatrix`).
 
 In expectation over masks, dropout of the standardised features with rate p adds exactly such a
 penalty, alpha = samples * p / (1 - p), so a sweep over penalties is a sweep over dropout rates.
@@ -11,17 +12,24 @@ References: Hoerl and Kennard 1970, Ridge regression; Wager et al. 2013, Dropout
 regularization.
 """
 
+from __future__ import annotations
+
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from reservoir.readouts.kernel import KernelMatrix
-from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.linear_path import LinearPath
-from reservoir.readouts.moments import Moments, training_moments
-from reservoir.readouts.ridge_system import primal_system
+from reservoir.readouts.linear import Block, LinearPath, Scorer, Targets
+from reservoir.readouts.moments import Moments, check_finite, deviation, inverse, training_moments
+from reservoir.readouts.penalties import check_penalties
+from reservoir.readouts.products import LARGE_MATRIX, arithmetic, blas_threads, fill_upper
+from reservoir.readouts.tridiagonal import Reduction, solve_penalties
+
+CHUNK = 2048  # features of a kernel matrix that are read at once
+FoldScorer = Callable[[np.ndarray, slice], np.ndarray]  # samples, some penalties -> scores (A, m, t)
 
 
 def ridge_by_definition(x: np.ndarray, y: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
@@ -72,6 +80,169 @@ def ridge_path(
 def path_from_moments(moments: Moments, alphas: np.ndarray, scale: np.ndarray) -> LinearPath:
     """Return the ridge solutions from moments, for features that are multiplied by ``scale`` (w,)."""
     return primal_system(moments, scale).path(alphas)
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeSystem:
+    """The ridge regression (A + alpha I) W = b; scores of features x (m, n) are ((x - mean) * scale) W + offset."""
+
+    matrix: np.ndarray  # A (n, n), positive semidefinite and of float64; overwritten when it is solved
+    b: np.ndarray  # (n, t)
+    mean: np.ndarray
+    scale: np.ndarray
+    offset: np.ndarray  # (t,)
+
+    def path(self, alphas: np.ndarray) -> LinearPath:
+        """Return the solutions of every penalty."""
+        weights = solve_penalties(self.matrix, self.b, check_penalties(alphas))
+        return LinearPath(alphas, weights, self.offset, self.mean, self.scale)
+
+    def scorer(self, alphas: np.ndarray, rows: float, targets: Targets | None = None) -> FoldScorer:
+        """Return a function like a `Scorer` of the path, which will score this number of ``rows``."""
+        has_samples = self.b.any(axis=0)  # the scores of a class without samples are its offset
+        solutions = len(alphas) * has_samples.sum()
+        if min(len(self.b), len(alphas)) == 1 or rows >= solutions:
+            return Scorer(self.path(alphas), targets)
+        # With A = Q T Q', scores are z W = (z Q) (T + alpha I)^-1 Q' b. It takes less time to rotate the
+        # rows z, once, than the solutions of all penalties, because there are fewer rows.
+        reduction = Reduction(self.matrix, self.b[:, has_samples])
+        weights = reduction.solve(check_penalties(alphas)).transpose(1, 0, 2)
+        ones = np.ones_like(self.scale)
+        rotated_path = LinearPath(alphas, weights, self.offset[has_samples], 0 * ones, ones)
+        scorer = Scorer(rotated_path, targets)
+
+        def scores(x: np.ndarray, chosen: slice) -> np.ndarray:
+            rotated = reduction.rotate(((x - self.mean) * self.scale).T).T
+            of_classes = scorer(rotated.astype(np.result_type(x.dtype, np.float32)), chosen)
+            all_scores = np.full((*of_classes.shape[:2], len(self.offset)), self.offset, of_classes.dtype)
+            all_scores[:, :, has_samples] = of_classes
+            return all_scores
+
+        return scores
+
+
+def primal_system(moments: Moments, scale: np.ndarray) -> RidgeSystem:
+    """Return the ridge regression of moments, A = Z'Z and b = Z'Y, for features that are multiplied by ``scale``."""
+    xx = moments.xx * scale[:, None]
+    xx *= scale
+    return RidgeSystem(xx, moments.xy * scale[:, None], moments.mean, scale, moments.y_mean)
+
+
+def dual_system(products: np.ndarray, weights: np.ndarray, y: np.ndarray) -> RidgeSystem:
+    """Return the ridge regression of products ZZ' (n, n), A = ZZ' and b = Y, whose solutions are weights of samples.
+
+    The solutions (n, t) apply to the products of a row with each sample. ``weights`` (n,) and targets
+    ``y`` (n, t) belong to the samples; the products are centred here, by their weighted means.
+    """
+    y = y.astype(np.float64)
+    share = weights / weights.sum()
+    roots = np.sqrt(weights)[:, None]
+    # The weighted mean of the targets; relative to the first, so that a constant target is exactly 0 when centred.
+    offset = y[0] + share @ (y - y[0])
+    # Products of centred samples: (z_i - m)'(z_j - m) = z_i'z_j - z_i'm - m'z_j + m'm, with m = sum share_j z_j.
+    with_mean = products @ share
+    centred = products - with_mean[:, None] - (with_mean - share @ with_mean)
+    # A sample of weight p counts as sqrt(p) times the sample, on both sides.
+    centred *= roots
+    centred *= roots.T
+    return RidgeSystem(centred, (y - offset) * roots, np.zeros(len(y)), roots[:, 0], offset)
+
+
+class KernelMatrix:
+    """Ridge regression from the products ZZ' of samples: one matrix serves all folds and penalties.
+
+    Features are scaled by their standard deviation over all samples, as in the final readout, times
+    ``feature_weights`` (w,), and centred by the mean of the fitted samples. Samples ``x`` (n, w) have
+    ``weights`` (n,), 1 by default. ``of_first_features`` is the `KernelMatrix` of the first features of
+    ``x``, with the same sample weights and without feature weights; its products are reused if all
+    these features have the same weight.
+    """
+
+    def __init__(
+        self,
+        x: np.ndarray,
+        weights: np.ndarray | None = None,
+        feature_weights: np.ndarray | None = None,
+        of_first_features: KernelMatrix | None = None,
+    ) -> None:
+        self.weights = np.ones(len(x)) if weights is None else weights
+        factors = np.ones(x.shape[1]) if feature_weights is None else feature_weights
+        self.x = x
+        self.mean, self.scale = np.empty(x.shape[1]), np.empty(x.shape[1])
+        first = of_first_features
+        if first is not None and np.ptp(factors[: len(first.mean)]) > 0:
+            first = None
+        # ZZ' is the sum of the products of each chunk of features, which is standardised in float64.
+        put, fetch = arithmetic().put, arithmetic().fetch
+        total = put(np.zeros((len(x), len(x))))
+        for part in self._chunks(0 if first is None else len(first.mean)):
+            z = x[:, part].astype(np.float64)
+            mean = np.average(z, axis=0, weights=weights)
+            z -= mean
+            variance = np.average(np.square(z), axis=0, weights=weights)
+            check_finite(variance, "feature", part.start)
+            self.mean[part] = mean
+            self.scale[part] = inverse(deviation(variance, mean)) * factors[part]
+            z *= self.scale[part]
+            arithmetic().add_square(total, put(z).T)
+        self.products = fill_upper(fetch(total))
+        if first is not None:
+            features, factor = slice(len(first.mean)), factors[0]
+            self.mean[features], self.scale[features] = first.mean, first.scale * factor
+            self.products += first.products * factor**2
+
+    def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
+        """Return the ridge solutions of every penalty for targets (n, t)."""
+        # The weights of features are W = Z'V, from the weights V (n, A t) of samples that solve the system.
+        system = dual_system(self.products, self.weights, y)
+        put, fetch = arithmetic().put, arithmetic().fetch
+        of_samples = system.path(alphas).coef.transpose(1, 0, 2)
+        of_samples = put(np.ascontiguousarray(of_samples).reshape(len(y), -1))
+        of_features = np.empty((self.x.shape[1], len(alphas) * y.shape[1]))
+        for part in self._chunks():
+            z = self.x[:, part] - self.mean[part]
+            z *= self.scale[part]
+            of_features[part] = fetch(arithmetic().product(put(z).T, of_samples))
+        weights = of_features.reshape(len(of_features), len(alphas), -1).transpose(1, 0, 2)
+        return LinearPath(alphas, weights, system.offset, self.mean, self.scale)
+
+    def of_first_rows(self, rows: int) -> KernelMatrix:
+        """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
+        part = copy(self)
+        part.x, part.weights = self.x[:rows], self.weights[:rows]
+        part.products = self.products[:rows, :rows]
+        means = [np.average(part.x[:, chunk], axis=0, weights=part.weights) for chunk in self._chunks()]
+        part.mean = np.concatenate(means)
+        return part
+
+    def _chunks(self, first: int = 0) -> Iterator[slice]:
+        """Yield consecutive slices of the features, from number ``first``."""
+        for start in range(first, self.x.shape[1], CHUNK):
+            yield slice(start, min(start + CHUNK, self.x.shape[1]))
+
+
+def kernel_fold_scores(
+    products: np.ndarray, weights: np.ndarray, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray
+) -> np.ndarray:
+    """Return the scores (A, n, t) of samples, each by the models that were fitted to the samples of the other folds.
+
+    Samples have products ZZ' (n, n), ``weights`` (n,), targets ``y`` (n, t) and a ``fold`` (n,).
+    """
+    scores = np.empty((len(alphas), *y.shape))
+    for k in np.unique(fold):
+        is_fitted, is_held_out = fold != k, fold == k
+        among_fitted = products[np.ix_(is_fitted, is_fitted)]
+        system = dual_system(among_fitted, weights[is_fitted], y[is_fitted])
+        scorer = system.scorer(alphas, is_held_out.sum())
+        # Products of held-out samples with fitted ones, both centred by the mean m of the fitted samples:
+        #   (z - m)'(z_j - m) = z'z_j - z'm - m'z_j + m'm
+        share = weights[is_fitted] / weights[is_fitted].sum()
+        with blas_threads(many=len(products) >= LARGE_MATRIX):
+            with_mean = among_fitted @ share
+            held_out = products[np.ix_(is_held_out, is_fitted)]
+            held_out = held_out - (held_out @ share)[:, None] - with_mean + share @ with_mean
+        scores[:, is_held_out] = scorer(held_out, slice(None))
+    return scores
 
 
 def gather(blocks: Iterable[Block], targets: Targets) -> TrainingData:

@@ -15,13 +15,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.readouts.kernel import KernelMatrix, kernel_fold_scores
-from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Tally, Targets
-from reservoir.readouts.linear_path import LinearPath, score_path
+from reservoir.readouts.linear import (
+    Block,
+    FoldBlock,
+    LinearPath,
+    LinearReadout,
+    Tally,
+    Targets,
+    score_path,
+)
 from reservoir.readouts.moments import Moments, by_fold, fold_moments
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, best_penalty
-from reservoir.readouts.ridge import gather, head, path_from_moments, ridge_path
-from reservoir.readouts.ridge_system import FoldScorer, primal_system
+from reservoir.readouts.ridge import (
+    FoldScorer,
+    KernelMatrix,
+    gather,
+    head,
+    kernel_fold_scores,
+    path_from_moments,
+    primal_system,
+    ridge_path,
+)
 
 
 @dataclass(eq=False)

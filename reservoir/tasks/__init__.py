@@ -9,11 +9,9 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.tasks.bits import BitMemory, BitXor, ModularAddition
-from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
-from reservoir.tasks.images.mnist import Digits, Mnist
-from reservoir.tasks.images.pictures import decoded
-from reservoir.tasks.images.source import ImageSource
+from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, ImageSource, Mnist
 from reservoir.tasks.listops import ListOps
+from reservoir.tasks.pictures import decoded
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split

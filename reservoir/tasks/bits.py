@@ -68,8 +68,10 @@ class _Bits(Source):
         """Draw the rows of one piece."""
         draw = np.random.default_rng([self.seed, SPLITS.index(piece.part), piece.lo])
         # `PIECE_ROWS` are always drawn, so that a row does not depend on the piece's size.
-        shape, rows = (PIECE_ROWS, -1, self.token_bits), piece.hi - piece.lo
-        x, y = (bits.reshape(shape)[:rows] for bits in self._draw(draw, piece.part))
+        rows = piece.hi - piece.lo
+        x, y = (
+            bits.reshape(PIECE_ROWS, -1, self.token_bits)[:rows] for bits in self._draw(draw, piece.part)
+        )
         return {piece.part: Split(x=x, y=y.astype(np.int64), lengths=full_lengths(x))}
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -93,7 +95,8 @@ class BitMemory(_Bits):
     token_bits: int = 50
     mask: float = 0.5
 
-    name, copies = "bit-memory", 1
+    name = "bit-memory"
+    copies = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,11 +110,11 @@ class BitMemory(_Bits):
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
         strings = 2 * draw.integers(0, 2, (PIECE_ROWS, self.patterns, self.n), dtype=np.int8) - 1
-        asked = strings[np.arange(PIECE_ROWS), draw.integers(0, self.patterns, PIECE_ROWS)]
-        shown = np.where(draw.random((PIECE_ROWS, self.n), dtype=np.float32) < self.mask, 0, asked).astype(
-            np.int8
-        )
-        return np.concatenate([strings, shown[:, None]], axis=1), asked > 0
+        # One string of each row is recalled; its copy has zeros where bits are masked.
+        recalled = strings[np.arange(PIECE_ROWS), draw.integers(0, self.patterns, PIECE_ROWS)]
+        is_masked = draw.random((PIECE_ROWS, self.n), dtype=np.float32) < self.mask
+        copy = np.where(is_masked, 0, recalled).astype(np.int8)
+        return np.concatenate([strings, copy[:, None]], axis=1), recalled > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,14 +143,14 @@ class BitXor(_Bits):
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
         shape = (PIECE_ROWS, self.patterns, self.n)
-        if self.held_out:  # a hash divides the inputs 80/10/10
+        if self.held_out:
+            # Inputs are the numbers below 2 ** bits, and a hash of each decides its split.
             inputs = np.arange(2 ** (self.n * self.patterns))
             share = row_hash(inputs) / 2.0**64
             low, high = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}[part]
             inputs = draw.choice(inputs[(share >= low) & (share < high)], PIECE_ROWS)
-            strings = (
-                (inputs[:, None] >> np.arange(self.n * self.patterns) & 1).astype(np.int8).reshape(shape)
-            )
+            bits = inputs[:, None] >> np.arange(self.n * self.patterns) & 1
+            strings = bits.astype(np.int8).reshape(shape)
         else:
             strings = draw.integers(0, 2, shape, dtype=np.int8)
         return strings, strings.sum(axis=1) % 2
@@ -184,6 +187,7 @@ class ModularAddition(Source):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return all pairs by split."""
         pairs = np.stack(np.divmod(np.arange(self.modulus**2), self.modulus), axis=1)
+        # The share is that of the unordered pair, so that both orders are in the same split.
         low, high = pairs.min(axis=1), pairs.max(axis=1)
         share = row_hash(low * self.modulus + high) / 2.0**64
         x = np.full((len(pairs), 3), self.modulus, np.int16)

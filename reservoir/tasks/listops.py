@@ -34,7 +34,9 @@ OPERATIONS: dict[str, Callable[[list[int]], int]] = {
     "[SM": lambda numbers: sum(numbers) % 10,
 }
 SYMBOLS = ("<pad>", *"0123456789", *OPERATIONS, "]")  # the vocabulary, which never changes
-DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first digit, the first operator, and the closing bracket
+DIGIT = 1  # the first digit in `SYMBOLS`
+OPERATOR = 11  # the first operator
+CLOSE = 15  # the closing bracket
 OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
 _IDS = {symbol: number for number, symbol in enumerate(SYMBOLS) if number}
 _BYTES = [bytes([number]) for number in range(len(SYMBOLS))]
@@ -75,14 +77,15 @@ def random_expressions(
 ) -> list[bytes]:
     """Draw ``roots`` trees, and return those of ``shortest`` to ``longest`` symbols."""
     levels, length = _grow(draw, roots, depth, arguments, longest)
-    kept = (length >= shortest) & (length <= longest)
-    parts: list[bytes] = []  # text of each node of the level below whose tree is kept
+    fits = (length >= shortest) & (length <= longest)
+    # From the deepest level up, the text of a node is its symbol, the texts of its arguments, and a bracket.
+    parts: list[bytes] = []  # text of each node of the level below whose tree fits
     places: list[int] = []  # the parent of each of these nodes
     for tree, symbol, parent in reversed(levels):
         inside = [b""] * len(tree)
         for place, part in zip(places, parts, strict=True):
             inside[place] += part
-        nodes = np.flatnonzero(kept[tree])
+        nodes = np.flatnonzero(fits[tree])
         parts = [
             _BYTES[number] + inside[node] + _BYTES[CLOSE] if number >= OPERATOR else _BYTES[number]
             for node, number in zip(nodes.tolist(), symbol[nodes].tolist(), strict=True)
@@ -96,15 +99,19 @@ def _grow(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], np.ndarray]:
     """Return per level each node's tree, symbol and parent (in the level above), and the length of each tree."""
     length = np.zeros(roots, np.int64)
-    tree, parent = np.arange(roots), np.zeros(roots, np.int64)
+    # Tree and parent of each node of the level that is drawn next; a root has no parent.
+    tree = np.arange(roots)
+    parent = np.zeros(roots, np.int64)
     levels = []
     for level in range(1, depth + 1):
         # A root is an operator, because a single digit is never long enough.
+        # The deepest level has digits only.
         share = 1.0 if level == 1 else OPERATOR_SHARE if level < depth else 0.0
         operator = draw.random(len(tree), dtype=np.float32) < share
         symbol = np.where(
             operator, draw.integers(OPERATOR, CLOSE, len(tree)), draw.integers(DIGIT, OPERATOR, len(tree))
         ).astype(np.uint8)
+        # An operator adds two symbols, itself and its closing bracket.
         length += np.bincount(tree, 1 + operator, roots).astype(np.int64)
         levels.append((tree, symbol, parent))
         branching = np.flatnonzero(operator)
@@ -112,7 +119,9 @@ def _grow(
         # The length includes symbols that must still follow, so a tree is dropped once it is certain to be too long.
         alive = length + np.bincount(tree[branching], number, roots) <= longest
         length[~alive] = longest + 1
-        branching, number = branching[alive[tree[branching]]], number[alive[tree[branching]]]
+        # The next level has the arguments of the operators whose trees go on.
+        goes_on = alive[tree[branching]]
+        branching, number = branching[goes_on], number[goes_on]
         parent = np.repeat(branching, number)
         tree = tree[parent]
         if not len(tree):
@@ -281,7 +290,9 @@ class ListOps(Source):
 
     def _read_file(self, split: str) -> tuple[list[bytes], list[int]]:
         """Return the expressions of a file and their values."""
-        path, expressions, values = self._file(split), [], []
+        path = self._file(split)
+        expressions: list[bytes] = []
+        values: list[int] = []
         with path.open(errors="replace") as file:
             lines = iter(lambda: file.readline(MAX_LINE), "")
             if next(lines, "").split()[:2] != ["Source", "Target"]:

@@ -70,7 +70,8 @@ class Homology(Source):
             raise InputError(
                 f"{path}: not a list of proteins", "check that it is a file of TAPE's raw data"
             )
-        proteins, folds = [], []
+        proteins: list[bytes] = []
+        folds: list[int] = []
         for row, record in enumerate(records):
             problem = f"{path}, row {row}: not a protein with 'primary' and 'fold_label'"
             with as_input_error(problem, "fetch the file again"):
@@ -78,6 +79,7 @@ class Homology(Source):
                 folds.append(record["fold_label"])
                 if folds[-1] not in range(FOLDS):
                     raise ValueError(f"its fold_label is {folds[-1]!r}, not in 0..{FOLDS - 1}")
+        # What the model reads decides which proteins are dropped; ids are the numbers in the file.
         x, lengths = padded(proteins, self.max_tokens)
         lengths = self.lengths_read(lengths, piece.part)
         short = np.flatnonzero(lengths <= self.max_tokens)

@@ -95,14 +95,17 @@ def _swapped(rows: np.ndarray, target: np.ndarray, weights: np.ndarray, split_of
     """Return the splits after swaps of two groups, as long as they lower the distance of `_filled`."""
     if len(rows) > MAX_SWAPPED:
         return split_of
-    split_of, improved = split_of.copy(), True
+    split_of = split_of.copy()
     # How many rows each split has above its target; a swap changes it by the difference of the two groups.
     over = np.stack([rows[split_of == split].sum(axis=0) for split in range(len(target))]) - target
+    improved = True
     while improved:
         improved = False
         for group in range(len(rows)):
-            # The change of the sum of squares if this group swaps places with each other group.
-            here, moved = split_of[group], rows - rows[group]
+            # The change of the sum of squares if this group swaps places with each other group: a split that is
+            # over its target by o and gains m rows changes by (o + m)^2 - o^2 = m (2 o + m).
+            here = split_of[group]
+            moved = rows - rows[group]
             change = weights[here] * moved * (2 * over[here] + moved)
             change += weights[split_of] * moved * (moved - 2 * over[split_of])
             total = np.where(split_of == here, 0, _exact_sum(change))
@@ -111,7 +114,8 @@ def _swapped(rows: np.ndarray, target: np.ndarray, weights: np.ndarray, split_of
                 partner = split_of[other]
                 over[here] += moved[other]
                 over[partner] -= moved[other]
-                split_of[group], split_of[other] = partner, here
+                split_of[group] = partner
+                split_of[other] = here
                 improved = True
     return split_of
 

@@ -67,11 +67,15 @@ class Source:
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return new sequences, in a subclass also raw inputs, as stored sequences and their lengths."""
-        form, most, where = self.task.form, self.task.max_tokens, f"task {self.task.name!r}"
+        form = self.task.form
+        most = self.task.max_tokens
+        where = f"task {self.task.name!r}"
         if isinstance(form, Vectors):
-            fits, shape = x.dtype.kind in "uif" and x.shape[1:] == (most, form.dim), f"{most}, {form.dim}"
+            shape = f"{most}, {form.dim}"
+            fits = x.dtype.kind in "uif" and x.shape[1:] == (most, form.dim)
         else:
-            fits, shape = x.dtype.kind in "ui" and x.ndim == 2 and 0 < x.shape[1] <= most, f"at most {most}"
+            shape = f"at most {most}"
+            fits = x.dtype.kind in "ui" and x.ndim == 2 and 0 < x.shape[1] <= most
         if not fits:
             raise InputError(
                 f"{where}: inputs of shape {x.shape} and type {x.dtype}",

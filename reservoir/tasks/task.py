@@ -13,6 +13,7 @@ SPLITS = ("train", "valid", "test")
 SIZES = ("max_tokens", "classes", "readout_tokens", "outputs", "pictures")
 MAX_SIZE = 2**31
 MAX_CLASSES = 50_000  # a confusion matrix of these takes 20 GB
+SOUND_RATE = 16_000  # default samples of a sound per second: the rate that speech models read
 MISSING = -1  # class of padding after the end of a row with a label for every token; for targets it is NaN
 
 
@@ -167,3 +168,8 @@ def check_split(task: Task, name: str, split: Split) -> None:
             f"{least} and {task.max_tokens} tokens",
             "remove the row",
         )
+
+
+def holds_samples(task: Task) -> bool:
+    """Return whether the sequences of a task are the samples of sounds."""
+    return bool(task.parameters.get("waveform")) and task.form == Vectors(1)

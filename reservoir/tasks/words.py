@@ -30,7 +30,7 @@ def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
-    """Return the number of letters of each text; refuse an empty text, and one with a NUL, which pads the others."""
+    """Return the number of letters of each text; refuse an empty text, and one with NUL, which pads shorter texts."""
     for row, text in enumerate(texts):
         if not text or "\0" in text:
             problem = "a NUL in the text" if text else "an empty text"

@@ -23,7 +23,7 @@ from reservoir_pipelines.data.own_data import open_source
 
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text
-from reservoir.tasks.images.cifar import read_pickle
+from reservoir.tasks.images import read_pickle
 from tests.faults.fuzz import read_all
 from tests.refusals import outcome
 from tests.tasks import samples

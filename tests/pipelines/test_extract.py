@@ -85,7 +85,7 @@ def test_prepared_data_that_changes_between_two_blocks_stops_the_extraction(
 
     with monkeypatch.context() as patched:
         patched.setattr(PreparedSplit, "take", take)
-        with pytest.raises(InputError, match=r"00000\.h5: the prepared data has changed since this .* run the command"):
+        with pytest.raises(InputError, match=r"00000\.h5: .*has changed"):
             small()
     # no wrong row was stored: the rerun, which prepares the data again, completes the entry
     clean = extract("digits", backbone=str(tiny_gpt2), limit=300, compute="float32", cache=tmp_path / "other")
@@ -98,7 +98,7 @@ def test_a_worker_refuses_prepared_data_that_changed_after_it_was_verified(small
     share = sharing.Share(replace(options, cache=entry.path.parents[2]), prepared.path, entry.key, state=prepared.state)
     assert sharing.open_share(share).spec.key == entry.key
     change_in_place(prepared.path / "train" / "00000.h5")
-    with pytest.raises(InputError, match=r"the prepared data in .* has changed since the command began; run the"):
+    with pytest.raises(InputError, match=r"has changed since the command began"):
         sharing.open_share(share)
 
 

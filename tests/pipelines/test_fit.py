@@ -56,7 +56,7 @@ def fitted(extracted):
 def test_fit_refuses_a_task_whose_validation_rows_are_its_test_rows(tmp_path, tiny_gpt2):
     rows = {"train_rows": 40, "valid_rows": 20, "max_tokens": 12}
     features = extract("listops", backbone=str(tiny_gpt2), parameters=rows, protocol="paper", cache=tmp_path, depth=1)
-    with pytest.raises(InputError, match="listops: with --protocol paper its test rows are its validation rows"):
+    with pytest.raises(InputError, match=r"listops: .*--protocol paper"):
         fit(features)
 
 
@@ -286,7 +286,7 @@ def test_mistakes_end_a_fit_before_it_begins(settings, message, extracted, tmp_p
 
 def test_files_that_are_no_entries_or_no_rows_are_refused(fitted, tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.zeros((9, 3)), y=np.arange(9) % 2)
-    with pytest.raises(InputError, match=r"is a file, not an entry of the cache; call fit\(extract\('.*rows\.npz'\)\)"):
+    with pytest.raises(InputError, match=r"call fit\(extract\('.*rows\.npz'\)\)"):
         fit(tmp_path / "rows.npz")
     with pytest.raises(InputError, match="give at least one entry"):
         fit([])

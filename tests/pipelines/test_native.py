@@ -23,7 +23,7 @@ from scipy.io import wavfile
 from reservoir import InputError, plan
 from reservoir.fpt import FPT
 from reservoir.inputs.native import SoundReader
-from reservoir.tasks.images.pictures import decoded
+from reservoir.tasks.pictures import decoded
 from reservoir.tasks.words import texts_of
 from tests.files import contents
 from tests.reservoir.models import (
@@ -64,7 +64,7 @@ def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):
     file = write_texts(tmp_path / "pets.jsonl", 120)
     done = extract(str(file), backbone=str(folder))
     spec = done.store.entry.spec
-    assert spec.input.kind == "native" and {"tokenizer", "embeddings"} < set(spec.input)
+    assert spec.input.kind == "native" and set(spec.input.digests) == {"tokenizer", "embeddings"}
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.columns[-1] == "final/mean"
     message = capfd.readouterr().err
     assert "read by the model's own tokenizer, with 14 tokens" in message and "symbols" not in message

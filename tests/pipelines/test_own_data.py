@@ -164,7 +164,7 @@ def test_fit_assigns_folds_by_group_with_a_note(cache, tmp_path, capsys):
     text = capsys.readouterr().err
     assert f"{count}-fold cross-validation by group" in text
     assert "6 groups, each in one split" in text
-    with pytest.raises(InputError, match=f"cross-validation cannot use {count + 1} folds for {count} groups"):
+    with pytest.raises(InputError, match=f"{count + 1} folds for {count} groups"):
         fit(features, select=f"cv{count + 1}")
 
 
@@ -229,7 +229,7 @@ def test_a_changed_file_is_not_fitted_with_old_features(cache, tmp_path):
     path = write_random(tmp_path / "a" / "data.npz", 1)
     before = extract(str(path), **SMALL).entry
     write_random(path, 2)
-    with pytest.raises(InputError, match=r"nothing extracted for the present content of .* run reservoir extract"):
+    with pytest.raises(InputError, match="run reservoir extract"):
         find_entry(cache, str(path))
     after = extract(str(path), **SMALL).entry
     assert find_entry(cache, str(path)).path == after != before

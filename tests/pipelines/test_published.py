@@ -98,7 +98,7 @@ def test_accuracy_of_homology_counts_dropped_proteins_as_wrong(proteins, cache):
 def test_training_pads_proteins_to_the_longest_of_each_batch_which_every_epoch_draws_anew(proteins, cache):
     from reservoir_pipelines import prepare
 
-    from reservoir.paper.homology import PaddedBatches
+    from reservoir.paper.variants import PaddedBatches
 
     split = prepare("homology", data=proteins, protocol="paper", parameters={"max_tokens": 48}).split("train")
     split = split.take(np.arange(len(split)))

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from reservoir.readouts.kernel import KernelMatrix
-from reservoir.readouts.linear import Targets
-from reservoir.readouts.linear_path import LinearPath, Scorer
+from reservoir.readouts.linear import LinearPath, Scorer, Targets
 from reservoir.readouts.moments import BLOCK_ROWS, accumulate
 from reservoir.readouts.products import Arithmetic, arithmetic, products_on
+from reservoir.readouts.ridge import KernelMatrix
 from reservoir.readouts.sweep import cross_sweep, sweep
 
 ROWS = 2 * BLOCK_ROWS + 300

@@ -10,11 +10,10 @@ from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, Str
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts.kernel import KernelMatrix, kernel_fold_scores
 from reservoir.readouts.linear import Tally, Targets
 from reservoir.readouts.moments import fold_moments, training_moments
 from reservoir.readouts.penalties import best_penalty
-from reservoir.readouts.ridge_system import primal_system
+from reservoir.readouts.ridge import KernelMatrix, kernel_fold_scores, primal_system
 from reservoir.readouts.sweep import cross_sweep, sweep
 
 

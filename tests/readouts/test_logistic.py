@@ -7,8 +7,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts.linear import Targets, balanced_weights
-from reservoir.readouts.linear_path import Scorer, score_path
+from reservoir.readouts.linear import Scorer, Targets, balanced_weights, score_path
 from reservoir.readouts.logistic import logistic_path, logistic_sweep
 from reservoir.readouts.moments import training_moments
 from reservoir.readouts.ridge import gather

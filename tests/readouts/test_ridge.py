@@ -13,13 +13,11 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from reservoir.errors import InputError
-from reservoir.readouts.kernel import KernelMatrix
-from reservoir.readouts.linear import LinearReadout, Tally, Targets, balanced_weights
-from reservoir.readouts.linear_path import Scorer
+from reservoir.readouts.linear import LinearReadout, Scorer, Tally, Targets, balanced_weights
 from reservoir.readouts.moments import accumulate, fold_moments, training_moments
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, extended_alphas, parse_alphas
 from reservoir.readouts.products import Arithmetic, blas_threads, products_on
-from reservoir.readouts.ridge import gather, path_from_moments, ridge_by_definition, ridge_path
+from reservoir.readouts.ridge import KernelMatrix, gather, path_from_moments, ridge_by_definition, ridge_path
 from reservoir.readouts.sweep import cross_sweep, sweep
 
 ALPHAS = DEFAULT_ALPHAS[::3]

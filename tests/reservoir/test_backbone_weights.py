@@ -14,7 +14,7 @@ from reservoir.column import Column
 from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
 from tests.refusals import outcome
-from tests.reservoir.models import save
+from tests.reservoir.models import save, save_as_gguf
 
 # Parameters of the published models without pooling layer and head, from their papers and model cards.
 PUBLISHED = {
@@ -252,3 +252,24 @@ def test_an_activation_whose_parameters_are_in_bfloat16_is_loaded_in_float32(tmp
     (tmp_path / "llama" / "config.json").write_text(json.dumps(config | {"hidden_act": "xielu"}))
     model = load_backbone(str(tmp_path / "llama"), "random").model
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+
+
+def test_a_gguf_file_is_a_backbone_with_its_weights(tmp_path):
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    folder = save("llama", tmp_path / "llama")
+    save_as_gguf(folder, tmp_path / "tiny.gguf")
+    from_gguf, from_folder = (load_backbone(str(path), "pretrained") for path in (tmp_path / "tiny.gguf", folder))
+    for name, parameter in from_folder.named_parameters():
+        assert torch.equal(from_gguf.get_parameter(name), parameter), name
+
+
+def test_a_dry_run_reads_the_settings_of_a_gguf_file_and_dequantises_nothing(cache, tmp_path, monkeypatch, answer):
+    gguf = pytest.importorskip("gguf")
+    save_as_gguf(save("llama", tmp_path / "llama"), tmp_path / "tiny.gguf")
+    for place in (gguf, gguf.quants):
+        monkeypatch.setattr(place, "dequantize", lambda *_: pytest.fail("the weights were dequantised"))
+    reader = "reservoir.backbones.weights._read_gguf_tensors"
+    monkeypatch.setattr(reader, lambda name: pytest.fail("the weights were read"))
+    values = answer("extract", "digits", "--backbone", tmp_path / "tiny.gguf", "--dry-run")
+    assert values["layers"]["value"] == "embed,block01,block02,block03,final"

@@ -18,7 +18,7 @@ from reservoir.backbones import Backbone, attention_maps, load_backbone, names, 
 from reservoir.backbones.backbone import trained_counts
 from reservoir.backbones.names import find
 from reservoir.errors import InputError
-from reservoir.paper.counts import paper_counts
+from reservoir.paper.families import paper_counts
 from reservoir.tasks.task import Task, Tokens, Vectors
 from tests.reservoir.models import MODELS, PIXELS, SOUNDS, WIDTH, save
 

@@ -18,9 +18,8 @@ from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan import resolve, resolve_model
 from reservoir.reservoir import LoadedModel, load_model
-from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
-from reservoir.tasks.images.mnist import Digits, Mnist
-from reservoir.tasks.images.patches import patches
+from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
+from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.words import codes_of
 from tests.refusals import outcome

@@ -152,7 +152,7 @@ def test_a_damaged_archive_is_refused(tmp_path):
 def test_too_little_text_for_a_window_is_refused(tmp_path):
     (tmp_path / "short.txt").write_bytes(b"x" * 1000)
     text = Text(tmp_path / "short.txt")
-    with pytest.raises(InputError, match=r"short.txt: its valid part has 50 tokens, but a window has 51"):
+    with pytest.raises(InputError, match=r"short\.txt: .*50 tokens"):
         text.held_out("valid", 51)
     with pytest.raises(InputError, match=r"its train part has 900 tokens"):
         text.draw(0, 0, 1, 901)

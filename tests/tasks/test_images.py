@@ -15,8 +15,8 @@ from reservoir.inputs.edges import edges
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks import task_named
-from reservoir.tasks.images.cifar import grey, read_pickle
-from reservoir.tasks.images.patches import LEVELS, augmented, patches, whitened_windows, whitening
+from reservoir.tasks.images import grey, read_pickle
+from reservoir.tasks.patches import LEVELS, augmented, patches, whitened_windows, whitening
 from reservoir.tasks.rows import held_out
 from tests.tasks import samples
 

@@ -151,7 +151,7 @@ def test_the_text_and_the_label_can_be_named(tmp_path):
     assert_refused("no column is called label", tmp_path / "t.csv")
     assert source.task.labels == ("left", "right") and source.task.alphabet == "\ufffdACGT"
     assert any("only 'body' is read, not the columns title, n" in note for note in source.notes())
-    with pytest.raises(InputError, match=r"no column 'body', which the .* rename the column that holds it to 'body'"):
+    with pytest.raises(InputError, match="no column 'body'"):
         read_new(write(tmp_path / "new.csv", {"title": WORDS}), source.task)
 
 
@@ -312,7 +312,7 @@ def test_zones_of_times_are_counted_in(tmp_path, recwarn):
 def test_a_missing_last_column_is_a_missing_value(tmp_path):
     task = open_source(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
     new = write(tmp_path / "new.csv", {name: cells for name, cells in WIDE.items() if name != "v2"})
-    with pytest.raises(InputError, match=r"no column 'v2', which the readout was fitted on, among .* to 'v2'$"):
+    with pytest.raises(InputError, match="no column 'v2'"):
         read_new(new, task)
     early = {**WIDE, "v2": np.where(np.arange(ROWS) == 3, "", VALUES[:, 2]), "label": LABEL}
     assert read_new(new, open_source(str(write(tmp_path / "t.csv", early))).task)[1].tolist() == [2] * ROWS
@@ -324,7 +324,7 @@ def test_new_data_may_have_its_columns_in_any_order(tmp_path):
     task = open_source(str(write(tmp_path / "t.csv", {**cells, "label": LABEL}))).task
     new = write(tmp_path / "n.csv", {"batch": VALUES[:, 0], **dict(reversed(cells.items())), "humidity": VALUES[:, 1]})
     assert np.array_equal(read_new(new, task)[0].reshape(ROWS, 300), values)
-    with pytest.raises(InputError, match=r"no column '907.5', which .* 920.5 and 279 more; rename the column"):
+    with pytest.raises(InputError, match=r"no column '907\.5', .*920\.5 and 279 more"):
         read_new(write(tmp_path / "new.csv", {name: cells[name] for name in cells if name != "907.5"}), task)
 
 

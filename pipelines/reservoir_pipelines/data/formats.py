@@ -9,7 +9,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.images.mnist import read_idx
+from reservoir.tasks.images import read_idx
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import texts_of
 from reservoir_pipelines.data import fasta, hdf5, hub, media, npz, series, table, table_rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.images.pictures import SIDE, TOKENS, check_pillow, decoded
+from reservoir.tasks.pictures import SIDE, TOKENS, check_pillow, decoded
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import (
     FILES,

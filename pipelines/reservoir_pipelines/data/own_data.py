@@ -12,7 +12,7 @@ import numpy as np
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import TASKS, check_parameter, task_named
-from reservoir.tasks.images.pictures import PATCH, SIDE, TOKENS
+from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 from reservoir.tasks.words import UNKNOWN, are_words, shown

@@ -9,7 +9,7 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error, first_line
 from reservoir.size_limits import check_expansion, check_padding
-from reservoir.tasks.sound import RATE
+from reservoir.tasks.task import SOUND_RATE
 from reservoir_pipelines.data.rows import BadRows, Rows
 
 RATES = (1_000, 768_000)
@@ -33,7 +33,7 @@ class Sound(NamedTuple):
         return -(-self.frames * ratio.numerator // ratio.denominator)
 
 
-def open_sound(path: Path, rate: int = RATE) -> Sound:
+def open_sound(path: Path, rate: int = SOUND_RATE) -> Sound:
     """Read a sound's rate and length from its header; refuse sizes, also at ``rate``, that the file cannot hold."""
     with _opened(path) as file:
         if not RATES[0] <= file.samplerate <= RATES[1] or file.frames < 1:
@@ -108,7 +108,7 @@ def sound_rows(
     """Return sound files as rows, resampled to one rate, with other ``columns`` (files,)."""
     with as_input_error("sounds need soundfile", "run pip install 'reservoir-features[audio]'"):
         import soundfile  # noqa: F401
-    rate = rate or RATE
+    rate = rate or SOUND_RATE
 
     def opened(file: Path) -> Sound:
         sound = open_sound(file, rate)

@@ -6,8 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Tally
-from reservoir.readouts.linear_path import Scorer
+from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Scorer, Tally
 from reservoir.readouts.logistic import logistic_path, logistic_sweep
 from reservoir.readouts.ridge import gather
 from reservoir.readouts.sweep import Sweep

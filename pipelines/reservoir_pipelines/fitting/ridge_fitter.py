@@ -7,11 +7,10 @@ from functools import partial
 import numpy as np
 
 from reservoir.column import Columns
-from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Targets
 from reservoir.readouts.moments import training_moments
 from reservoir.readouts.penalties import prefers_large_penalty
-from reservoir.readouts.ridge import gather, ridge_path
+from reservoir.readouts.ridge import KernelMatrix, gather, ridge_path
 from reservoir.readouts.sweep import Sweep, cross_sweep, sweep
 from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.entry_view import KNOWN

@@ -10,6 +10,7 @@ import tomllib
 from collections import ChainMap
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,19 @@ RECIPES = files("reservoir_pipelines.paper") / "recipes"
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes of the package: tables first, then the others."""
-    names = [path.name.removesuffix(".toml") for path in RECIPES.iterdir() if path.name.endswith(".toml")]
-    return sorted((n for n in names if n != "cells"), key=lambda n: (n[0] != "t", len(n), n))
+    return sorted(_package_recipes(), key=lambda name: (not name.startswith("t"), len(name), name))
+
+
+@cache
+def _package_recipes() -> dict[str, dict[str, Any]]:
+    """Return the recipes of the package by name. A file with rows is one recipe; of another, each table is one."""
+    recipes: dict[str, dict[str, Any]] = {}
+    for path in RECIPES.iterdir():
+        name = path.name.removesuffix(".toml")
+        if name not in ("cells", path.name):
+            content = _read(path, name)
+            recipes |= {name: content} if "rows" in content else content
+    return recipes
 
 
 def load_recipe(
@@ -128,7 +140,8 @@ def load_recipe(
     if path is None and name not in (names := recipe_names()):
         choices = f"give one of {', '.join(names)}, or the path of a .toml file"
         raise InputError(f"no recipe {name!r}: {choices}{nearest(name, names)}")
-    table, shared = _read(path or RECIPES / f"{name}.toml", name), _read(RECIPES / "cells.toml", "cells")
+    table = _read(path, name) if path else _package_recipes()[name]
+    shared = _read(RECIPES / "cells.toml", "cells")
     builder = _Builder(f"recipe {name}", scale, table, shared, override)
     return builder.build(path.stem if path else name, seeds, only)
 

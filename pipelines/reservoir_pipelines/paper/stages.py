@@ -16,7 +16,7 @@ from reservoir import options as opt
 from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
-from reservoir.paper.counts import paper_counts
+from reservoir.paper.families import paper_counts
 from reservoir.reservoir import choose_device
 from reservoir.training.steps import DEFAULT_STEPS
 from reservoir_pipelines import attention, extract, fit, plan, prepare, pretrain, train

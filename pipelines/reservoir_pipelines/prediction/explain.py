@@ -11,7 +11,7 @@ import torch
 from reservoir import InputError
 from reservoir.options import ExplainOptions
 from reservoir.sequence_model import occlusion
-from reservoir.tasks.images.pictures import as_patches
+from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import to_symbols
 from reservoir_pipelines.data.formats import read_new

@@ -23,9 +23,8 @@ from reservoir.plan import BATCH_TOKENS, is_native, resolve_model
 from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import source_of
-from reservoir.tasks.sound import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
-from reservoir.tasks.task import Split
+from reservoir.tasks.task import Split, holds_samples
 from reservoir.tasks.variants import Variant, variant_of
 from reservoir.training.groups import trained_layer
 from reservoir.training.rows import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.errors import as_input_error
-from reservoir.tasks.images.patches import patches
+from reservoir.tasks.patches import patches
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -37,15 +37,17 @@ def whitened_windows(images: np.ndarray, window: int, stride: int) -> np.ndarray
     its standard deviation, and multiplied by the fixed matrix of `whitening`. Values are stored as
     bytes, ``128 + 24 * value``.
     """
-    matrix, margins, found = whitening(window, images.shape[3]), (MARGIN, MARGIN), []
+    matrix = whitening(window, images.shape[3])
+    margins = (MARGIN, MARGIN)
+    tokens = []
     for lo in range(0, len(images), BLOCK):
         block = images[lo : lo + BLOCK]
         framed = np.pad(block, ((0, 0), margins, margins, (0, 0)), mode="edge").astype(np.float32)
         windows = sliding_window_view(framed, (window, window), axis=(1, 2))[:, ::stride, ::stride]
         values = windows.transpose(0, 1, 2, 4, 5, 3).reshape(len(block), -1, len(matrix))
         levels = np.rint(contrast_normalised(values) @ matrix * LEVELS + 128)
-        found.append(np.clip(levels, 0, 255).astype(np.uint8))
-    return np.concatenate(found)
+        tokens.append(np.clip(levels, 0, 255).astype(np.uint8))
+    return np.concatenate(tokens)
 
 
 def contrast_normalised(windows: np.ndarray) -> np.ndarray:
@@ -63,10 +65,12 @@ def whitening(window: int, channels: int) -> np.ndarray:
     projected out. Eigenvalues are scaled to mean 1, and 0.05 is added to each, so that the finest,
     noisy directions are not amplified.
     """
+    # Covariance of the values of a window: that of two pixels times that of two colours.
     places = np.stack(np.divmod(np.arange(window**2), window), 1)
     distance = np.linalg.norm(places[:, None] - places[None], axis=2)
     colours = np.full((channels, channels), 0.9) + 0.1 * np.eye(channels)
     dim = window**2 * channels
+    # With eigenvalues l and vectors V of the covariance C without the mean, C^-1/2 = V l^-1/2 V'.
     centred = np.eye(dim) - 1 / dim
     eigenvalues, vectors = np.linalg.eigh(centred @ np.kron(0.95**distance, colours) @ centred)
     roots = np.sqrt(np.maximum(eigenvalues / eigenvalues.mean(), 0) + 0.05)
@@ -87,22 +91,28 @@ def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
 
 
 def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """Return images cropped, flipped and rotated as the bits of ``chance`` (rows,), random whole numbers, say."""
     rows, height, width, channels = images.shape
+    # Each decision has bits of its own: 16 for each shift of the crop, one for the flip, 31 for the angle.
     steps = np.uint64(2 * PADDING + 1)
     down, right = ((_bits(chance, start, 16) % steps).astype(np.int32) - PADDING for start in (0, 16))
     flipped = _bits(chance, 32, 1).astype(bool)
     angle = np.deg2rad(MAX_DEGREES * (_bits(chance, 33, 31) / 2**30 - 1)).astype(np.float32)
-    # Each new pixel looks up an old one: backwards through the rotation, the flip and the crop.
+    # Each new pixel looks up an old one, backwards. First the rotation, around the centre of the image.
     y, x = np.meshgrid(
         *(np.arange(n, dtype=np.float32) - (n - 1) / 2 for n in (height, width)), indexing="ij"
     )
-    cosine, sine = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
+    cosine = np.cos(angle)[:, None, None]
+    sine = np.sin(angle)[:, None, None]
     row = np.rint(cosine * y + sine * x + (height - 1) / 2).astype(np.int32)
     column = np.rint(cosine * x - sine * y + (width - 1) / 2).astype(np.int32)
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    # Then the flip and the crop.
     column = np.where(flipped[:, None, None], width - 1 - column, column)
-    row, column = row + down[:, None, None], column + right[:, None, None]
+    row = row + down[:, None, None]
+    column = column + right[:, None, None]
     inside &= (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    # Pixels outside take the value of an additional black one, which stands at the end.
     place = np.where(inside, row * width + column, height * width)
     flat = np.pad(images.reshape(rows, height * width, channels), ((0, 0), (0, 1), (0, 0)))
     return np.take_along_axis(flat, place.reshape(rows, -1, 1), axis=1).reshape(images.shape)

@@ -1,1 +1,0 @@
-"""Images as sequences of patches, from scikit-learn or the publishers' files."""
