@@ -14,7 +14,7 @@ from reservoir.sequence_model import occlusion
 from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import to_symbols
-from reservoir_pipelines.data.new_rows import read_new
+from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.output import Record, printable
 from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, style

@@ -21,7 +21,7 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task
 from reservoir.tasks.words import UNKNOWN, shown
 from reservoir_pipelines.data.columns import listed
-from reservoir_pipelines.data.new_rows import encode_rows, read_new
+from reservoir_pipelines.data.formats import encode_rows, read_new
 from reservoir_pipelines.data.rows import Rows, Skipped
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
