@@ -131,9 +131,9 @@ def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[
     environment = Environment(
         loader=loader, autoescape=select_autoescape(), trim_blocks=True, finalize=finalize
     )
-    made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
+    date = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
     return environment.get_template(template).render(
-        parts=parts, made=made, version=version("reservoir-features")
+        parts=parts, date=date, version=version("reservoir-features")
     )
 
 
