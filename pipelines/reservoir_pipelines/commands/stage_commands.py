@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 def tasks(options: dict[str, Any]) -> Answer:
     """List the tasks, and show whether their data is available."""
-    from reservoir_pipelines.preparation.task_table import task_table
+    from reservoir_pipelines.preparation.prepare import task_table
 
     rows = task_table(**options)
     tables = [record_table(rows, "task", "input", "tokens", "labels_per_row", "classes", "splits", "data")]

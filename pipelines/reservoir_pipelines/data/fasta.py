@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.bad_rows import BadRows
-from reservoir_pipelines.data.label_table import labels_from_table
-from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.table_checks import lines_of
+from reservoir_pipelines.data.rows import BadRows, Rows
+from reservoir_pipelines.data.table import lines_of
+from reservoir_pipelines.data.table_labels import labels_from_table
 from reservoir_pipelines.data.table_rows import columns_as_rows
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fna")

@@ -10,10 +10,9 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.bad_rows import BadRows
-from reservoir_pipelines.data.folders import check_inside
-from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.splits import SPLIT_NAMES
+from reservoir_pipelines.data.labels import SPLIT_NAMES
+from reservoir_pipelines.data.media import check_inside
+from reservoir_pipelines.data.rows import BadRows, Rows
 from reservoir_pipelines.data.table_rows import columns_as_rows
 
 PREFIX = "hf:"

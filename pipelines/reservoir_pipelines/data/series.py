@@ -9,9 +9,9 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.folders import check_inside
+from reservoir_pipelines.data.media import check_inside
 from reservoir_pipelines.data.rows import COLUMN_FLAGS, Rows, padded
-from reservoir_pipelines.data.table_checks import lines_of
+from reservoir_pipelines.data.table import lines_of
 
 PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
 SUFFIXES = (".ts", ".tsv")

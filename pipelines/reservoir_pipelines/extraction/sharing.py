@@ -77,7 +77,7 @@ def share_blocks(
     _extractors[entry.key] = extractor
     try:
         return sum(
-            map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance)
+            map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, on_result=advance)
         )
     finally:
         del _extractors[entry.key]
