@@ -35,7 +35,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from reservoir_pipelines import prepare
-from reservoir_pipelines.extraction.blocks import row_count
+from reservoir_pipelines.extraction.entries import row_count
 from reservoir_pipelines.extraction.extractor import load_extractor
 from reservoir_pipelines.output import silenced
 from torch import nn

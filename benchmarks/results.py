@@ -35,7 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from reservoir_pipelines.fitting.result import Result
+from reservoir_pipelines.fitting.results import Result
 
 from reservoir.reservoir import choose_compute, choose_device
 

@@ -11,9 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from reservoir_cache.entry import Entry
-from reservoir_cache.entry_locks import entry_locks
 from reservoir_cache.errors import CacheError, Problem
-from reservoir_cache.last_use import LOCK_FILE
+from reservoir_cache.locks import LOCK_FILE, entry_locks
 from reservoir_cache.paths import is_regular, refuse_links
 from reservoir_cache.publish import sync
 from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec

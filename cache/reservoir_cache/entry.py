@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.documents import publish_json, read_json
-from reservoir_cache.entry_locks import entry_locks, processes_at_work
 from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.last_use import LOCK_FILE, mark_last
+from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last, processes_at_work
 from reservoir_cache.paths import is_regular, refuse_links
-from reservoir_cache.publish import make_folder
+from reservoir_cache.publish import make_folder, publish_json, read_json
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec
 
 MAX_BLOCKS = 1_000_000

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from reservoir_cache.entry import NAME, Entry, Shard, TargetFile, is_sound
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.hdf5 import open_hdf5
-from reservoir_cache.last_use import mark_used
+from reservoir_cache.locks import mark_used
 from reservoir_cache.paths import file_crc32
 from reservoir_cache.shard import (
     OPTIONAL_TARGETS,

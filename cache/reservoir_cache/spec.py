@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from reservoir_cache.documents import read_json
 from reservoir_cache.errors import CacheError
 from reservoir_cache.paths import read_regular
+from reservoir_cache.publish import read_json
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value of a JSON document."""

@@ -27,16 +27,16 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.api import report as report
     from reservoir_pipelines.api import reproduce as reproduce
     from reservoir_pipelines.api import train as train
-    from reservoir_pipelines.comparison.compare import Comparison as Comparison
+    from reservoir_pipelines.compare import Comparison as Comparison
     from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
     from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
     from reservoir_pipelines.estimators.estimators import ReservoirTransformer as ReservoirTransformer
     from reservoir_pipelines.extraction.export_features import ExportedFeatures as ExportedFeatures
     from reservoir_pipelines.extraction.extract import Extraction as Extraction
     from reservoir_pipelines.extraction.forecast import Forecast as Forecast
-    from reservoir_pipelines.fitting.fit_result import Fit as Fit
-    from reservoir_pipelines.fitting.layer_score import LayerScore as LayerScore
-    from reservoir_pipelines.fitting.result import Result as Result
+    from reservoir_pipelines.fitting.results import Fit as Fit
+    from reservoir_pipelines.fitting.results import LayerScore as LayerScore
+    from reservoir_pipelines.fitting.results import Result as Result
     from reservoir_pipelines.paper.attention_maps import Attention as Attention
     from reservoir_pipelines.paper.pretrain import Pretraining as Pretraining
     from reservoir_pipelines.paper.reproduce import Reproduction as Reproduction
@@ -66,14 +66,14 @@ FUNCTIONS = (
 
 PLACES = {
     "Attention": "paper.attention_maps",
-    "Comparison": "comparison.compare",
+    "Comparison": "compare",
     "Explanation": "prediction.explain",
     "Export": "prediction.export",
     "ExportedFeatures": "extraction.export_features",
     "Extraction": "extraction.extract",
-    "Fit": "fitting.fit_result",
+    "Fit": "fitting.results",
     "Forecast": "extraction.forecast",
-    "LayerScore": "fitting.layer_score",
+    "LayerScore": "fitting.results",
     "Prediction": "prediction.predict",
     "Predictions": "prediction.predict",
     "Prepared": "preparation.prepared",
@@ -83,7 +83,7 @@ PLACES = {
     "ReservoirClassifier": "estimators.estimators",
     "ReservoirRegressor": "estimators.estimators",
     "ReservoirTransformer": "estimators.estimators",
-    "Result": "fitting.result",
+    "Result": "fitting.results",
     "Training": "training.result",
 }
 """The modules of all other public names."""

@@ -19,11 +19,11 @@ from reservoir_pipelines.signatures import takes
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
-    from reservoir_pipelines.comparison.compare import Comparison
+    from reservoir_pipelines.compare import Comparison
     from reservoir_pipelines.extraction.export_features import ExportedFeatures
     from reservoir_pipelines.extraction.extract import Extraction
     from reservoir_pipelines.extraction.forecast import Forecast
-    from reservoir_pipelines.fitting.fit_result import Fit
+    from reservoir_pipelines.fitting.results import Fit
     from reservoir_pipelines.paper.attention_maps import Attention
     from reservoir_pipelines.paper.pretrain import Pretraining
     from reservoir_pipelines.paper.reproduce import Reproduction
@@ -290,7 +290,7 @@ def compare(arguments: CompareArguments) -> Comparison:
     >>> compare(*folders).rows
     60
     """
-    from reservoir_pipelines.comparison.compare import compare as run
+    from reservoir_pipelines.compare import compare as run
 
     first = require_path(arguments.first, "compare: first")
     second = require_path(arguments.second, "compare: second")

@@ -53,12 +53,12 @@ def card(
         backbone.check_length(described.max_tokens, f"task {described.name!r}: ")
     plot = result.out or path_below(cache_root(root.cache), "backbones") / f"{settings.title}.png"
     plot.parent.mkdir(parents=True, exist_ok=True)
-    # The spread of each kind of tensor, by block; and its mean over the blocks.
     spread = deviations(backbone)
-    means = {kind: float(np.nanmean(by_block)) for kind, by_block in spread.items()}
-    weights = [mean for kind, mean in means.items() if "bias" not in kind]
-    biases = [mean for kind, mean in means.items() if "bias" in kind]
     whole = whole_count(backbone)
+    counts_of_task: dict[str, dict[str, int] | None] = {}
+    if described:
+        counts_of_task["trained"] = trained_counts(backbone, described)  # parameters that an FPT trains
+        counts_of_task |= {name: count(backbone, described) for name, count in counts.items()}
     values = {
         "name": name,
         "family": backbone.family.name,
@@ -72,17 +72,25 @@ def card(
         "groups": group_counts(backbone),  # frozen parameters that a sequence of vectors passes through
         "whole": whole,  # parameters of the whole model, its token embeddings included
         "task": described.name if described else None,
-        "trained": described and trained_counts(backbone, described),  # parameters that an FPT trains
-        **{name: described and count(backbone, described) for name, count in counts.items()},
+        **{name: counts_of_task.get(name) for name in ("trained", *counts)},
         "deviations": as_json({kind: by_block.tolist() for kind, by_block in spread.items()}),
-        # mean over blocks, then over kinds of weights
-        "weight_deviation": fmean(weights) if weights else None,
-        "bias_deviation": fmean(biases) if biases else None,
+        **_mean_deviations(spread),
         "plot": plot,
     }
     plot_deviations(plot, values["deviations"], title=f"{name}, {settings.init}")
-    for counted in ("trained", *counts):
-        if values[counted]:
-            total = sum(values[counted].values())
+    for counted, by_group in counts_of_task.items():
+        if by_group:
+            total = sum(by_group.values())
             values |= {f"{counted}_total": total, f"{counted}_share": total / whole}
     return values
+
+
+def _mean_deviations(spread: Mapping[str, np.ndarray]) -> dict[str, float | None]:
+    """Return the mean deviation of the weights and of the biases: over the blocks, then over the kinds of tensors."""
+    means = {kind: float(np.nanmean(by_block)) for kind, by_block in spread.items()}
+    weights = [mean for kind, mean in means.items() if "bias" not in kind]
+    biases = [mean for kind, mean in means.items() if "bias" in kind]
+    return {
+        "weight_deviation": fmean(weights) if weights else None,
+        "bias_deviation": fmean(biases) if biases else None,
+    }

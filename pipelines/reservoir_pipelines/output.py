@@ -178,11 +178,10 @@ def heartbeat(name: str) -> Iterator[None]:
         while not ended.wait(min(1.0, SECONDS / 2)):
             if clock() - _Screen.last < SECONDS:
                 continue
-            innermost = _Screen.meters[-1:]
-            _write(
-                stream,
-                innermost[0].line() if innermost else f"{name}: running for {time_text(clock() - started)}",
-            )
+            # A copy, because the other thread may end a meter meanwhile.
+            meters = list(_Screen.meters)
+            running = f"{name}: running for {time_text(clock() - started)}"
+            _write(stream, meters[-1].line() if meters else running)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

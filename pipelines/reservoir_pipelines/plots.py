@@ -239,9 +239,9 @@ def draw_settings(axes: Axes, sweep: ScoreGrid, metric: str) -> None:
     low = min(low, high - 0.01 * factor)  # equal ends would be extended beyond 100%
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
     axes.figure.colorbar(image, ax=axes, shrink=0.9)
-    place, ring = (drawn.index(best[1]), order.index(best[0])), {"markersize": 11, "fillstyle": "none"}
-    for colour, width in ((INK, 4), ("white", 2)):  # seen on pale and on dark cells
-        axes.plot(*place, "o", color=colour, markeredgewidth=width, **ring)
+    x, y = drawn.index(best[1]), order.index(best[0])
+    for colour, width in ((INK, 4), ("white", 2)):  # a white ring on a dark one is seen on any cell
+        axes.plot(x, y, "o", color=colour, markeredgewidth=width, markersize=11, fillstyle="none")
     _name_ticks(axes.xaxis, [settings[j] for j in drawn], rotation=90, most=16)
     _name_ticks(axes.yaxis, [columns[i] for i in order])
     axes.set_xlabel("penalty or setting")
@@ -262,11 +262,10 @@ def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> N
     factor, unit = in_unit(metric)
     rows = [point["rows"] for point in curve]
     for colour, name in zip(COLOURS, ("valid", "test"), strict=False):
-        scores, ranges = (
-            factor * np.array([p[f"{name}_{of}"] for p in curve]) for of in ("score", "range")
-        )
+        scores = factor * np.array([point[f"{name}_score"] for point in curve])
+        lowest, highest = factor * np.array([point[f"{name}_range"] for point in curve]).T
         axes.plot(rows, scores, "o-", color=colour, label=name, markersize=4)
-        axes.fill_between(rows, *ranges.T, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(rows, lowest, highest, color=colour, alpha=0.2, linewidth=0)
     axes.set_xscale("log")
     axes.set_xticks(rows, [f"{count:,}" for count in rows], fontsize=8, minor=False)
     axes.minorticks_off()
@@ -354,7 +353,9 @@ def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]]
     """Draw the standard deviations of one kind of tensor, ``weight`` or ``bias``, over the blocks, (depth,) each."""
     names = [name for name in deviations if ("bias" in name) == (kind == "bias")]
     for number, name in enumerate(names):
-        colour, line = COLOURS[number % len(COLOURS)], ("o-", "o--", "o:")[number // len(COLOURS) % 3]
+        # More kinds of tensors than colours: the line style changes after each round of colours.
+        colour = COLOURS[number % len(COLOURS)]
+        line = ("o-", "o--", "o:")[number // len(COLOURS) % 3]
         values = np.array(deviations[name], float)
         label = name.removesuffix(f".{kind}")
         axes.plot(np.arange(1, len(values) + 1), values, line, color=colour, label=label, markersize=3.5)

@@ -1,13 +1,34 @@
-"""Tables and facts: how results are shown, made once and then printed in a terminal or written to a page."""
+"""Tables and facts of results, made once and then printed in a terminal or written to a page.
+
+The kinds of tables come first, then what the results of fit and train say.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from reservoir_pipelines.output import printable, value_text
+from reservoir.options import RECIPE
+from reservoir_pipelines.output import (
+    count_text,
+    is_share,
+    percent,
+    printable,
+    score_text,
+    signed_difference,
+    time_text,
+    value_text,
+)
+
+if TYPE_CHECKING:
+    from reservoir.readouts.evaluation import Evaluation
+    from reservoir_pipelines.fitting.results import Against, CurvePoint, Fit, LayerScore, Result
+    from reservoir_pipelines.training.result import Training
+
+NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
+MAX_RECALLS = 10  # rows of the table of recalls
 
 
 @dataclass(frozen=True)
@@ -108,3 +129,211 @@ def record_table(records: Sequence[Any], *names: str) -> ResultTable:
         for name in names
     ]
     return ResultTable(columns, [[value_text(row[name], name) for name in names] for row in rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitScores:
+    """The scores of a fit, from the fit itself or from the summary that it saved."""
+
+    title: str
+    best: Result
+    baselines: Sequence[Result]
+    evaluation: Evaluation
+    against: Sequence[str]  # a sentence for each baseline
+    layer_scores: Sequence[LayerScore]
+    curve: Sequence[CurvePoint]
+
+    @classmethod
+    def of(cls, fit: Fit, against: Sequence[Against]) -> FitScores:
+        """Return the scores of a fit, with some of its comparisons with baselines."""
+        return cls(
+            title=f"{fit.entry.parent.name}, {fit.entry.name}",
+            best=fit.best,
+            baselines=fit.baselines,
+            evaluation=fit.evaluation,
+            against=[comparison.sentence for comparison in against],
+            layer_scores=fit.layer_scores,
+            curve=fit.curve,
+        )
+
+    @classmethod
+    def from_summary(cls, values: dict[str, Any], title: str) -> FitScores:
+        """Return the scores in the summary of a fit, the JSON values of `Fit.to_dict`."""
+        from reservoir.readouts.evaluation import Evaluation
+        from reservoir.records import from_json
+        from reservoir_pipelines.fitting.results import CurvePoint, LayerScore, Result
+
+        def result_of(stored: dict[str, Any]) -> Result:
+            return from_json(Result, {item.name: stored[item.name] for item in fields(Result)})
+
+        return cls(
+            title=title,
+            best=result_of(values["best"]),
+            baselines=[result_of(stored) for stored in values["baselines"]],
+            evaluation=Evaluation.from_dict(values["evaluation"]),
+            against=[stored["sentence"] for stored in values.get("against", ())],
+            layer_scores=[LayerScore.from_dict(stored) for stored in values.get("layer_scores", ())],
+            curve=[CurvePoint(**point) for point in values["curve"] or ()],
+        )
+
+    def tables(self) -> list[ResultTable | Lines | Facts]:
+        """Return all tables, in the order in which they are read."""
+        shown: list[ResultTable | Lines | Facts] = [self.readouts()]
+        if self.against:
+            shown.append(Lines(self.against))
+        if self.layer_scores:
+            shown.append(layer_table(self.layer_scores, self.evaluation.groups))
+        shown += evaluation_tables(self.evaluation, self.best.metric)
+        if self.curve:
+            shown.append(curve_table(self.best, self.curve))
+        return shown
+
+    def readouts(self) -> ResultTable:
+        """Return the best readout and that of each baseline, with their scores."""
+        rows = [
+            readout_row("best", self.best),
+            *(readout_row("baseline", result) for result in self.baselines),
+        ]
+        return readout_table(rows, self.evaluation, self.title)
+
+
+def readout_table(rows: Sequence[Sequence[str]], evaluation: Evaluation, title: str = "") -> ResultTable:
+    """Return a table of `readout_row` for each readout."""
+    columns = (
+        *texts("", "columns", "readout"),
+        *numbers("penalty"),
+        *texts("metric"),
+        *numbers("valid", "test"),
+        *texts(f"95% interval{over_groups(evaluation.groups)}"),
+    )
+    return ResultTable(columns, rows, title)
+
+
+def readout_row(name: str, result: Result) -> tuple[str, ...]:
+    """Return the cells of a readout with its scores."""
+    metric = result.metric
+    return (
+        name,
+        result.title,
+        result.readout,
+        "" if result.alpha is None else f"{result.alpha:.3g}",
+        metric.replace("_", " "),
+        score_text(result.valid_score, metric),
+        score_text(result.test_score, metric),
+        interval_text(result.test_interval, metric),
+    )
+
+
+def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
+    """Return the table of the best column of each layer; ``groups`` is the number of groups of test rows, or 0."""
+    metric = scores[0].result.metric
+    # Paired differences count every row once, also if balanced accuracy has chosen the readouts.
+    compared = "R²" if metric == "R²" else "accuracy"
+    columns = (
+        *texts("layer", "column"),
+        *numbers("valid"),
+        *texts("95% interval"),
+        *numbers("test", "difference"),
+        *texts("95% interval"),
+        *numbers("p"),
+    )
+    rows = []
+    for score in scores:
+        result = score.result
+        valid = score_text(result.valid_score, metric)
+        test = score_text(result.test_score, metric)
+        difference = ("best layer", "", "")
+        if score.difference is not None and score.p_value is not None:
+            ends = " to ".join(signed_difference(end, compared) for end in score.difference_interval or ())
+            difference = (signed_difference(score.difference, compared), ends, f"{score.p_value:.2g}")
+        spread = interval_text(score.valid_interval, metric)
+        rows.append((score.layer, result.title, valid, spread, test, *difference))
+    unit = " in points" if is_share(compared) else ""
+    what = f"{compared}{unit} minus that of the best layer, on the same test rows{over_groups(groups)}"
+    return ResultTable(columns, rows, f"the best column of each layer; difference: {what}")
+
+
+def curve_table(best: Result, curve: Sequence[CurvePoint]) -> ResultTable:
+    """Return the learning curve of the best columns."""
+    metric = best.metric
+    rows = [
+        (
+            f"{point.rows:,}",
+            score_text(point.valid_score, metric),
+            score_text(point.test_score, metric),
+            interval_text(point.test_range, metric),
+        )
+        for point in curve
+    ]
+    columns = (*numbers("training rows", "valid", "test"), *texts("lowest to highest draw"))
+    return ResultTable(columns, rows, f"{best.title}: {metric.replace('_', ' ')}")
+
+
+def evaluation_facts(evaluation: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
+    """Return the names and values of the scores on test, the metric ``first`` before all others."""
+    ordered = sorted(evaluation.scores.items(), key=lambda item: item[0] != first)
+    facts = []
+    for name, value in ordered:
+        is_percentage = evaluation.classes and name != "auc"
+        text = percent(value) if is_percentage else f"{value:.4g}"
+        facts.append((NAMES.get(name, name.replace("_", " ")), text))
+    return facts
+
+
+def evaluation_tables(evaluation: Evaluation, first: str = "accuracy") -> list[ResultTable]:
+    """Return the scores on test, and the classes with the lowest recall."""
+    rows = [] if evaluation.classes else [("rows", f"{evaluation.rows:,}")]
+    tables = [ResultTable(texts("on test", ""), [*rows, *evaluation_facts(evaluation, first)])]
+    if worst := sorted(evaluation.recall.items(), key=lambda item: item[1])[:MAX_RECALLS]:
+        some_left_out = len(worst) < len(evaluation.recall)
+        title = f"the {len(worst)} classes with the lowest recall" if some_left_out else ""
+        recalls = [(name, percent(recall)) for name, recall in worst]
+        tables.append(ResultTable((*texts("class"), *numbers("recall")), recalls, title))
+    return tables
+
+
+def training_facts(run: Training) -> Facts:
+    """Return the facts of a training run."""
+    facts: dict[str, Any] = {
+        "run": run.run,
+        "trained": trained_text(run.groups, run.trained),
+        "frozen": f"{run.frozen_tensors:,} tensors, unchanged",
+        "steps": f"{run.steps:,} in {time_text(run.seconds)}",
+    }
+    for name in ("best_step", "converged_step", "diverged_step"):
+        facts[name] = getattr(run, name)
+    for name in ("train_score", "valid_score", "test_score", "test_score_of_all"):
+        score = getattr(run, name)
+        repeated = name == "test_score_of_all" and score == run.test_score
+        if score is not None and not repeated:
+            facts[name] = score_text(score, run.metric)
+    facts["baseline"] = f"{score_text(run.floor, run.metric)}, by a constant or by copying the input"
+    return record_facts(facts)
+
+
+def training_tables(run: Training) -> list[ResultTable]:
+    """Return the runs of a sweep, and the scores on test."""
+    tables = []
+    if run.swept:
+        values = [name for name in run.swept[0] if name in RECIPE]
+        rows = [
+            swept_run | {"valid_score": score_text(swept_run["valid_score"], run.metric)}
+            for swept_run in run.swept
+        ]
+        tables.append(record_table(rows, *values, "valid_score", "run"))
+    return tables + (evaluation_tables(run.evaluation) if run.evaluation else [])
+
+
+def trained_text(groups: Sequence[str], parameters: int) -> str:
+    """Return which groups of parameters were trained, and their number."""
+    return f"{', '.join(groups)}: {parameters:,} parameters"
+
+
+def interval_text(interval: Sequence[float] | None, metric: str) -> str:
+    """Return the ends of an interval as text, or "" if there is none."""
+    return " to ".join(score_text(end, metric) for end in interval or ())
+
+
+def over_groups(groups: int) -> str:
+    """Return the end of the name of an interval: over how many groups, if the rows have groups."""
+    return f" over {count_text(groups, 'group')}" if groups else ""

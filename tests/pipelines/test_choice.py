@@ -9,25 +9,20 @@ import numpy as np
 import pytest
 from reservoir_cache import FeatureStore, SplitFeatures
 from reservoir_pipelines import ReservoirClassifier, export, extract, fit, predict
+from reservoir_pipelines.estimators.predictor import ArrayColumns
 from reservoir_pipelines.fitting import fit as fit_module
-from reservoir_pipelines.fitting.array_source import ArrayColumns
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import choose_candidates
-from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
-from reservoir_pipelines.fitting.column_fit import ColumnFit
-from reservoir_pipelines.fitting.entry_source import ColumnSource
-from reservoir_pipelines.fitting.entry_view import KNOWN, OutOfReachError
 from reservoir_pipelines.fitting.evaluate import Test
-from reservoir_pipelines.fitting.fitter import fit_source
+from reservoir_pipelines.fitting.fitter import ColumnFit, fit_source
 from reservoir_pipelines.fitting.folds import can_choose, held_out_units
-from reservoir_pipelines.fitting.layers import refit_layers
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.refit import refit_all
-from reservoir_pipelines.fitting.result import Result
-from reservoir_pipelines.fitting.select import fit_columns, select
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.select import better_baseline, choose_fit, fit_columns, select
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from sklearn.feature_extraction.text import CountVectorizer
@@ -103,8 +98,8 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max")
     known = Pool.of(features).known
     candidates = choose_candidates(known, FitOptions())
-    fitter = make_fitter(FitOptions(), 3, candidates.folds, candidates.repeats)
-    fits, _ = fit_columns(known, candidates, fitter)
+    fitter = candidates.fitter
+    fits, _ = fit_columns(known, candidates)
     assert fitter.repeats == 5 and all("raw" not in fit.result.columns for fit in fits)
     rows = known.rows["train"] + known.rows["valid"]
     for fit_, source, by in fit_baselines(known, fits, fitter, True):
@@ -129,8 +124,8 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean", **MODEL)
     known = Pool.of(features).known
     candidates = choose_candidates(known, FitOptions())
-    fitter = make_fitter(FitOptions(), 2, candidates.folds, candidates.repeats)
-    fits, _ = fit_columns(known, candidates, fitter)
+    fitter = candidates.fitter
+    fits, _ = fit_columns(known, candidates)
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CALLS", 0)
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CHEAP", 5e7)
     weak = replace(fitter, alphas=np.array([1e9]), widens=False)
@@ -191,10 +186,9 @@ def chosen_and_refitted(features, **settings):
     options = FitOptions(**settings)
     known = Pool.of(features).known
     candidates = choose_candidates(known, options)
-    fitter = make_fitter(options, known.task.classes, candidates.folds, candidates.repeats)
-    selection = select(known, candidates, fitter, fit_baselines, (20, 40) if fitter.has_curve else ())
-    finals = refit_all(selection.choices, known.task)
-    finals += [layer.final for layer in refit_layers(known, selection.fits, fitter, finals[0])]
+    candidates = replace(candidates, curve_sizes=(20, 40) if candidates.fitter.has_curve else ())
+    selection = select(known, candidates, fit_baselines)
+    finals = list(refit_all(known, selection))
     x = np.concatenate([block for block, _ in finals[0].source.blocks("valid")])
     return {
         "table": [fit_.results for fit_ in selection.fits],
@@ -218,8 +212,8 @@ def chosen_and_refitted(features, **settings):
     ],
 )
 def test_the_same_is_chosen_if_test_rows_cannot_be_read(values, settings, series_entry, unreadable, monkeypatch):
-    monkeypatch.setattr("reservoir_pipelines.fitting.select.RACED_ROWS", 50)  # so that columns race
-    monkeypatch.setattr("reservoir_pipelines.fitting.select.MIN_RACE_ROWS", 60)
+    monkeypatch.setattr("reservoir_pipelines.fitting.candidates.RACED_ROWS", 50)  # so that columns race
+    monkeypatch.setattr("reservoir_pipelines.fitting.candidates.MIN_RACE_ROWS", 60)
     features = series_entry(values)
     expected = chosen_and_refitted(features, **settings)
     unreadable()

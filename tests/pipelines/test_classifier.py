@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer
 from reservoir_pipelines.data.own_data import open_source
-from reservoir_pipelines.estimators import row_cache, shared_model
+from reservoir_pipelines.estimators import row_cache
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
@@ -38,7 +38,7 @@ def passes(monkeypatch):
 def forget():
     """Forget all rows and models, as in a new process."""
     row_cache.row_cache.clear()
-    shared_model._loaded.cache_clear()
+    row_cache._loaded.cache_clear()
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_rows_that_were_not_used_for_the_longest_time_are_forgotten(classifier, 
 
 def by_hand(model, x, columns):
     """Return features of float sequences, computed directly with the frozen model in other batches."""
-    frozen = shared_model.shared_model(model._task, model._plan.reservoir, compute=model._plan.compute)
+    frozen = row_cache.shared_model(model._task, model._plan.reservoir, compute=model._plan.compute)
     found = forward(frozen, None, x.astype(np.float32), np.full(len(x), x.shape[1]), columns, 5)
     return {name: values.reshape(len(x), -1) for name, values in found.items()}
 

@@ -70,11 +70,13 @@ def test_every_part_of_a_fit_shows_its_progress_with_a_total(extracted, tmp_path
     monkeypatch.setattr(cost, "UNIT", 1e6)
     shown = defaultdict(list)
 
-    def show(self, done, text=""):
-        shown[self._title].append((done, self._total))
-        self._done = done
+    show = Meter.show
 
-    monkeypatch.setattr(Meter, "show", show)
+    def record(self, finished, text=""):
+        shown[self._title].append((finished, self._total))
+        show(self, finished, text)
+
+    monkeypatch.setattr(Meter, "show", record)
     fit(extracted, columns="block01/mean", curve="50,100,200", out=tmp_path / "one")
     assert list(shown) == ["fit", "learning curve", "baselines", "refit", "score on test", "predictions"]
     fit(extracted, columns=extracted.columns, out=tmp_path / "two")

@@ -10,9 +10,9 @@ import pytest
 from reservoir_pipelines import extract, fit, predict, report, train
 from reservoir_pipelines.commands import stage_commands
 from reservoir_pipelines.commands.stage_commands import fit_tables
-from reservoir_pipelines.fitting.entry_view import EntryView
-from reservoir_pipelines.fitting.make_fitter import make_fitter
+from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.source import EntryView
 from reservoir_pipelines.fitting.statistics import summaries
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.tables import Lines

@@ -14,17 +14,14 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.entry_source import ColumnSource
-from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView
+from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.make_fitter import make_fitter
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.fitting.result import Result, score_matrix
-from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
-from reservoir_pipelines.fitting.source import Samples
-from reservoir_pipelines.fitting.stored_moments import stored_moments
+from reservoir_pipelines.fitting.results import Result, score_matrix
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter, stored_moments
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, Samples
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
@@ -557,8 +554,8 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
 def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, monkeypatch):
     settings = {"limit": 400, "layers": "block01,block02", "pool": "mean,max,last"}
     without = fit(extract("digits", cache=tmp_path / "without", **settings))
-    monkeypatch.setattr("reservoir_pipelines.fitting.select.RACED_ROWS", 100)
-    monkeypatch.setattr("reservoir_pipelines.fitting.select.MIN_RACE_ROWS", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.candidates.RACED_ROWS", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.candidates.MIN_RACE_ROWS", 100)
     extracted = extract("digits", cache=tmp_path / "raced", **settings)
     done, again = fit(extracted), fit(extracted)
     tried = {result.name for result in without.table}

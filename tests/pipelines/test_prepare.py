@@ -13,8 +13,7 @@ from unittest.mock import Mock
 import h5py
 import numpy as np
 import pytest
-from reservoir_cache.documents import publish_json, read_json
-from reservoir_cache.publish import process_identity
+from reservoir_cache.publish import process_identity, publish_json, read_json
 from reservoir_pipelines import prepare, workers
 from reservoir_pipelines.preparation import prepare as preparation
 from reservoir_pipelines.preparation import write

@@ -19,8 +19,7 @@ import pytest
 from reservoir_cache import last_entry
 from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
-from reservoir_pipelines.fitting.fit_result import SUMMARY
-from reservoir_pipelines.fitting.result import Result
+from reservoir_pipelines.fitting.results import SUMMARY, Result
 from reservoir_pipelines.paper import reproduce as module
 from reservoir_pipelines.paper.claims import Estimate, interval_of, verdict_on
 from reservoir_pipelines.paper.page import _draw_costs, leave_out_answered_claims

@@ -10,7 +10,7 @@ import skops.io
 from reservoir_cache import locked
 from reservoir_pipelines import export, extract, fit, predict
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
+from reservoir_pipelines.fitting.sklearn_fitter import EstimatorReadout, linear_form
 from sklearn import discriminant_analysis, ensemble, linear_model, naive_bayes, neighbors, neural_network, svm
 from sklearn.base import is_classifier
 from sklearn.multiclass import OneVsRestClassifier

@@ -75,7 +75,7 @@ def verify(
     problems = [] if entry else store.broken_entries(root)
     problems += [problem for stored in entries for problem in store.verify(stored)]
     records = [{"path": p.path, "what": p.what, "repair": p.repair} for p in problems]
-    complete = Facts([("complete", f"{len(entries)} entries, no damage found")])
+    complete = Facts([("complete", f"{len(entries)} entries, no damage")])
     shown = record_table(records, "path", "what", "repair") if records else complete
     return Answer({"entries": len(entries), "problems": records}, [shown], wrong=bool(problems))
 
@@ -115,7 +115,7 @@ def prune(
 ) -> Answer:
     """Remove the least recently used entries.
 
-    Unless --yes is options, the entries are listed and you are asked first; without a terminal, nothing
+    Unless --yes is passed, the entries are listed and you are asked first; without a terminal, nothing
     is removed.
     """
     from dask.utils import parse_bytes

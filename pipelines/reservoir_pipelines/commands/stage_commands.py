@@ -16,16 +16,6 @@ from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer
-from reservoir_pipelines.facts import (
-    FitScores,
-    evaluation_facts,
-    interval_text,
-    over_groups,
-    readout_row,
-    readout_table,
-    training_facts,
-    training_tables,
-)
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import (
     count_text,
@@ -41,20 +31,28 @@ from reservoir_pipelines.output import (
 )
 from reservoir_pipelines.tables import (
     Facts,
+    FitScores,
     ResultTable,
     Shown,
+    evaluation_facts,
+    interval_text,
     numbers,
+    over_groups,
+    readout_row,
+    readout_table,
     record_facts,
     record_table,
     texts,
+    training_facts,
+    training_tables,
 )
 
 if TYPE_CHECKING:
     from reservoir_cache import Entry
 
-    from reservoir_pipelines.comparison.compare import Comparison
+    from reservoir_pipelines.compare import Comparison
     from reservoir_pipelines.extraction.forecast import Forecast
-    from reservoir_pipelines.fitting.fit_result import Fit
+    from reservoir_pipelines.fitting.results import Fit
     from reservoir_pipelines.prediction.explain import Explanation
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
@@ -155,9 +153,9 @@ def fit_tables(fit: Fit) -> list[Shown]:
     against = [
         comparison for comparison in fit.against if comparison.verdict == "adds" or not on_one_terminal()
     ]
-    tried = count_text(len(fit.table), "readout")
+    readouts = count_text(len(fit.table), "readout")
     files = [
-        ("tried", f"{tried} in {fit.seconds:.1f} s, all in {fit.results}"),
+        ("tried", f"{readouts} in {fit.seconds:.1f} s, all in {fit.results}"),
         ("plot", fit.plot),
         ("readout", fit.saved),
         ("each row", str(fit.predictions)),
@@ -374,8 +372,8 @@ def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
     from reservoir_pipelines.paper.stages import estimate
 
     estimate(cells, places)
-    asked = cells and sys.stdin.isatty() and sys.stderr.isatty()
-    return typer.confirm("Continue?", err=True) if asked else True
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    return typer.confirm("Continue?", err=True) if cells and can_ask else True
 
 
 def _plan(tables: list[str], options: dict[str, Any]) -> Answer:

@@ -12,8 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from reservoir.features import column_shapes
 from reservoir.readouts.estimators import code_labels
 from reservoir.readouts.linear import LinearReadout, Targets
-from reservoir_pipelines.estimators.base import ReservoirEstimator
-from reservoir_pipelines.estimators.parameters import with_parameters
+from reservoir_pipelines.estimators.base import ReservoirEstimator, with_parameters
 from reservoir_pipelines.estimators.predictor import ReservoirPredictor
 
 

@@ -2,29 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
-from reservoir.column import parse_columns
+from reservoir.column import RAW, Baseline, Column, Columns, parse_columns
 from reservoir.plan import default_columns
 from reservoir.readouts.estimators import check_sample_weights, fold_numbers, renumbered
-from reservoir.readouts.linear import LinearReadout, Targets
+from reservoir.readouts.linear import Block, LinearReadout, Targets
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir_pipelines.estimators.base import ReservoirEstimator, refuse_missing
 from reservoir_pipelines.estimators.padded_rows import PaddedRows
-from reservoir_pipelines.fitting.array_source import ArrayColumns
 from reservoir_pipelines.fitting.candidates import Candidates
-from reservoir_pipelines.fitting.column_fit import ColumnFit
-from reservoir_pipelines.fitting.fitter import Choice, Fitter, fit_source
+from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, fit_source
 from reservoir_pipelines.fitting.folds import draw_folds, folds_can_choose
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.select import Selection, select
+from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, OutOfReachError, Samples, balance_of
 from reservoir_pipelines.output import silenced
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArrayColumns:
+    """Columns to choose from, of rows in memory, with everything that belongs to the rows."""
+
+    features: Callable[[Column | Baseline], np.ndarray]  # returns the features (n, width) of a column
+    y: np.ndarray  # labels (n, outputs) as numbers
+    units: np.ndarray  # (n,): the number of the row, or of its group
+    fold_of_sample: np.ndarray  # (n, repeats)
+    weights: np.ndarray | None  # (n,), all above 0
+
+    def source(self, columns: Columns) -> ArraySource:
+        """Return the samples of a column, or of several side by side."""
+        return ArraySource(self, columns)
+
+    def raw(self) -> ArraySource:
+        """Return the raw input of the same rows."""
+        return ArraySource(self, (RAW,))
+
+
+class ArraySource(Samples[KnownSplit]):
+    """Samples of arrays; all are training samples, because cross-validation chooses a readout."""
+
+    def __init__(self, known: ArrayColumns, columns: Columns) -> None:
+        self._known = known
+        self._columns = columns
+        self.sample_weights = known.weights
+        self.fold_of_sample = known.fold_of_sample
+
+    @property
+    def columns(self) -> Columns:
+        """The columns side by side."""
+        return self._columns
+
+    def blocks(self, split: KnownSplit) -> Iterator[Block]:
+        """Yield a single block of training samples."""
+        y = self.labels(split)
+        if len(y):
+            parts = [self._known.features(column) for column in self._columns]
+            yield np.concatenate(parts, axis=1), y
+
+    def tokens(self) -> int:
+        """Return 1: each row is a sample."""
+        return 1
+
+    def width(self) -> int:
+        """Return the number of features of a sample."""
+        return sum(self._widths)
+
+    def labels(self, split: KnownSplit) -> np.ndarray:
+        """Return the labels (n, outputs)."""
+        return self._known.y[self._rows(split)]
+
+    def counts(self, split: KnownSplit) -> np.ndarray:
+        """Return 1 for each row."""
+        return np.ones(len(self.labels(split)), int)
+
+    def groups(self, split: KnownSplit) -> np.ndarray:
+        """Return the unit of each row, (n,), which no two folds share."""
+        return self._known.units[self._rows(split)]
+
+    @cached_property
+    def feature_weights(self) -> np.ndarray | None:
+        """The weight of each feature, (w,), if the raw input is one of several columns."""
+        return balance_of(self._columns, self._widths)
+
+    @property
+    def _widths(self) -> list[int]:
+        return [self._known.features(column).shape[1] for column in self._columns]
+
+    @staticmethod
+    def _rows(split: KnownSplit) -> slice:
+        """Return the rows of a split: all are in train, and none in valid."""
+        if split not in KNOWN:
+            raise OutOfReachError(f"{split} rows are out of reach here: arrays have no such rows")
+        return slice(None) if split == "train" else slice(0)
 
 
 class ReservoirPredictor(ReservoirEstimator):
@@ -103,14 +180,14 @@ class ReservoirPredictor(ReservoirEstimator):
             return ArrayColumns(
                 features=features, y=coded, units=units, fold_of_sample=folds, weights=weights
             )
-        counts = weights > 0
+        has_weight = weights > 0
         return ArrayColumns(
-            features=lambda column: features(column)[counts],
-            y=coded[counts],
-            units=units[counts],
+            features=lambda column: features(column)[has_weight],
+            y=coded[has_weight],
+            units=units[has_weight],
             # A fold may have lost all of its rows.
-            fold_of_sample=renumbered(folds[counts]),
-            weights=weights[counts],
+            fold_of_sample=renumbered(folds[has_weight]),
+            weights=weights[has_weight],
         )
 
     def _select(self, known: ArrayColumns, targets: Targets) -> Selection:
@@ -129,14 +206,13 @@ class ReservoirPredictor(ReservoirEstimator):
         candidates = Candidates(
             all_columns=columns,
             default=default_columns(columns),
-            folds=fitter.folds,
-            repeats=fitter.repeats,
+            fitter=fitter if chooses else fitter.without_choice(),
             chooses=chooses,
             baseline_may_win=chooses,
         )
         # The estimators print nothing, and rich cannot show the progress of several threads.
         with silenced():
-            return select(known, candidates, fitter if chooses else fitter.without_choice(), _fit_raw)
+            return select(known, candidates, _fit_raw)
 
     def _fold_numbers(
         self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool

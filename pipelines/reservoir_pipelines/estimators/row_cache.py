@@ -1,9 +1,11 @@
-"""The features of rows that frozen models have read in this process, by the SHA-256 of each row."""
+"""Frozen models that the estimators of a process share, and the features that they have computed, by row."""
 
 import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from reservoir_cache import DataSpec
@@ -11,11 +13,32 @@ from reservoir_cache import DataSpec
 from reservoir.devices import exact_products
 from reservoir.features import launch, load
 from reservoir.plan import Plan
-from reservoir.reservoir import LoadedModel
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.extraction.spec import model_spec
+from reservoir_pipelines.files import stamp
 
+TASK = "rows"  # name of the task whose rows are those of X
 # 17,000 rows of 20 columns of 768 features. Each process of ``n_jobs`` has a cache of its own.
 MAX_BYTES = 2**30
+
+
+def shared_model(
+    task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto"
+) -> LoadedModel:
+    """Return the model that reads these rows, loaded once per process."""
+    folder = Path(settings.backbone)
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    # A model is loaded again if its files have changed.
+    stamps = tuple((file.name, *stamp(file)) for file in files)
+    return _loaded(task.form, task.max_tokens, settings, device, compute, stamps)
+
+
+@lru_cache(maxsize=2)
+def _loaded(
+    form: Vectors | Tokens, tokens: int, settings: Reservoir, device: str, compute: str, _stamps: tuple
+) -> LoadedModel:
+    return load_model(Task(name=TASK, form=form, max_tokens=tokens, classes=0), settings, device, compute)
 
 
 class RowCache:

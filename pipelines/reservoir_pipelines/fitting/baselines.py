@@ -9,13 +9,11 @@ from reservoir.raw_input import raw_features
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
-from reservoir_pipelines.fitting.column_fit import ColumnFit
-from reservoir_pipelines.fitting.entry_source import RawSource
-from reservoir_pipelines.fitting.entry_view import KnownSplit
-from reservoir_pipelines.fitting.fitter import Choice, Fitter, fit_source
+from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, fit_source
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
+from reservoir_pipelines.fitting.source import KnownSplit, RawSource
 from reservoir_pipelines.fitting.statistics import learn_statistics
 from reservoir_pipelines.output import notify
 

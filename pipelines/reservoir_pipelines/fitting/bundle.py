@@ -22,11 +22,11 @@ from reservoir.records import check_arrays, from_json
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
-from reservoir_pipelines.fitting.entry_source import RawSource
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
-from reservoir_pipelines.fitting.result import Result
-from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.sklearn_fitter import EstimatorReadout
+from reservoir_pipelines.fitting.source import RawSource
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json

@@ -1,35 +1,48 @@
-"""The columns among which a fit chooses, and the cross-validation that compares their readouts."""
+"""What a fit tries: columns, the fitter with its settings, and the cross-validation that compares them."""
 
 import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from reservoir.column import RAW, Columns, names_of, parse_columns
-from reservoir.errors import InputError
+from reservoir.column import RAW, Columns, joined_name, names_of, parse_columns
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds, default_columns, readout_candidates
+from reservoir.readouts.penalties import DEFAULT_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
 from reservoir.tasks import TASKS
-from reservoir_pipelines.fitting.entry_source import ColumnSource
+from reservoir_pipelines.fitting.cost import cost_line
+from reservoir_pipelines.fitting.fitter import Fitter, size_of
 from reservoir_pipelines.fitting.folds import folds_can_choose, groups_of_splits
+from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
+from reservoir_pipelines.fitting.sklearn_fitter import EstimatorFitter
+from reservoir_pipelines.fitting.source import ColumnSource
+from reservoir_pipelines.output import count_text, notify
 
 RACED_COLUMNS = 4  # default columns from which a race saves time
+RACED_ROWS = 2000  # training rows from which a race saves time
+RACE_SHARE = 1 / 10  # of the training rows are in the race
+MIN_RACE_ROWS, MAX_RACE_ROWS = 600, 5000
+RACE_VALID_ROWS = 2000  # most validation rows in the race, if these choose the readout
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
-    """The columns that a fit tries, and the cross-validation that chooses among their readouts."""
+    """The columns that a fit tries, and the fitter that compares their readouts on folds or on validation rows."""
 
     all_columns: tuple[Columns, ...]
     default: Columns | None  # the columns that are chosen unless others are clearly better
-    folds: int  # 0 for a choice on validation rows
-    repeats: int
+    fitter: Fitter
     chooses: bool  # False if the folds cannot tell readouts apart (see `can_choose`)
     baseline_may_win: bool  # whether a baseline is saved if it is clearly better
-    races: bool = False  # whether fits to some of the rows may exclude columns
-    groups: np.ndarray | None = None  # of each row in train, then valid
+    race: Known | None = None  # some of the rows, to which all columns are fitted first
+    grouped: bool = False  # whether groups of rows never split
+    curve_sizes: tuple[int, ...] = ()  # numbers of training rows of the learning curve
 
     @property
     def columns(self) -> tuple[Columns, ...]:
@@ -38,7 +51,7 @@ class Candidates:
 
 
 def choose_candidates(known: Known, options: FitOptions) -> Candidates:
-    """Return the columns to try, and the cross-validation that chooses among their readouts."""
+    """Return the columns to try, the fitter that compares their readouts, and the rows of a race and a curve."""
     groups = groups_of_splits(known.view)
     folds, repeats = choose_folds(options, known.rows, None if groups is None else len(np.unique(groups)))
     # The columns are those that the user names, or the defaults of the task.
@@ -49,18 +62,25 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
         if known.columns:
             remedy = f"name some of {', '.join(names_of(known.columns))}"
         raise InputError(f"{known.entry.path}: no columns to fit", remedy)
-    chooses = not folds or folds_can_choose(known.source(columns[0]), known.task.classes)
+    sources = [
+        known.source(names) for names in columns
+    ]  # refuses raw input whose prepared data was removed
+    chooses = not folds or folds_can_choose(sources[0], known.task.classes)
+    fitter = make_fitter(options, known.task.classes, folds, repeats)
+    # If nothing can be chosen, there is nothing to compare settings with either.
+    fitter = fitter if chooses else fitter.without_choice()
+    may_race = named is None and options.select == "auto" and chooses and len(columns) >= RACED_COLUMNS
     # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
     is_own_data = known.task.name not in TASKS and not known.task.each
     return Candidates(
         all_columns=columns,
         default=default_columns(columns) if named is None else None,
-        folds=folds,
-        repeats=repeats,
-        groups=groups,
-        races=named is None and options.select == "auto" and chooses and len(columns) >= RACED_COLUMNS,
+        fitter=fitter,
         chooses=chooses,
         baseline_may_win=options.columns == "all" and is_own_data and chooses,
+        race=_race(known, groups, cross_validated=bool(folds)) if may_race else None,
+        grouped=groups is not None,
+        curve_sizes=_curve_sizes(options, fitter, known.rows["train"]),
     )
 
 
@@ -74,7 +94,6 @@ def _named_columns(known: Known, columns: str | Sequence[str]) -> tuple[Columns,
         if column not in (*known.columns, RAW):
             cached = ", ".join(names_of(known.columns)) or "none"
             raise InputError(f"column {str(column)!r}: not cached", f"the cached ones are {cached}")
-        known.column(column)  # refuses the raw input if its prepared data was removed
     return tuple(dict.fromkeys(candidates))
 
 
@@ -95,3 +114,106 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, .
         cross_validated=cross_validated,
         native=native,
     )
+
+
+def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
+    """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
+    readout, balanced = options.readout, options.class_weight == "balanced"
+    if not classes and (balanced or readout == "logistic"):
+        flag = "--class-weight balanced" if balanced else "--readout logistic"
+        raise InputError(f"{flag}: the task has no classes", "remove the flag")
+    if folds and readout != "ridge":
+        raise InputError(
+            f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
+        )
+    if readout not in ("ridge", "logistic"):
+        if options.alphas:
+            problem = f"--alphas: {readout} takes its parameters after a colon"
+            raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
+        return EstimatorFitter.parse(readout, classes, balanced=balanced)
+    default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
+    alphas = parse_alphas(options.alphas) if options.alphas else default
+    shared: dict[str, Any] = {
+        "classes": classes,
+        "alphas": alphas,
+        "balanced": balanced,
+        "widens": not options.alphas,
+    }
+    if readout == "logistic":
+        return LogisticFitter(**shared)
+    return RidgeFitter(
+        **shared,
+        folds=folds,
+        repeats=repeats,
+        refits=options.select == "auto" and not folds,
+    )
+
+
+def _curve_sizes(options: FitOptions, fitter: Fitter, rows: int) -> tuple[int, ...]:
+    """Return the numbers of rows of the learning curve, if one is asked for."""
+    if not options.curve:
+        return ()
+    if not fitter.has_curve:
+        raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge")
+    return _parse_sizes(options.curve, rows)
+
+
+def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
+    """Return ``100,1000,10000`` as ascending numbers of rows, none larger than ``rows``."""
+    with as_input_error(f"--curve {text}: not a list of numbers of rows", "write 100,1000"):
+        sizes = {min(int(part), rows) for part in text.split(",")}
+    if min(sizes) < 1:
+        raise InputError(f"--curve {text}: give positive numbers of rows")
+    return tuple(sorted(sizes))
+
+
+def _race(known: Known, groups: np.ndarray | None, *, cross_validated: bool) -> Known | None:
+    """Return the columns in random rows of each split; None if rows are few, or a class or group would be missing.
+
+    ``groups`` are those of the rows of train, then valid.
+    """
+    train, valid = known.view["train"], known.view["valid"]
+    if train.rows < RACED_ROWS:
+        return None
+    size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
+    held_out = (
+        round(size * valid.rows / train.rows) if cross_validated else min(valid.rows, RACE_VALID_ROWS)
+    )
+    draw = np.random.default_rng(0)
+    sizes = {"train": (train.rows, size), "valid": (valid.rows, held_out)}
+    some = {split: np.sort(draw.permutation(rows)[:most]) for split, (rows, most) in sizes.items()}
+    drawn = np.concatenate([some["train"], train.rows + some["valid"]])
+    same_groups = groups is None or len(np.unique(groups)) == len(np.unique(groups[drawn]))
+    same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()
+    return replace(known, some=some) if same_groups and same_labels else None
+
+
+def _how(candidates: Candidates, rows: int) -> str:
+    """Return what is fitted and how a readout is chosen, in words."""
+    if not candidates.chooses:
+        problem = "nothing is chosen, because no fold can hold out most of the classes and still fit them"
+        name = joined_name(candidates.columns[0])
+        instead = f"the readout is {name} with a fixed penalty, and validation scores mean nothing"
+        return f"{problem}; {instead}; add rows (or groups) of each class"
+    grouped = " by group" if candidates.grouped else ""
+    how = (
+        f"{candidates.fitter.folds}-fold cross-validation{grouped}" if candidates.fitter.folds else "valid"
+    )
+    return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {how}"
+
+
+def announce(known: Known, candidates: Candidates) -> None:
+    """Print what is fitted, how a readout is chosen, and what this will cost if it is much."""
+    what = f"fit {known.task.name}: {_how(candidates, known.rows['train'])}"
+    # All candidates are fitted to all rows; in a race, all to some rows, and then about the widest third to all.
+    raw = known.raw()
+    sources = [known.source(columns) for columns in candidates.columns]
+    sizes = [size_of(source, candidates.fitter) for source in sources]
+    if candidates.race:
+        raced = [candidates.race.source(columns) for columns in candidates.columns]
+        widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
+        sizes = [size_of(source, candidates.fitter) for source in raced] + widest
+    if raw:
+        sizes.append(size_of(raw, candidates.fitter))
+    estimate = cost_line(sizes)
+    notify(what, *([estimate] if estimate else []))

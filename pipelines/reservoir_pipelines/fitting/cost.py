@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from reservoir.readouts.linear import SCORE_WORK
 from reservoir.readouts.tridiagonal import REDUCTION_WORK
 from reservoir.work import listening
-from reservoir_pipelines.output import meter, size_text, time_text
+from reservoir_pipelines.output import Meter, meter, size_text, time_text
 
 # Multiplications per second of one core: 1.0 to 1.9e10 on a server of 2023, for fits of 400 to 40,000 rows.
 SPEED = 1e10
@@ -85,35 +85,39 @@ def cost_line(sizes: Sequence[RidgeSize]) -> str | None:
     return f"estimate: about {time} and {size_text(int(memory))} of memory, in addition to the program"
 
 
+class WorkProgress:
+    """The progress of parts one after the other, each with an estimate of its multiplications."""
+
+    def __init__(self, bar: Meter) -> None:
+        self._bar = bar
+        self._completed = 0  # units of the estimates of all parts that have ended
+        self._reported = 0.0  # multiplications of the part that runs
+        self._estimate = 0  # units of the part that runs
+
+    @contextmanager
+    def part(self, work: float) -> Iterator[None]:
+        """Run a part with ``work`` estimated multiplications, and count its whole estimate at its end."""
+        self._reported, self._estimate = 0.0, _units(work)
+        with listening(self._report):
+            yield
+        self._completed += self._estimate
+        self._bar.show(self._completed)
+
+    def _report(self, multiplications: float) -> None:
+        self._reported += multiplications
+        # A part that takes more than its estimate waits there, so that progress never passes the total.
+        finished = min(int(self._reported / UNIT), self._estimate)
+        self._bar.show(self._completed + finished)
+
+
 @contextmanager
 def work_meter(
     title: str, works: Sequence[float]
 ) -> Iterator[Callable[[float], AbstractContextManager[None]]]:
-    """Show the progress of parts with estimated multiplications ``works``.
-
-    Yield a function that returns the context of a part; the part advances by the work that it
-    reports, up to its estimate, and has the whole estimate at its end.
-    """
+    """Show the progress of parts with estimated multiplications ``works``; yield what runs a part with its estimate."""
     total = sum(map(_units, works))
-    completed = 0
     with meter(title, total, unit="billion multiplications") as bar:
-
-        @contextmanager
-        def part(work: float) -> Iterator[None]:
-            nonlocal completed
-            reported, start = 0.0, completed
-
-            def listen(multiplications: float) -> None:
-                nonlocal reported
-                reported += multiplications
-                bar.show(start + min(int(reported / UNIT), _units(work)))
-
-            with listening(listen):
-                yield
-            completed = start + _units(work)
-            bar.show(completed)
-
-        yield part
+        yield WorkProgress(bar).part
 
 
 def _units(work: float) -> int:

@@ -1,5 +1,6 @@
 """The test rows: the only code of ``fit`` that reads them, after everything has been chosen and fitted."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,16 +13,26 @@ from reservoir.readouts import evaluation
 from reservoir.readouts.evaluation import Evaluation, balanced_interval
 from reservoir.readouts.linear import Block, Tally
 from reservoir.tasks.task import Task
-from reservoir_pipelines.fitting.distinct import repeated_inputs
-from reservoir_pipelines.fitting.entry_source import EntrySamples, EntrySource
-from reservoir_pipelines.fitting.entry_view import EntryView, TestSplit
-from reservoir_pipelines.fitting.fit_result import CurvePoint
-from reservoir_pipelines.fitting.learning_curve import CurveReadout
-from reservoir_pipelines.fitting.predictions import join_predictions, predict_block
-from reservoir_pipelines.fitting.predictions_file import LabelledRows, Predicted, ReadoutPredictions
+from reservoir_pipelines.fitting.fitter import CurveReadout
+from reservoir_pipelines.fitting.predictions import (
+    LabelledRows,
+    Predicted,
+    join_predictions,
+    predict_block,
+)
 from reservoir_pipelines.fitting.refit import FinalReadout
-from reservoir_pipelines.fitting.result import Result
-from reservoir_pipelines.output import meter
+from reservoir_pipelines.fitting.results import CurvePoint, Result
+from reservoir_pipelines.fitting.source import (
+    IMAGE_ROWS,
+    RAW_ROWS,
+    EntrySamples,
+    EntrySource,
+    EntryView,
+    TestSplit,
+)
+from reservoir_pipelines.output import meter, notify
+
+MIN_DISTINCT = 0.5  # share of distinct test rows from which repeats are too few to matter
 
 
 class Test:
@@ -90,15 +101,6 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     )
 
 
-def predictions_of(name: str, final: FinalReadout, scores: Scores) -> ReadoutPredictions:
-    """Return the predictions of a readout for the rows that it was not fitted to, under a name."""
-    return ReadoutPredictions(
-        name=name,
-        of_splits={**final.predictions, "test": scores.predicted},
-        rows={**final.rows, "test": slice(None)},
-    )
-
-
 def evaluate_all(finals: Iterable[FinalReadout], test: Test, task: Task) -> dict[FinalReadout, Scores]:
     """Return the scores of final readouts on the test rows; one that occurs twice is scored once."""
     different = list(dict.fromkeys(finals))
@@ -124,3 +126,25 @@ def evaluate_curve(
     for point, tally in zip(readouts, tallies, strict=True):
         scores.setdefault(point.rows, []).append((point.valid_score, float(tally.accuracy()[0])))
     return tuple(CurvePoint.of(rows, of_draws) for rows, of_draws in scores.items())
+
+
+def repeated_inputs(view: EntryView[TestSplit]) -> np.ndarray | None:
+    """Return the number of the distinct input of each test row, (rows,); None if half of the rows are distinct."""
+    if not view.has_raw:
+        return None
+    index, stored = view["test"].index, view.raw("test")
+    step = IMAGE_ROWS if view.raw_task.pictures else RAW_ROWS
+    numbers: dict[bytes, int] = {}
+    inputs = []
+    for start in range(0, len(index), step):
+        rows = stored.take(index[start : start + step])
+        for x, length in zip(rows.x, rows.lengths, strict=True):
+            content = x.tobytes() + int(length).to_bytes(8, "little")
+            digest = hashlib.blake2b(content, digest_size=16).digest()
+            inputs.append(numbers.setdefault(digest, len(numbers)))
+    if len(numbers) >= MIN_DISTINCT * len(inputs):
+        return None
+    notify(
+        f"the {len(inputs):,} test rows hold {len(numbers):,} distinct inputs; intervals and p-values count each once"
+    )
+    return np.array(inputs)

@@ -1,20 +1,94 @@
 """What `fit` asks of a kind of readout: to fit a source, to refit its choice, and to hold out valid."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from reservoir.readouts.linear import Block, Readout, Targets, balanced_weights
-from reservoir_pipelines.fitting.column_fit import ColumnFit
+from reservoir.column import RAW, Columns, names_of
+from reservoir.readouts.linear import Block, LinearReadout, Readout, Targets, balanced_weights
+from reservoir.readouts.penalties import extended_alphas, fixed_penalty
+from reservoir.readouts.sweep import Sweep
 from reservoir_pipelines.fitting.cost import RidgeSize
-from reservoir_pipelines.fitting.entry_view import KNOWN, KnownSplit
-from reservoir_pipelines.fitting.learning_curve import CurveReadout
-from reservoir_pipelines.fitting.source import Source
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnFit:
+    """The scores of every setting of one readout on one source, and the index of the best setting."""
+
+    columns: Columns
+    results: tuple[Result, ...]
+    best: int
+    solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` has got a better fit
+    # Returns what each held-out sample adds to the best score, (n,): those of train and valid for folds, else of valid.
+    sample_scores: Callable[[], np.ndarray] | None = None
+    # As in `Sweep`: held-out scores of cross-validation, kept as long as the model.
+    held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
+
+    @property
+    def result(self) -> Result:
+        """The best setting."""
+        return self.results[self.best]
+
+    @property
+    def readout(self) -> Readout:
+        """The model of the best setting, solved anew each time."""
+        assert self.solve is not None, "only the best fit keeps its model"
+        return self.solve()
+
+
+def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit:
+    """Return the fit of columns side by side by a kind of ``readout``, from its sweep over penalties."""
+    path = sweep_result.path
+    settings = zip(path.alphas, sweep_result.accuracy, sweep_result.loss, path.converged, strict=True)
+    results = tuple(
+        Result(
+            columns=names_of(columns),
+            readout=readout,
+            metric=sweep_result.tally.targets.metric,
+            alpha=float(alpha),
+            valid_score=float(score),
+            valid_loss=float(loss),
+            converged=bool(converged),
+        )
+        for alpha, score, loss, converged in settings
+    )
+    sample_scores = None
+    if sweep_result.sample_scores is not None:
+        sample_scores = partial(np.asarray, sweep_result.sample_scores)
+    return ColumnFit(
+        columns=columns,
+        results=results,
+        best=sweep_result.best,
+        solve=sweep_result.readout,
+        sample_scores=sample_scores,
+        held_out=sweep_result.held_out,
+    )
+
+
+def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
+    """Append a fit; only the first, the best and that of the raw input keep their models."""
+    # Solving takes time, and a model that is not solved yet holds the features or their moments in memory.
+    fits.append(new)
+    best = max(fits, key=lambda fit: fit.result.sort_key)
+    for number, fit in enumerate(fits[1:], start=1):
+        if fit is not best and fit.columns != (RAW,):
+            fits[number] = replace(fit, solve=None, sample_scores=None, held_out=None)
+
+
+class CurveReadout(NamedTuple):
+    """A readout of a learning curve, fitted to some of the training rows and chosen on valid."""
+
+    rows: int
+    valid_score: float
+    readout: LinearReadout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,3 +194,61 @@ def size_of(source: Source, fitter: Fitter) -> RidgeSize:
         folds=fitter.folds,
         repeats=fitter.repeats,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyFitter(Fitter):
+    """Linear readouts of every penalty."""
+
+    alphas: np.ndarray
+    widens: bool = True  # try further penalties if an end of ``alphas`` scores best
+
+    @property
+    def settings(self) -> int:
+        """The number of penalties."""
+        return len(self.alphas)
+
+    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return a readout that was chosen on valid, fitted again to train and valid if the fitter ``refits``."""
+        if not self.refits:
+            return chosen
+        assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
+        return self._fit_all(source, chosen, float(alpha or 1))
+
+    def holdout(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return the chosen readout; one that cross-validation chose is fitted to train alone."""
+        if not self.folds:
+            return chosen
+        assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
+        return self._fit_train(source, chosen, float(alpha or 1))
+
+    @abstractmethod
+    def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return a readout with the targets and the temperature of another, fitted to train and valid."""
+
+    @abstractmethod
+    def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return a readout with the targets and the temperature of another, fitted to train."""
+
+    def without_wider_grid(self) -> Self:
+        """Return a fitter that tries only its own penalties."""
+        return replace(self, widens=False)
+
+    def without_choice(self) -> Self:
+        """Return a fitter with the one penalty that is nearest to `FIXED_ALPHA`."""
+        return replace(self, alphas=fixed_penalty(self.alphas), widens=False)
+
+    def with_setting_of(self, fit: ColumnFit) -> Self:
+        """Return a fitter that tries only the penalty of a fit."""
+        return replace(self, alphas=np.array([fit.result.alpha]), widens=False)
+
+    def best_of(self, source: Source, sweep_of: Callable[[np.ndarray], Sweep]) -> ColumnFit:
+        """Return the fit of all penalties to a source; ``sweep_of`` scores a grid of penalties.
+
+        If an end of the grid is best, and better than all others, the grid is widened once.
+        """
+        fit = column_fit(self.kind, source.columns, sweep_of(self.alphas))
+        others = [result.valid_score for result in fit.results if result is not fit.result]
+        is_clearly_best = fit.result.valid_score > max(others, default=math.inf)
+        wider = extended_alphas(self.alphas, fit.best) if self.widens and is_clearly_best else None
+        return fit if wider is None else column_fit(self.kind, source.columns, sweep_of(wider))

@@ -10,8 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock
-from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView, KnownSplit
-from reservoir_pipelines.fitting.source import Source
+from reservoir_pipelines.fitting.source import KNOWN, EntryView, KnownSplit, Source
 
 
 def can_choose(labels: np.ndarray, units: np.ndarray) -> bool:

@@ -10,14 +10,10 @@ from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Scorer, T
 from reservoir.readouts.logistic import logistic_path, logistic_sweep
 from reservoir.readouts.ridge import gather
 from reservoir.readouts.sweep import Sweep
-from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit
-from reservoir_pipelines.fitting.entry_source import RawSource
-from reservoir_pipelines.fitting.entry_view import KNOWN, KnownSplit
-from reservoir_pipelines.fitting.fitter import all_blocks, targets_of
+from reservoir_pipelines.fitting.fitter import ColumnFit, PenaltyFitter, all_blocks, column_fit, targets_of
 from reservoir_pipelines.fitting.folds import assign_folds
-from reservoir_pipelines.fitting.penalty_fitter import PenaltyFitter
-from reservoir_pipelines.fitting.source import Source
-from reservoir_pipelines.fitting.stored_moments import stored_moments
+from reservoir_pipelines.fitting.ridge_fitter import stored_moments
+from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, RawSource, Source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,16 @@ from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import SPLITS, Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
-from reservoir_pipelines.fitting.entry_source import (
+from reservoir_pipelines.fitting.source import (
+    KNOWN,
     ColumnSource,
     EntrySource,
+    EntryView,
     JoinedSource,
+    KnownSplit,
     RawSource,
     SomeRows,
 )
-from reservoir_pipelines.fitting.entry_view import KNOWN, EntryView, KnownSplit
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 
 # What `fit` takes: the result of `extract`, or the folder of an entry.

@@ -1,21 +1,21 @@
 """The last step before the test rows: chosen readouts are calibrated, and fitted to all rows that may be used."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
+from reservoir.column import RAW, common_place, layers_first_to_last
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
-from reservoir_pipelines.fitting.column_fit import ColumnFit
 from reservoir_pipelines.fitting.cost import work_meter
-from reservoir_pipelines.fitting.entry_source import EntrySamples, EntrySource, RawSource
-from reservoir_pipelines.fitting.entry_view import KnownSplit
-from reservoir_pipelines.fitting.fitter import Choice, Fitter
-from reservoir_pipelines.fitting.predictions import predict_blocks, predict_held_out
-from reservoir_pipelines.fitting.predictions_file import Predicted
-from reservoir_pipelines.fitting.result import Result
+from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, size_of
+from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.predictions import Predicted, predict_blocks, predict_held_out
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.select import Selection
+from reservoir_pipelines.fitting.source import EntrySamples, EntrySource, KnownSplit, RawSource
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,15 +36,42 @@ class FinalReadout:
     rows: dict[KnownSplit, slice | np.ndarray]
 
 
-def refit_all(choices: Sequence[Choice], task: Task) -> list[FinalReadout]:
-    """Return the chosen readouts, each fitted to all rows that may be used."""
-    works = [choice.refit_work for choice in choices]
-    finals = []
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """A layer with the fit that was chosen among its columns, and the readout of this fit."""
+
+    name: str
+    fit: ColumnFit
+    final: FinalReadout
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FinalReadouts:
+    """All readouts that a fit shows."""
+
+    best: FinalReadout  # of the reservoir
+    baselines: list[FinalReadout]
+    saved: FinalReadout  # the best of the reservoir, or a baseline that is clearly better
+    layers: list[Layer]
+
+    def __iter__(self) -> Iterator[FinalReadout]:
+        """Yield the best readout, then those of baselines and of layers; the best one is again that of its layer."""
+        yield self.best
+        yield from self.baselines
+        yield from (layer.final for layer in self.layers)
+
+
+def refit_all(known: Known, selection: Selection) -> FinalReadouts:
+    """Return the chosen readouts and those of layers, each fitted to all rows that may be used."""
+    of_layers = _layer_choices(known, selection)
+    works = [choice.refit_work for choice in selection.choices]
+    finals: list[FinalReadout] = []
     with work_meter("refit", works) as part:
-        for choice, work in zip(choices, works, strict=True):
+        for choice, work in zip(selection.choices, works, strict=True):
             with part(work):
-                finals.append(refit(choice, task))
-    return finals
+                finals.append(refit(choice, known.task))
+    layers = _refit_layers(of_layers, finals[0], known.task) if of_layers else []
+    return FinalReadouts(best=finals[0], baselines=finals[1:], saved=finals[selection.saved], layers=layers)
 
 
 def refit(choice: Choice, task: Task) -> FinalReadout:
@@ -102,3 +129,45 @@ def nonconformity_scores(
         else:
             scores.append(np.abs(readout.predict(x) - y)[:, 0])
     return np.sort(np.concatenate(scores).astype(np.float64))
+
+
+def _layer_choices(known: Known, selection: Selection) -> dict[str, Choice]:
+    """Return the best column of each layer, with a fitter of its setting alone; none for fewer than two layers.
+
+    Columns of several layers belong to none.
+    """
+    of_layers = best_of_layers(selection.fits)
+    if len(of_layers) < 2:
+        return {}
+    fitter = selection.best.fitter
+    return {
+        name: Choice(fit, known.source(fit.columns), fitter.with_setting_of(fit))
+        for name, fit in of_layers.items()
+    }
+
+
+def _refit_layers(choices: dict[str, Choice], best: FinalReadout, task: Task) -> list[Layer]:
+    """Return the final readout of each layer; ``best``, the best one of all columns, is not fitted again."""
+    # The fits of columns do not keep their models, which together need much memory, so the chosen setting of each
+    # layer is fitted once more.
+    works = [size_of(choice.source, choice.fitter).work + choice.refit_work for choice in choices.values()]
+    layers: list[Layer] = []
+    with work_meter("layers", works) as part:
+        for (name, choice), work in zip(choices.items(), works, strict=True):
+            fit, source, fitter = choice
+            with part(work):
+                final = best
+                if fit.result != best.result:
+                    final = refit(Choice(fitter.fit(source), source, fitter), task)
+                layers.append(Layer(name=name, fit=fit, final=final))
+    return layers
+
+
+def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
+    """Return the fit with the best validation score among the columns of each layer, in the order of the layers."""
+    best: dict[str, ColumnFit] = {}
+    for fit in fits:
+        layer = common_place(fit.columns)
+        if layer is not None and fit.columns != (RAW,):
+            best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.sort_key)
+    return {layer: best[layer] for layer in layers_first_to_last(best)}

@@ -1,25 +1,33 @@
-"""Exact ridge readouts of every penalty, chosen on valid or by cross-validation."""
+"""Exact ridge readouts of every penalty, chosen on valid or by cross-validation; their moments and learning curves."""
 
-from collections.abc import Sequence
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
+from reservoir_cache import load_arrays, save_arrays
 
 from reservoir.column import Columns
 from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Targets
-from reservoir.readouts.moments import training_moments
+from reservoir.readouts.moments import Moments, fold_moments, training_moments
 from reservoir.readouts.penalties import prefers_large_penalty
-from reservoir.readouts.ridge import KernelMatrix, gather, ridge_path
+from reservoir.readouts.ridge import KernelMatrix, gather, head, ridge_path
 from reservoir.readouts.sweep import Sweep, cross_sweep, sweep
-from reservoir_pipelines.fitting.column_fit import ColumnFit
-from reservoir_pipelines.fitting.entry_view import KNOWN
-from reservoir_pipelines.fitting.fitter import all_blocks, targets_of
-from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
-from reservoir_pipelines.fitting.learning_curve import CurveReadout, ridge_curve
-from reservoir_pipelines.fitting.penalty_fitter import PenaltyFitter
-from reservoir_pipelines.fitting.source import Source, in_memory_if_small
-from reservoir_pipelines.fitting.stored_moments import stored_moments
+from reservoir_pipelines.fitting.fitter import (
+    ColumnFit,
+    CurveReadout,
+    PenaltyFitter,
+    all_blocks,
+    targets_of,
+)
+from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, Source, in_memory_if_small
+from reservoir_pipelines.output import meter
+
+CURVE_DRAWS = 5  # random draws of the rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,3 +130,79 @@ class RidgeFitter(PenaltyFitter):
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
         """Return a readout for each number of training rows of some random draws; see `ridge_curve`."""
         return ridge_curve(source, sizes, self.targets(source), self.alphas)
+
+
+def stored_moments(
+    source: Source, targets: Targets, blocks: Iterable[Any], fold_of_sample: np.ndarray | None = None
+) -> list[Moments] | None:
+    """Return the moments of a column's training samples, or of each fold; None if they are not stored.
+
+    Moments are stored in the column's entry. Those of folds need ``fold_of_sample`` (n, 1), the fold of
+    each sample of train, then of valid.
+    """
+    if not isinstance(source, ColumnSource) or source.some:
+        return None
+    # With at most four samples per feature, the float64 moments would be larger than the float16 features.
+    splits = ("train",) if fold_of_sample is None else KNOWN
+    if sum(len(source.labels(split)) for split in splits) <= 4 * source.width():
+        return None
+    entry, weights = source.view.entry, targets.class_weights
+    column = source.column.name.replace("/", "-")
+    # The weights depend on the splits that were counted, so moments of other weights have other names.
+    digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
+    end = f"-weighted{digest}-{column}" if weights else f"-{column}"
+    if fold_of_sample is None:
+        folds, names = 0, [f"train{end}"]
+    else:
+        # The digest tells apart the folds of other rows and of other versions of scikit-learn, which draws them.
+        folds = int(fold_of_sample.max()) + 1
+        drawn = hashlib.sha256(fold_of_sample.astype("<i8").tobytes()).hexdigest()[:8]
+        names = [f"fold{number}of{folds}-{drawn}{end}" for number in range(folds)]
+    stored = [load_arrays(entry, name) for name in names]
+    if all(stored):
+        return [Moments.from_arrays(part[0]) for part in stored if part]
+    moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
+    for name, part in zip(names, moments, strict=True):
+        save_arrays(entry, name, part.to_arrays(), {"columns": [source.column.name]})
+    return moments
+
+
+def ridge_curve(
+    source: Source, sizes: Sequence[int], targets: Targets, alphas: np.ndarray
+) -> list[CurveReadout]:
+    """Return a readout for each number of training rows of each of `CURVE_DRAWS` nested, stratified draws."""
+    readouts: list[CurveReadout] = []
+    with meter("learning curve", CURVE_DRAWS * len(sizes), unit="fits") as bar:
+        for draw in range(CURVE_DRAWS):
+            for size, (blocks, moments) in zip(
+                sizes, _nested_rows(source, sizes, targets, draw), strict=True
+            ):
+                sweep_result = sweep(
+                    blocks,
+                    source.blocks("valid"),
+                    targets,
+                    alphas,
+                    moments=moments,
+                    feature_weights=source.feature_weights,
+                )
+                score = float(sweep_result.accuracy[sweep_result.best])
+                readouts.append(CurveReadout(size, score, sweep_result.readout()))
+                bar.advance(1)
+    return readouts
+
+
+def _nested_rows(
+    source: Source, sizes: Sequence[int], targets: Targets, draw: int
+) -> Iterator[tuple[Iterable[Any], Moments | None]]:
+    """Yield the training rows of each size: their blocks, or their moments."""
+    few, blocks = head(stage_blocks(source, np.asarray(sizes), targets.classes, draw))
+    if few is None:
+        # One pass gives the moments of the rows that each size adds; running sums are those of a size.
+        for moments in itertools.accumulate(fold_moments(blocks, targets, len(sizes))):
+            yield (), moments
+        return
+    # With fewer samples than features, moments would take hours.
+    x, y, stage = few
+    for last in range(len(sizes)):
+        is_used = stage <= last
+        yield [(x[is_used], y[is_used])], None

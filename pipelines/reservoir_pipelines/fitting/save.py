@@ -1,6 +1,6 @@
 """The files of a fit: a table of every readout, the chosen one, the summary, and the plots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,17 @@ from reservoir.option_fields import typed
 from reservoir.options import FitOptions
 from reservoir_pipelines.files import write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.entry_view import KNOWN
-from reservoir_pipelines.fitting.fit_result import ELSEWHERE, SUMMARY, Fit
+from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.pool import Known
-from reservoir_pipelines.fitting.predictions_file import LabelledRows, ReadoutPredictions, write_predictions
-from reservoir_pipelines.fitting.refit import FinalReadout
-from reservoir_pipelines.fitting.result import Result, score_matrix
+from reservoir_pipelines.fitting.predictions import (
+    BEST,
+    LabelledRows,
+    ReadoutPredictions,
+    write_predictions,
+)
+from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, score_matrix
+from reservoir_pipelines.fitting.source import KNOWN
 from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
@@ -29,48 +34,66 @@ DIFFERENCE = ("difference", "difference_low", "difference_high", "p_value")
 def save(
     fit: Fit,
     known: Known,
-    shown: Result,
-    readout: FinalReadout,
-    predictions: Sequence[ReadoutPredictions],
-    test_rows: LabelledRows,
-    default: Path,
+    finals: FinalReadouts,
+    scores: Mapping[FinalReadout, Scores],
+    default_folder: Path,
     options: FitOptions,
 ) -> None:
-    """Write all files of a fit that saves ``readout``; the plots mark ``shown``, the best readout of the reservoir.
-
-    ``default`` is the folder of a fit without ``--out``.
-    """
+    """Write all files of a fit; ``default_folder`` is the folder of a fit without ``--out``."""
     folder, title = fit.results.parent, f"{known.task.name}, {known.title}"
-    extractions = [view.entry.made_with.get("call", {}).get("command") for view in known.views]
-    commands = [
-        *filter(None, extractions),
-        typed("fit", [str(view.entry.path) for view in known.views], options),
-    ]
+    # The contents of the files. The plots mark the best readout of the reservoir, even if a baseline is saved.
+    best, metric = scores[finals.best].result, fit.best.metric
+    commands = _commands(known, options)
+    predictions = _predictions(finals, scores)
+    rows = _labelled_rows(known, scores[finals.saved].rows, predictions)
+    table, layers = _table_lines(fit), _layer_lines(fit)
     label = known.task.parameters.get("label")
     summary = {**fit.to_dict(), "label": label, "title": fit.best.title, "commands": commands}
+    columns, settings, matrix = score_matrix(fit.table)
+    place = columns.index(best.title), settings.index(best.setting)
+    level = fit.raw.valid_score if fit.raw else None
     with locked(folder):  # so that all files in the folder belong to one fit
         remove_leftovers(folder, locked=True)
-        write_csv(fit.results, _table_lines(fit))
-        write_predictions(folder, known.task, _labelled_rows(known, test_rows, predictions), predictions)
+        write_csv(fit.results, table)
         if fit.layer_scores:
-            write_csv(folder / LAYERS, _layer_lines(fit))
-        Bundle.of(known, readout, fit.best).write(folder)
+            write_csv(folder / LAYERS, layers)
+        write_predictions(folder, known.task, rows, predictions)
+        Bundle.of(known, finals.saved, fit.best).write(folder)
         write_checked(folder / SUMMARY, summary)
-        columns, settings, scores = score_matrix(fit.table)
-        place = columns.index(shown.title), settings.index(shown.setting)
-        level, metric = fit.raw.valid_score if fit.raw else None, fit.best.metric
-        plot_sweep(folder / "sweep.png", ScoreGrid(columns, settings, scores, place), level, metric, title)
+        if options.out and default_folder.parents[1].name == "readouts":
+            with suppress(OSError):  # the cache may be read-only
+                default_folder.mkdir(parents=True, exist_ok=True)
+                write_checked(default_folder / ELSEWHERE, {"folder": str(folder.resolve())})
+        plot_sweep(fit.plot, ScoreGrid(columns, settings, matrix, place), level, metric, title)
         if fit.curve:
             curve = [point._asdict() for point in fit.curve]
-            plot(folder / "curve.png", (6, 4.2), f"{title}, {shown.title}", draw_curve, curve, metric)
+            plot(folder / "curve.png", (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)
         plot_confusion(folder / "confusion.png", fit.evaluation, title)
         if not fit.evaluation.classes:
             heading = f"{title}: test, R² {fit.evaluation.scores['R²']:.3f}"
             plot(folder / "predicted.png", (5, 5), heading, draw_values, fit.evaluation.values)
-    if options.out and default.parents[1].name == "readouts":
-        with suppress(OSError):  # the cache may be read-only
-            default.mkdir(parents=True, exist_ok=True)
-            write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
+
+
+def _commands(known: Known, options: FitOptions) -> list[str]:
+    """Return the commands that extracted the entries, where they are recorded, and the command of the fit."""
+    extractions = [view.entry.made_with.get("call", {}).get("command") for view in known.views]
+    paths = [str(view.entry.path) for view in known.views]
+    return [*filter(None, extractions), typed("fit", paths, options)]
+
+
+def _predictions(finals: FinalReadouts, scores: Mapping[FinalReadout, Scores]) -> list[ReadoutPredictions]:
+    """Return the predictions of the saved readout, of every baseline and of every layer for held-out rows."""
+    named = [(BEST, finals.saved)]
+    named += [(final.result.name, final) for final in finals.baselines]
+    named += [(layer.name, layer.final) for layer in finals.layers]
+    return [
+        ReadoutPredictions(
+            name=name,
+            of_splits={**final.predictions, "test": scores[final].predicted},
+            rows={**final.rows, "test": slice(None)},
+        )
+        for name, final in named
+    ]
 
 
 def _labelled_rows(

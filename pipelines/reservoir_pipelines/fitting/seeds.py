@@ -14,8 +14,8 @@ from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.fit import fit
-from reservoir_pipelines.fitting.fit_result import Fit
 from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.results import Fit
 
 
 @dataclass(frozen=True, kw_only=True)

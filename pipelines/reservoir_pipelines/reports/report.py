@@ -14,7 +14,7 @@ from reservoir_cache import replace_file
 from reservoir.errors import InputError
 from reservoir.options import ReportOptions
 from reservoir_pipelines.files import cache_root, read_checked, writing
-from reservoir_pipelines.fitting.fit_result import ELSEWHERE, SUMMARY
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.views import fit_part, run_part
 
@@ -131,9 +131,9 @@ def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[
     environment = Environment(
         loader=loader, autoescape=select_autoescape(), trim_blocks=True, finalize=finalize
     )
-    made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
+    date = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
     return environment.get_template(template).render(
-        parts=parts, made=made, version=version("reservoir-features")
+        parts=parts, date=date, version=version("reservoir-features")
     )
 
 

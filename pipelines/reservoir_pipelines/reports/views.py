@@ -14,7 +14,11 @@ from reservoir_cache import read_regular
 from reservoir.column import names_of, parse_columns, single_column
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
-from reservoir_pipelines.facts import (
+from reservoir_pipelines.files import read_checked
+from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
+from reservoir_pipelines.output import as_json, score_text
+from reservoir_pipelines.plots import PagePlot, ScoreGrid
+from reservoir_pipelines.tables import (
     FitScores,
     curve_table,
     evaluation_facts,
@@ -25,11 +29,6 @@ from reservoir_pipelines.facts import (
     training_facts,
     training_tables,
 )
-from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.fit_result import SUMMARY
-from reservoir_pipelines.fitting.result import Result, score_matrix
-from reservoir_pipelines.output import as_json, score_text
-from reservoir_pipelines.plots import PagePlot, ScoreGrid
 
 if TYPE_CHECKING:
     from reservoir_pipelines.training.result import Training
@@ -43,19 +42,21 @@ ARRAYS = {
 Values = Mapping[str, Any]
 
 
-def fit_values(found: Values, results: Path) -> dict[str, Any]:
+def fit_values(summary: Values, results: Path) -> dict[str, Any]:
     """Return the values of a fit for the page, from its summary and the table of its readouts."""
-    best, evaluation = found["best"], found["evaluation"]
+    best, evaluation = summary["best"], summary["evaluation"]
     return {
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
         **{name: best[name] for name in ("metric", "test_score", "test_interval", "valid_score")},
         "test_rows": evaluation.get("rows"),
         **({"test_groups": evaluation["groups"]} if "groups" in evaluation else {}),
-        "layers": found.get("layers", {}),
-        "baselines": {_baseline_name(baseline): baseline["test_score"] for baseline in found["baselines"]},
-        "readout": f"{found['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
-        **{name: found[name] for name in ("curve", "adds_nothing_to", "tried")},
-        "sweep": _read_sweep(results, {baseline["name"] for baseline in found["baselines"]}),
+        "layers": summary.get("layers", {}),
+        "baselines": {
+            _baseline_name(baseline): baseline["test_score"] for baseline in summary["baselines"]
+        },
+        "readout": f"{summary['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
+        **{name: summary[name] for name in ("curve", "adds_nothing_to", "tried")},
+        "sweep": _read_sweep(results, {baseline["name"] for baseline in summary["baselines"]}),
     }
 
 
@@ -72,7 +73,7 @@ def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
     best = next((line for line in lines if line["chosen"] == "1"), lines[0])
     # Baselines are not drawn, unless one is the chosen readout.
     lines = [line for line in lines if line["columns"] not in baselines - {best["columns"]}]
-    found = [
+    results_of_lines = [
         Result(
             columns=names_of(parse_columns(line["columns"])),
             readout=line["readout"],
@@ -81,23 +82,25 @@ def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
         )
         for line in lines
     ]
-    columns, settings, scores = score_matrix(found)
-    chosen = found[lines.index(best)]
+    columns, settings, scores = score_matrix(results_of_lines)
+    chosen = results_of_lines[lines.index(best)]
     place = [columns.index(chosen.title), settings.index(chosen.setting)]
     return {"columns": columns, "settings": settings, "scores": as_json(scores.tolist()), "best": place}
 
 
-def train_values(done: Training) -> dict[str, Any]:
+def train_values(run: Training) -> dict[str, Any]:
     """Return the values of a training run for the page, with thinned curves."""
     names = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
-    found = done.evaluation
-    return {name: getattr(done, name) for name in names.split()} | {
-        "test_interval": found and found.interval,
-        "test_rows": found and found.rows,
-        "train_seconds": done.seconds,
-        "swept": [{name: run[name] for name in run if name != "run"} for run in done.swept],
-        "losses": _thinned(done.history, "loss"),
-        "validations": _thinned(done.history, "valid_score"),
+    evaluation = run.evaluation
+    return {name: getattr(run, name) for name in names.split()} | {
+        "test_interval": evaluation and evaluation.interval,
+        "test_rows": evaluation and evaluation.rows,
+        "train_seconds": run.seconds,
+        "swept": [
+            {name: value for name, value in swept_run.items() if name != "run"} for swept_run in run.swept
+        ],
+        "losses": _thinned(run.history, "loss"),
+        "validations": _thinned(run.history, "valid_score"),
     }
 
 
@@ -220,7 +223,8 @@ def plots_of(stage: str, values: Values) -> list[PagePlot]:
         losses, scores = (
             np.array(values[name], float).reshape(-1, 2) for name in ("losses", "validations")
         )
-        none, steps = np.zeros((0, 2)), f"over {values['steps']:,} steps"
+        none = np.zeros((0, 2))  # `draw_course` draws two curves; each plot here has one
+        steps = f"over {values['steps']:,} steps"
         validations = f"validation {values['metric']} {steps}"
         return [
             PagePlot(f"training loss {steps}", plots.draw_course, ([losses, none], "loss")),
@@ -242,21 +246,23 @@ def curve_plots(values: Values) -> list[PagePlot]:
 
 
 def _fit_plots(values: Values) -> list[PagePlot]:
-    found, metric = values["sweep"], values["metric"]
-    counts, classes = values["confusion"], values["classes"]
+    metric, stored = values["metric"], values["sweep"]
     sweep = ScoreGrid(
-        found["columns"], found["settings"], np.array(found["scores"], float), tuple(found["best"])
+        stored["columns"], stored["settings"], np.array(stored["scores"], float), tuple(stored["best"])
     )
-    drawn = []
+    page_plots = []
     if len(sweep.columns) > 1 and any(map(single_column, sweep.columns)):
         text = f"best validation {metric} of every layer, a line for each pooling"
-        drawn.append(PagePlot(text, plots.draw_layers, (sweep, None, metric)))
+        page_plots.append(PagePlot(text, plots.draw_layers, (sweep, None, metric)))
     if sweep.scores.size > 1:
         text = f"validation {metric} of every column under every setting"
-        drawn.append(PagePlot(text, plots.draw_settings, (sweep, metric)))
-    drawn += curve_plots(values)
-    if counts:
+        page_plots.append(PagePlot(text, plots.draw_settings, (sweep, metric)))
+    page_plots += curve_plots(values)
+    if counts := values["confusion"]:
+        classes = values["classes"]
         text = "confusion matrix: how many rows of each class were predicted as each class"
         side = 0.75 * plots.confusion_side(classes)
-        drawn.append(PagePlot(text, plots.draw_confusion, (np.array(counts), classes), (side + 1, side)))
-    return drawn
+        page_plots.append(
+            PagePlot(text, plots.draw_confusion, (np.array(counts), classes), (side + 1, side))
+        )
+    return page_plots

@@ -15,7 +15,7 @@ from reservoir.training.groups import frozen_unchanged, set_dropout
 from reservoir.training.steps import FPTSteps, baseline, converged_step
 from reservoir.training.trainer import DivergedError, State, processes
 from reservoir_pipelines.files import cache_root, write_checked
-from reservoir_pipelines.fitting.predictions_file import (
+from reservoir_pipelines.fitting.predictions import (
     BEST,
     LabelledRows,
     Predicted,

@@ -1,1 +1,0 @@
-"""The stage ``compare``: two fits or runs on the same test rows."""

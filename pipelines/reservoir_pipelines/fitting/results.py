@@ -1,0 +1,303 @@
+"""The result of ``fit``: every readout, the chosen one with its evaluation on test, baselines and layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reservoir.column import (
+    JOIN,
+    RAW,
+    Columns,
+    common_place,
+    layers_first_to_last,
+    parse_columns,
+    short_name,
+)
+from reservoir.readouts.evaluation import Evaluation
+from reservoir.readouts.linear import Readout
+from reservoir.records import from_json
+from reservoir_pipelines.output import Record, as_json, count_text, difference_text
+
+SUMMARY = "fit.json"  # the file with the summary of a fit
+ELSEWHERE = "folder.json"  # in the default folder of a fit: the path that ``--out`` named, for `report`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Record):
+    """The scores of one readout of one or several columns.
+
+    Parameters
+    ----------
+    columns : tuple of str
+        The columns that the readout reads, concatenated.
+    readout : str
+        ``ridge``, ``logistic``, or the import path of an estimator with its parameters.
+    alpha : float, optional
+        The penalty; None for scikit-learn estimators.
+    valid_score : float
+        Score on the validation split, or on the held-out folds of cross-validation.
+    valid_loss : float, default 0
+        Mean squared distance from the coding of the labels, which decides between equal scores.
+    metric : {"accuracy", "balanced_accuracy", "R²"}, default "accuracy"
+        The metric of the scores; balanced accuracy if class weights are used, R² for regression.
+    converged : bool
+        Whether the solver reached its tolerance.
+    test_score : float, optional
+        Score on the test split; only for a chosen readout.
+    test_interval : tuple of (float, float), optional
+        95% interval of the test score over rows, or over groups if the rows have groups.
+    """
+
+    columns: tuple[str, ...]
+    readout: str
+    alpha: float | None
+    valid_score: float
+    valid_loss: float = 0.0
+    metric: str = "accuracy"
+    converged: bool = True
+    test_score: float | None = None
+    test_interval: tuple[float, float] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values; accuracies also as ``valid_accuracy`` and ``test_accuracy``."""
+        named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
+        return (named if self.metric == "accuracy" else {}) | super().to_dict()
+
+    @property
+    def sort_key(self) -> tuple[float, float, float]:
+        """What ranks results: validation score, then smaller loss, then larger penalty."""
+        return self.valid_score, -self.valid_loss, self.alpha or 0.0
+
+    @property
+    def name(self) -> str:
+        """The columns, joined by ``+``."""
+        return JOIN.join(self.columns)
+
+    @property
+    def parsed(self) -> Columns:
+        """The columns, from their names."""
+        return parse_columns(self.name)
+
+    @property
+    def title(self) -> str:
+        """A short name: the columns; for more than two, their layers with their pooling or their number."""
+        return short_name(self.parsed)
+
+    @property
+    def setting(self) -> str:
+        """The penalty, or the parameters of an estimator."""
+        if self.alpha is not None:
+            return f"{self.alpha:.3g}"
+        return self.readout.partition("(")[2].rstrip(")") or self.readout.rpartition(".")[2]
+
+
+def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
+    """Return the columns, the settings, and the validation scores (columns, settings), NaN if not tried."""
+    columns = list(dict.fromkeys(result.title for result in table))
+    settings = list(
+        dict.fromkeys(result.setting for result in sorted(table, key=lambda result: result.alpha or 0))
+    )
+    scores = np.full((len(columns), len(settings)), np.nan)
+    for result in table:
+        scores[columns.index(result.title), settings.index(result.setting)] = result.valid_score
+    return columns, settings, scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against(Record):
+    """What the test rows show of the best readout of the reservoir against a baseline on the same rows.
+
+    Parameters
+    ----------
+    name : str
+        The baseline.
+    verdict : {"adds", "adds nothing", "no difference", "cannot be judged"}
+        ``adds`` if the reservoir is better with p < .05, ``adds nothing`` if the baseline is, ``no difference`` if
+        neither is. Fewer than six rows or groups cannot be judged, because no outcome would give p < .05.
+    metric : str
+        The metric of ``difference``.
+    difference : float
+        Test score of the reservoir minus that of the baseline.
+    p_value : float, optional
+        The p-value of the hypothesis that both are equally good: McNemar's mid-p, or for regression, several labels
+        and groups the share of sign flips of the paired differences. None for fewer than three rows or groups.
+    rows, groups : int
+        Number of test rows, and of their groups (0 without groups).
+    """
+
+    name: str
+    verdict: str
+    metric: str
+    difference: float
+    p_value: float | None
+    rows: int
+    groups: int
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, with its evidence."""
+        name = "the raw input" if self.name == RAW.name else self.name
+        rows = count_text(self.rows, "test row")
+        by = difference_text(abs(self.difference), self.metric)
+        over = f"{rows} in {count_text(self.groups, 'group')}" if self.groups else rows
+        if self.verdict == "cannot be judged":
+            return f"Whether this reservoir adds to {name} cannot be judged on {over}."
+        evidence = f"on {over} (p = {self.p_value:.2g})"
+        if self.verdict == "no difference":
+            return f"No difference can be seen between this reservoir and {name} {evidence}."
+        if self.verdict == "adds":
+            return f"This reservoir adds {by} to {name} {evidence}."
+        return f"This reservoir adds nothing to {name}: it is worse by {by} {evidence}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerScore(Record):
+    """The best column of one layer, compared with the layer that has the best validation score.
+
+    Parameters
+    ----------
+    layer : str
+        The layer.
+    result : Result
+        The best readout of its columns by validation, with its score on test.
+    valid_interval : tuple of (float, float), optional
+        95% interval of the validation score over rows, or over groups if the rows have groups.
+    difference : float, optional
+        Accuracy (or R²) on the test rows minus that of the best layer; None for the best layer itself.
+    difference_interval : tuple of (float, float), optional
+        Paired 95% interval of the difference.
+    p_value : float, optional
+        The p-value of the hypothesis that both are equally good on the test rows.
+    """
+
+    layer: str
+    result: Result
+    valid_interval: tuple[float, float] | None
+    difference: float | None
+    difference_interval: tuple[float, float] | None
+    p_value: float | None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "LayerScore":
+        """Build a score from the values of `to_dict`."""
+        result = {item.name: values["result"][item.name] for item in fields(Result)}
+        return from_json(cls, values | {"result": from_json(Result, result)})
+
+
+class CurvePoint(NamedTuple):
+    """Mean, lowest and highest scores over random draws of training rows, each draw with its own best penalty."""
+
+    rows: int
+    valid_score: float
+    test_score: float
+    valid_range: tuple[float, float]
+    test_range: tuple[float, float]
+
+    @classmethod
+    def of(cls, rows: int, scores: Sequence[tuple[float, float]]) -> "CurvePoint":
+        """Return the point of the curve for the validation and test scores of some draws."""
+        valid, test = zip(*scores, strict=True)
+        return cls(rows, fmean(valid), fmean(test), (min(valid), max(valid)), (min(test), max(test)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The result of `fit`.
+
+    Parameters
+    ----------
+    entry : Path
+        The cache entry (the first, of several).
+    best : Result
+        The readout chosen by validation.
+    evaluation : Evaluation
+        Its scores on the test split.
+    raw : Result, optional
+        The best readout of the raw input; None if the prepared data was removed.
+    baselines : tuple of Result
+        The best readout of each baseline, the raw input first; chosen as ``best`` is.
+    against : tuple of Against
+        What the test rows show of the best readout of the reservoir against each baseline; empty if only the raw
+        input was fitted.
+    left_out : tuple of Result
+        The best readout of each column that was fitted only to some of the rows, best first.
+    table : tuple of Result
+        Every readout that was tried.
+    layer_scores : tuple of LayerScore
+        The best column of each layer; empty for fewer than two layers. Their test scores choose nothing.
+    curve : tuple of CurvePoint
+        The learning curve of the chosen columns, if requested.
+    readout : LinearReadout or EstimatorReadout
+        The chosen readout, with calibrated probabilities.
+    results, plot, saved, predictions : Path
+        Files with the table of every readout, its plot, the chosen readout for `predict`, and the predictions of
+        the best readout, of each baseline and of each layer for validation and test rows, for `compare`.
+    seconds : float
+        Wall time.
+    """
+
+    entry: Path
+    best: Result
+    evaluation: Evaluation
+    raw: Result | None
+    baselines: tuple[Result, ...]
+    against: tuple[Against, ...]
+    left_out: tuple[Result, ...] = ()
+    table: tuple[Result, ...]
+    layer_scores: tuple[LayerScore, ...] = ()
+    curve: tuple[CurvePoint, ...]
+    readout: Readout = field(repr=False)
+    results: Path
+    plot: Path
+    saved: Path
+    predictions: Path
+    seconds: float
+
+    @property
+    def adds_nothing_to(self) -> tuple[str, ...]:
+        """The baselines that are better on the test rows than the best readout of the reservoir."""
+        return tuple(comparison.name for comparison in self.against if comparison.verdict == "adds nothing")
+
+    @property
+    def p_value(self) -> float | None:
+        """The p-value against the raw input; None without one."""
+        raw = self.raw.name if self.raw else None
+        return next((comparison.p_value for comparison in self.against if comparison.name == raw), None)
+
+    @property
+    def layers(self) -> dict[str, float]:
+        """Best validation score of each layer alone, and of the raw input; empty for a single layer."""
+        results = [*self.table, self.raw] if self.raw else self.table
+        best: dict[str, float] = {}
+        for result in results:
+            layer = common_place(result.parsed)  # None if the columns are of several layers
+            if layer is not None:
+                best[layer] = max(result.valid_score, best.get(layer, result.valid_score))
+        # One of the places may be the raw input, so a third place makes several layers.
+        has_several_layers = len(best) > 2
+        return {layer: best[layer] for layer in layers_first_to_last(best)} if has_several_layers else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as JSON values."""
+        plain = {
+            name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")
+        }
+        derived = {
+            **{name: getattr(self.best, name) for name in ("metric", "valid_score", "test_score")},
+            "layers": self.layers,
+            "baselines": [{"name": result.name, **result.to_dict()} for result in self.baselines],
+            "against": [
+                {**comparison.to_dict(), "sentence": comparison.sentence} for comparison in self.against
+            ],
+            "adds_nothing_to": self.adds_nothing_to,
+            "p_value": self.p_value,
+            "left_out": [result.name for result in self.left_out],
+            "curve": [point._asdict() for point in self.curve],
+            "tried": len(self.table),
+            "readout": self.saved,
+        }
+        return as_json(plain | derived)
