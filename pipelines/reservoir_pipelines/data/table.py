@@ -258,7 +258,7 @@ class Table:
 def read_table(
     path: Path, text: TextColumns = lambda names: (), decimal: str = ".", rows: int | None = None
 ) -> Table:
-    """Return a table, or its first ``rows``; pandas infers the types of all columns but those of ``text`` (none)."""
+    """Return a table, or its first ``rows``; pandas infers the types of all columns but ``text``, by default none."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         frame = read_parquet(path, rows)
