@@ -50,7 +50,7 @@ from reservoir_pipelines.tables import (
 if TYPE_CHECKING:
     from reservoir_cache import Entry
 
-    from reservoir_pipelines.compare import Comparison
+    from reservoir_pipelines.comparison import Comparison
     from reservoir_pipelines.extraction.forecast import Forecast
     from reservoir_pipelines.fitting.results import Fit
     from reservoir_pipelines.prediction.explain import Explanation

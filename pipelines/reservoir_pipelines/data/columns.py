@@ -17,6 +17,9 @@ from reservoir.options import OwnDataOptions
 from reservoir_pipelines.data.rows import EMPTY_CELL
 from reservoir_pipelines.data.table import SUFFIXES, Table, read_table
 
+# ---- names in options and messages
+
+
 MAX_SHOWN = 20
 """Number of names of columns in a message."""
 
@@ -59,6 +62,9 @@ def require_column(
     else:
         hint = nearest(name, [other for other in names if other not in fitted])
     raise InputError(problem + hint)
+
+
+# ---- what cells hold
 
 
 EMPTY = ("", "na", "n/a", "nan", "null", "none")
@@ -146,6 +152,9 @@ def numbers_of_list(cell: Any) -> np.ndarray | None:
     return array if array.dtype.kind in "uifb" and array.ndim in {1, 2} and array.size else None
 
 
+# ---- cells that name files
+
+
 FILES = {
     "images": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
     "sounds": (".wav", ".flac", ".ogg", ".mp3"),
@@ -190,6 +199,9 @@ def named_kind(path: Path) -> str:
     return next(filter(None, kinds), "")
 
 
+# ---- times
+
+
 def times_of(column: Any) -> np.ndarray | None:
     """Return numbers, or ISO 8601 dates in UTC, as a sortable array, (rows,); None for other cells."""
     import pandas as pd
@@ -216,6 +228,9 @@ def sortable_times(table: Table, name: str) -> np.ndarray:
             "if the rows are in order",
         )
     return times
+
+
+# ---- values
 
 
 def values_of(

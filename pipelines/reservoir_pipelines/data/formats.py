@@ -64,7 +64,7 @@ class Format:
 
 
 FORMATS = (
-    Format(hub.read, accepts=hub.accepts),
+    Format(hub.read, accepts=lambda origin, *_: hub.is_hub(origin)),
     Format(_read_idx, accepts=_accepts_idx),
     Format(series.read, (".ts",), series.accepts),
     Format(media.read, FILES["sounds"], media.accepts),

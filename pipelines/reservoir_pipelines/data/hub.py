@@ -27,11 +27,6 @@ def is_hub(origin: str) -> bool:
     return saved or origin.startswith(PREFIX)
 
 
-def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
-    """Return whether a name or a path is a dataset."""
-    return is_hub(origin)
-
-
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the texts of a dataset, and its labels, ids, groups and splits; new rows need no labels."""
     labelled = task is None

@@ -9,6 +9,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.data.columns import EMPTY
+from reservoir_pipelines.data.rows import MAX_NAMED
 from reservoir_pipelines.data.table_labels import are_numbers, is_usual_number
 from reservoir_pipelines.data.values import (
     FEW_CLASSES,
@@ -18,9 +19,6 @@ from reservoir_pipelines.data.values import (
     read_labels,
     rounding,
 )
-
-MAX_NAMED = 5
-"""Number of classes that a note names."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +194,9 @@ def _refuse_constant(where: str, targets: np.ndarray, label: str) -> None:
         else:
             which, remedy = "all labels", "give rows with different labels"
         raise InputError(f"{where}: {which} are the same ({flat[0, output]:g})", remedy)
+
+
+# ---- splits
 
 
 SPLIT_NAMES = {

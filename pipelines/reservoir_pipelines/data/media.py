@@ -31,6 +31,9 @@ from reservoir_pipelines.data.table import SUFFIXES as TABLES
 from reservoir_pipelines.data.table import Table, read_table
 from reservoir_pipelines.data.table_labels import labels_from_table
 
+# ---- images
+
+
 MAX_BYTES = 2**27  # a larger file is probably no image; 2**26 pixels, the maximum, rarely need as much
 PIECE_ROWS = 64  # files that are in memory at a time
 
@@ -88,6 +91,9 @@ def stored_bytes(path: Path) -> np.ndarray:
 
 def _file_bytes(path: Path) -> np.ndarray:
     return np.frombuffer(path.read_bytes(), np.uint8)
+
+
+# ---- folders
 
 
 def media_files(path: Path, *labels: Path) -> list[Path]:
@@ -153,6 +159,9 @@ def folder_labels(root: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             )
     labels = {"y": np.array([part[divided] for part in parts])}
     return labels | ({"split": np.array([splits[part[0]] for part in parts])} if divided else {})
+
+
+# ---- recordings
 
 
 OTHER_RATE = 1.5
@@ -257,6 +266,9 @@ def _in_order(table: Table, name: str) -> tuple[Table, float]:
             f"sort the rows, or pass --drop {quote(name)} if they are sorted",
         )
     return table.take(np.argsort(times).tolist()), step
+
+
+# ---- files of any kind
 
 
 def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:

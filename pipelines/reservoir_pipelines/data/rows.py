@@ -241,6 +241,9 @@ UNSEEN = "letters that no training row has"
 PIECE_LETTERS = 2**23  # code points, of at most 4 bytes, that are padded at a time
 
 
+# ---- texts
+
+
 class TextCodes:
     """Texts as code points (rows, tokens), zero after their ends; encoded when they are read."""
 

@@ -36,7 +36,10 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     """Return the series of a file, or of the published train and test files that belong together."""
     path = Path(origin)
     files = {} if task else split_files(path)
-    series = [_read_file(file) for file in files.values() or [path]]
+    series = [
+        _read_ts(file) if file.suffix.lower() == ".ts" else _read_bare(file)
+        for file in files.values() or [path]
+    ]
     where = str(next(iter(files.values()), path))
     sequences = [x for part in series for x in part.sequences]
     channels = sorted({x.shape[1] for x in sequences})
@@ -55,10 +58,6 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         notes=(f"split as published: {names}",) if files else (),
         unused=COLUMN_FLAGS,
     )
-
-
-def _read_file(path: Path) -> Series:
-    return _read_ts(path) if path.suffix.lower() == ".ts" else _read_bare(path)
 
 
 def split_files(path: Path) -> dict[str, Path]:

@@ -17,6 +17,8 @@ from reservoir.errors import InputError, as_input_error, first_line
 from reservoir.size_limits import FREE_BYTES, MAX_EXPANSION, check_expansion
 from reservoir_pipelines.data.rows import BadRows
 
+# ---- checks before a table is parsed
+
 
 def check_text(path: Path) -> None:
     """Refuse a file that is not UTF-8 text, or has a NUL."""
@@ -57,6 +59,9 @@ def check_cells(path: Path, rows: int, columns: int) -> None:
             f"{path}: {rows:,} rows and {columns:,} columns in {size:,} bytes, so nearly all cells are empty",
             "leave out the empty columns",
         )
+
+
+# ---- text files of columns
 
 
 SEPARATORS = ",;\t"
@@ -152,6 +157,9 @@ def read_csv(path: Path, layout: Layout, text: set[str], decimal: str, rows: int
     return frame
 
 
+# ---- Parquet
+
+
 BATCH_ROWS = 256
 """Number of rows that are unpacked at a time, before the size of all columns is checked."""
 
@@ -212,6 +220,9 @@ def read_parquet(path: Path, rows: int | None) -> Any:
         return pd.DataFrame(columns)
 
 
+# ---- tables of any format
+
+
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 TextColumns = Callable[[list[str]], Collection[str]]
@@ -244,15 +255,10 @@ class Table:
         return replace(self, frame=self.frame.iloc[rows].reset_index(drop=True), bad=self.bad.take(rows))
 
 
-def no_text(names: list[str]) -> Collection[str]:
-    """Return no column, so that pandas infers the type of every column."""
-    return ()
-
-
 def read_table(
-    path: Path, text: TextColumns = no_text, decimal: str = ".", rows: int | None = None
+    path: Path, text: TextColumns = lambda names: (), decimal: str = ".", rows: int | None = None
 ) -> Table:
-    """Return a table, or its first ``rows``; pandas infers the types of all columns but those of ``text``."""
+    """Return a table, or its first ``rows``; pandas infers the types of all columns but ``text``, by default none."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         frame = read_parquet(path, rows)

@@ -97,6 +97,9 @@ class TableArrays:
         return present
 
 
+# ---- a sequence per row
+
+
 def read_values(reading: TableArrays) -> None:
     """Read columns with one value per cell as ``x``, floats (rows, values); rows may end early (``lengths``)."""
     table = reading.table
@@ -196,6 +199,9 @@ def _letters(reading: TableArrays, name: str) -> np.ndarray:
     return texts.to_numpy(object)
 
 
+# ---- a label per token
+
+
 def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letters: bool) -> bool:
     """Read a column with a label for every token as ``y``; return False if it does not have that form.
 
@@ -258,6 +264,9 @@ def _token_count(cell: Any, *, letters: bool) -> int:
     if isinstance(cell, str):
         return len(cell.strip() if letters else cell.split())
     return len(cell) if isinstance(cell, list | np.ndarray) else 0
+
+
+# ---- a step per row
 
 
 def read_long_form(reading: TableArrays) -> Skipped:

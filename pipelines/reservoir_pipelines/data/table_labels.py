@@ -194,6 +194,9 @@ def written_numbers(texts: Sequence[str], *, classes: bool = False) -> np.ndarra
     return None if unusual or several_ways else numbers
 
 
+# ---- a table of labels (--labels)
+
+
 @dataclass(frozen=True)
 class TableLabels:
     """The arrays y, groups and split of a table, as far as it has them, with a row for each file; and notes."""

@@ -102,6 +102,9 @@ def counted_through(numbers: np.ndarray) -> bool:
     return bool(numbers[0] in {0, 1} and numbers[-1] - numbers[0] == len(numbers) - 1)
 
 
+# ---- stored values
+
+
 MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of its channel's range
 
 
