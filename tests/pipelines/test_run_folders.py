@@ -15,8 +15,7 @@ from reservoir_pipelines.files import checked_line, read_checked
 from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.training import checkpoints
 from reservoir_pipelines.training.checkpoints import TRAINED, load_trained, read_tensors, save_checkpoint
-from reservoir_pipelines.training.journal import read_journal
-from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_pipelines.training.run_folder import RunFolder, read_journal
 from reservoir_pipelines.training.trainable import load_run
 
 from reservoir.errors import InputError
