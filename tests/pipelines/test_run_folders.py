@@ -41,7 +41,7 @@ def go(cache):
 def test_an_extended_run_that_was_killed_finishes_when_resumed(go, cache, monkeypatch):
     first = go(steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(STAGE, "_result", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(STAGE, "training_result", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(steps=4, resume=True)
     assert RunFolder(cache / "run").result(dict) is None  # the result of 2 steps does not describe the new weights

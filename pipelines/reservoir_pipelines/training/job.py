@@ -22,7 +22,6 @@ from reservoir.options import (
 from reservoir.plan import BATCH_TOKENS
 from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import source_of
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
 from reservoir.tasks.variants import Variant
@@ -62,6 +61,8 @@ class Job:
         The data of the task.
     variant : Variant
         The variant of the task that the options choose.
+    generator : Source
+        The source of the task, which may generate or augment rows.
     model : LoadedModel
         The model, whose trained groups are unfrozen.
     row_kind : str
@@ -76,13 +77,9 @@ class Job:
     ranks: Processes
     prepared: Prepared
     variant: Variant
+    generator: Source
     model: LoadedModel
     row_kind: str
-
-    @cached_property
-    def generator(self) -> Source:
-        """The source of the task, which may generate or augment rows."""
-        return source_of(self.prepared.task)
 
     @cached_property
     def rows(self) -> Mapping[str, np.ndarray]:

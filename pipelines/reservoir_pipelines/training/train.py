@@ -6,35 +6,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from reservoir_cache import path_below
 
 from reservoir.errors import InputError
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir.plan import is_native, resolve_model
-from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
-from reservoir.readouts.linear import metric_name
 from reservoir.tasks import TASKS, source_of, task_named
 from reservoir.tasks.task import holds_samples
 from reservoir.tasks.variants import variant_of
 from reservoir.training.groups import frozen_unchanged, set_dropout
-from reservoir.training.steps import DEFAULT_STEPS, FPTSteps, baseline, converged_step, default_rate
-from reservoir.training.trainer import DivergedError, Processes, State, processes
+from reservoir.training.steps import DEFAULT_STEPS, FPTSteps, default_rate
+from reservoir.training.trainer import DivergedError, Processes, processes
 from reservoir_pipelines.files import cache_root, write_checked
-from reservoir_pipelines.fitting.predictions import (
-    BEST,
-    LabelledRows,
-    Predicted,
-    ReadoutPredictions,
-    write_predictions,
-)
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.training.checkpoints import load_trained
 from reservoir_pipelines.training.job import Job, choose_row_kind
-from reservoir_pipelines.training.result import Training
+from reservoir_pipelines.training.result import TrainedSteps, Training, training_result
 from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RESULT, RunFolder, train_in_folder
 from reservoir_pipelines.training.trainable import load_trainable
 
@@ -77,7 +66,7 @@ def train_once(
         with frozen_unchanged(job.model.fpt):
             steps = job.steps()
             trained = _train_steps(job, folder, steps)
-        result = _result(job, folder, steps, trained, test=test)
+        result = training_result(job, folder, steps, trained, test=test)
         if ranks.first:
             plot_training(
                 folder.path / CURVE, folder.history, result.best_step, job.title, metric=result.metric
@@ -104,7 +93,8 @@ def _load_job(
         prepared = prepare(task, source, cache=place.cache, model=reservoir)
     if ranks.first:
         notify(*prepared.notes_for(native=settings.input == "native"))
-    row_kind = choose_row_kind(source_of(prepared.task), task, options)
+    generator = source_of(prepared.task)
+    row_kind = choose_row_kind(generator, task, options)
     # 2. The input: samples of a wave go through the model's own input layer, else each would be a token.
     if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
         settings = replace(settings, input="native")
@@ -136,6 +126,7 @@ def _load_job(
         ranks=ranks,
         prepared=prepared,
         variant=variant,
+        generator=generator,
         model=model,
         row_kind=row_kind,
     )
@@ -170,110 +161,17 @@ def _finished_result(job: Job, folder: RunFolder, *, test: bool) -> Training | N
     return None
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """The end of the steps of a run: the state, and the step at which the loss diverged, if it did."""
-
-    state: State
-    diverged_step: int | None = None
-
-
-def _train_steps(job: Job, folder: RunFolder, steps: FPTSteps) -> _Trained:
+def _train_steps(job: Job, folder: RunFolder, steps: FPTSteps) -> TrainedSteps:
     """Train to the last step, or until the loss diverges if the options ask for a report of that."""
     shown = "loss {0:.4f}  accuracy {1:.1%}" if job.prepared.task.classes else "loss {0:.4f}"
     try:
-        return _Trained(
+        return TrainedSteps(
             train_in_folder(folder, job.model.fpt, steps, job.options, shown=shown, ranks=job.ranks)
         )
     except DivergedError as error:
         if job.options.on_divergence == "stop":
             raise
-        return _Trained(error.state, error.step)
-
-
-@dataclass(frozen=True)
-class _TestScores:
-    """The scores of the best weights on the test rows."""
-
-    score: float
-    loss: float
-    evaluation: Evaluation
-
-
-def _result(job: Job, folder: RunFolder, steps: FPTSteps, trained: _Trained, *, test: bool) -> Training:
-    """Return the result, with the score of the saved weights on the test rows in the unit of the data."""
-    fpt = job.model.fpt
-    task = job.prepared.task
-    state = trained.state
-    job.ranks.wait()  # until the first process has written checkpoints and journal
-    tested = _test(job, folder, steps) if state.step and test else None
-    floor = max(baseline(steps.rows.valid.y, task.classes), task.floor or 0.0)
-    scores = [
-        (line["step"], line["valid_score"])
-        for line in folder.history
-        if line.get("valid_score") is not None
-    ]
-    trained_parameters = [parameter for parameter in fpt.parameters() if parameter.requires_grad]
-    return Training(
-        run=str(folder.path),
-        steps=trained.diverged_step or state.step,
-        best_step=state.best_step if state.step else None,
-        metric=metric_name(task.classes),
-        valid_score=state.best.get("valid_score"),
-        valid_loss=state.best.get("valid_loss"),
-        test_score=tested.score if tested else None,
-        test_loss=tested.loss if tested else None,
-        test_score_of_all=job.prepared.kept("test") * tested.score if tested and task.classes else None,
-        floor=floor,
-        converged_step=converged_step(scores, floor),
-        diverged_step=trained.diverged_step,
-        groups=tuple(job.options.train or ()),
-        trained=sum(parameter.numel() for parameter in trained_parameters),
-        frozen_tensors=len(fpt.state_dict()) - len(trained_parameters),
-        seconds=round(state.seconds, 3),
-        evaluation=tested.evaluation if tested else None,
-    )
-
-
-def _test(job: Job, folder: RunFolder, steps: FPTSteps) -> _TestScores:
-    """Score the best weights on the test rows, and write their predictions."""
-    fpt = job.model.fpt
-    task = job.prepared.task
-    rows = steps.rows.test
-    load_trained(folder.best, fpt)
-    fpt.eval()
-    scored = steps.score("test")
-    labels = rows.y.reshape(len(rows.y), -1)
-    if job.targets:
-        # Targets were standardised for training; scores are in the unit of the data.
-        y, predicted = (
-            job.targets.restore(values.reshape(rows.y.shape)).reshape(labels.shape)
-            for values in (rows.y, scored.predicted)
-        )
-        evaluation = evaluate_values(y, predicted, groups=rows.groups)
-    else:
-        names = [str(task.label(number)) for number in range(task.classes)]
-        y, predicted = labels, scored.predicted.astype(int)
-        evaluation = evaluate_classes(y, predicted, names, scored.margins, groups=rows.groups)
-        evaluation = evaluation.with_baseline(task.floor, job.prepared.kept("test"))
-    if job.ranks.first:
-        _write_test_predictions(job, folder, y, predicted, rows.groups)
-    return _TestScores(scored.score, scored.loss, evaluation)
-
-
-def _write_test_predictions(
-    job: Job, folder: RunFolder, y: np.ndarray, predicted: np.ndarray, groups: np.ndarray | None
-) -> None:
-    """Write the labels of the test rows and the predictions of the best weights, both (rows, labels per row)."""
-    task = job.prepared.task
-    labels = y.reshape(len(y), task.readout_tokens, task.outputs)
-    ids = job.prepared.split("test").ids[job.rows["test"]]
-    predictions = ReadoutPredictions(
-        name=BEST, of_splits={"test": Predicted(predicted, None)}, rows={"test": slice(None)}
-    )
-    write_predictions(
-        folder.path, task, {"test": LabelledRows(ids=ids, y=labels, groups=groups)}, [predictions]
-    )
+        return TrainedSteps(error.state, error.step)
 
 
 @dataclass(frozen=True)
