@@ -134,10 +134,9 @@ def _load_job(
 
 def _folder_of(job: Job) -> RunFolder:
     """Return the folder of a run: ``--run``, else one in the cache that is named after its settings."""
-    if job.options.run:
-        return RunFolder(job.options.run)
     name = f"{job.model.settings.title}-{job.config['key'][:16]}"
-    return RunFolder(path_below(cache_root(job.place.cache), "runs", job.prepared.task.name, name))
+    path = job.options.run or path_below(cache_root(job.place.cache), "runs", job.prepared.task.name, name)
+    return RunFolder(path)
 
 
 def _finished_result(job: Job, folder: RunFolder, *, test: bool) -> Training | None:
@@ -221,7 +220,7 @@ def _sweep(
             "try smaller values",
         )
     notify(f"{_text(best.values)} has the best validation score")
-    # The best run has all its steps already, so this only scores it on the test rows.
+    # The steps of the best run are in its folder: this call continues there, and scores the test rows.
     result = train_once(task, reservoir, source, best.options, place)
     return replace(result, swept=tuple(trial.row for trial in trials))
 
