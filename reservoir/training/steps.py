@@ -157,10 +157,22 @@ def baseline(y: np.ndarray, classes: int) -> float:
 
 
 def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
-    """Return the first validated step after which the score stays close to its last value; None without convergence."""
-    # A score that is not above ``floor``, that of a constant output, shows no learning.
-    if len(history) < VALIDATIONS or not history[-1][1] > floor:
+    """Return the first validated step after which the score stays close to its last value.
+
+    ``history`` has the step and the score of each validation. None if the score still moves, if there are
+    too few validations, or if the last score is not above ``floor``, the score of a constant output: such a
+    run has not learned anything that could converge.
+    """
+    if len(history) < VALIDATIONS:
         return None
-    close = [abs(value - history[-1][1]) <= TOLERANCE for _, value in history]
-    first = len(close) - close[::-1].index(False) if False in close else 0
-    return history[first][0] if first < len(history) - 1 else None
+    last_step, last_score = history[-1]
+    if not last_score > floor:
+        return None
+    # Walk back from the end while the scores stay close to the last one.
+    first_close = last_step
+    for step, score in reversed(history):
+        if not abs(score - last_score) <= TOLERANCE:
+            break
+        first_close = step
+    # One close score, the last one itself, does not show that the score stays there.
+    return first_close if first_close < last_step else None

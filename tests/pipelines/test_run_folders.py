@@ -15,8 +15,7 @@ from reservoir_pipelines.files import checked_line, read_checked
 from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.training import checkpoints
 from reservoir_pipelines.training.checkpoints import TRAINED, load_trained, read_tensors, save_checkpoint
-from reservoir_pipelines.training.journal import read_journal
-from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_pipelines.training.run_folder import RunFolder, read_journal
 from reservoir_pipelines.training.trainable import load_run
 
 from reservoir.errors import InputError
@@ -42,7 +41,7 @@ def go(cache):
 def test_an_extended_run_that_was_killed_finishes_when_resumed(go, cache, monkeypatch):
     first = go(steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(STAGE, "_result", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(STAGE, "training_result", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(steps=4, resume=True)
     assert RunFolder(cache / "run").result(dict) is None  # the result of 2 steps does not describe the new weights

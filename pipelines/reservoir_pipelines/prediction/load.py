@@ -14,8 +14,7 @@ from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.training.checkpoints import TRAINED, read_tensors
-from reservoir_pipelines.training.run_config import CONFIG
-from reservoir_pipelines.training.run_folder import RunFolder, is_run
+from reservoir_pipelines.training.run_folder import CONFIG, RunFolder, is_run
 from reservoir_pipelines.training.trainable import check_digest, load_run
 
 

@@ -1,13 +1,27 @@
-"""The result of a training run."""
+"""The result of a training run: what it holds, and how the saved weights are scored on the test rows."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reservoir.readouts.evaluation import Evaluation
+import numpy as np
+
+from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
+from reservoir.readouts.linear import metric_name
 from reservoir.records import from_json
+from reservoir.training.steps import FPTSteps, baseline, converged_step
+from reservoir.training.trainer import State
+from reservoir_pipelines.fitting.predictions import (
+    BEST,
+    LabelledRows,
+    Predicted,
+    ReadoutPredictions,
+    write_predictions,
+)
 from reservoir_pipelines.output import Record
+from reservoir_pipelines.training.checkpoints import load_trained
+from reservoir_pipelines.training.job import Job
 from reservoir_pipelines.training.run_folder import RunFolder
 
 
@@ -98,3 +112,96 @@ class Training(Record):
         evaluation = Evaluation.from_dict(values["evaluation"]) if values["evaluation"] else None
         lists = {"groups": tuple(values["groups"]), "swept": tuple(values["swept"])}
         return from_json(cls, {**values, **lists, "evaluation": evaluation})
+
+
+@dataclass(frozen=True)
+class TrainedSteps:
+    """The end of the steps of a run: the state, and the step at which the loss diverged, if it did."""
+
+    state: State
+    diverged_step: int | None = None
+
+
+@dataclass(frozen=True)
+class _TestScores:
+    """The scores of the best weights on the test rows."""
+
+    score: float
+    loss: float
+    evaluation: Evaluation
+
+
+def training_result(
+    job: Job, folder: RunFolder, steps: FPTSteps, trained: TrainedSteps, *, test: bool
+) -> Training:
+    """Return the result, with the score of the saved weights on the test rows in the unit of the data."""
+    fpt = job.model.fpt
+    task = job.prepared.task
+    state = trained.state
+    job.ranks.wait()  # until the first process has written checkpoints and journal
+    tested = _test(job, folder, steps) if state.step and test else None
+    floor = max(baseline(steps.rows.valid.y, task.classes), task.floor or 0.0)
+    scores = [
+        (line["step"], line["valid_score"])
+        for line in folder.history
+        if line.get("valid_score") is not None
+    ]
+    trained_parameters = [parameter for parameter in fpt.parameters() if parameter.requires_grad]
+    return Training(
+        run=str(folder.path),
+        steps=trained.diverged_step or state.step,
+        best_step=state.best_step if state.step else None,
+        metric=metric_name(task.classes),
+        valid_score=state.best.get("valid_score"),
+        valid_loss=state.best.get("valid_loss"),
+        test_score=tested.score if tested else None,
+        test_loss=tested.loss if tested else None,
+        test_score_of_all=job.prepared.kept("test") * tested.score if tested and task.classes else None,
+        floor=floor,
+        converged_step=converged_step(scores, floor),
+        diverged_step=trained.diverged_step,
+        groups=tuple(job.options.train or ()),
+        trained=sum(parameter.numel() for parameter in trained_parameters),
+        frozen_tensors=len(fpt.state_dict()) - len(trained_parameters),
+        seconds=round(state.seconds, 3),
+        evaluation=tested.evaluation if tested else None,
+    )
+
+
+def _test(job: Job, folder: RunFolder, steps: FPTSteps) -> _TestScores:
+    """Score the best weights on the test rows, and write their predictions."""
+    fpt = job.model.fpt
+    task = job.prepared.task
+    rows = steps.rows.test
+    load_trained(folder.best, fpt)
+    fpt.eval()
+    scored = steps.score("test")
+    labels = rows.y.reshape(len(rows.y), -1)
+    if job.targets:
+        # Targets were standardised for training; scores are in the unit of the data.
+        y = job.targets.restore(rows.y).reshape(labels.shape)
+        predicted = job.targets.restore(scored.predicted.reshape(rows.y.shape)).reshape(labels.shape)
+        evaluation = evaluate_values(y, predicted, groups=rows.groups)
+    else:
+        names = [str(task.label(number)) for number in range(task.classes)]
+        y, predicted = labels, scored.predicted.astype(int)
+        evaluation = evaluate_classes(y, predicted, names, scored.margins, groups=rows.groups)
+        evaluation = evaluation.with_baseline(task.floor, job.prepared.kept("test"))
+    if job.ranks.first:
+        _write_test_predictions(job, folder, y, predicted, rows.groups)
+    return _TestScores(scored.score, scored.loss, evaluation)
+
+
+def _write_test_predictions(
+    job: Job, folder: RunFolder, y: np.ndarray, predicted: np.ndarray, groups: np.ndarray | None
+) -> None:
+    """Write the labels of the test rows and the predictions of the best weights, both (rows, labels per row)."""
+    task = job.prepared.task
+    labels = y.reshape(len(y), task.readout_tokens, task.outputs)
+    ids = job.prepared.split("test").ids[job.rows["test"]]
+    predictions = ReadoutPredictions(
+        name=BEST, of_splits={"test": Predicted(predicted, None)}, rows={"test": slice(None)}
+    )
+    write_predictions(
+        folder.path, task, {"test": LabelledRows(ids=ids, y=labels, groups=groups)}, [predictions]
+    )

@@ -1,35 +1,34 @@
-"""The stage ``train``: end-to-end training of chosen groups of a model's parameters."""
+"""The stage ``train``: end-to-end training of chosen groups of a model's parameters, and sweeps of its options."""
 
+import itertools
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import torch
 from reservoir_cache import path_below
 
 from reservoir.errors import InputError
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
-from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
-from reservoir.readouts.linear import metric_name
+from reservoir.plan import is_native, resolve_model
+from reservoir.tasks import TASKS, source_of, task_named
+from reservoir.tasks.task import holds_samples
+from reservoir.tasks.variants import variant_of
 from reservoir.training.groups import frozen_unchanged, set_dropout
-from reservoir.training.steps import FPTSteps, baseline, converged_step
-from reservoir.training.trainer import DivergedError, State, processes
+from reservoir.training.steps import DEFAULT_STEPS, FPTSteps, default_rate
+from reservoir.training.trainer import DivergedError, Processes, processes
 from reservoir_pipelines.files import cache_root, write_checked
-from reservoir_pipelines.fitting.predictions import (
-    BEST,
-    LabelledRows,
-    Predicted,
-    ReadoutPredictions,
-    write_predictions,
-)
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
-from reservoir_pipelines.training.checkpoints import load_trained
-from reservoir_pipelines.training.job import Job, Request
-from reservoir_pipelines.training.result import Training
-from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RESULT, RunFolder
-from reservoir_pipelines.training.sweep import sweep
-from reservoir_pipelines.training.train_in_folder import train_in_folder
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.training.job import Job, choose_row_kind
+from reservoir_pipelines.training.result import TrainedSteps, Training, training_result
+from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RESULT, RunFolder, train_in_folder
+from reservoir_pipelines.training.trainable import load_trainable
+
+REPORTED = ("valid_score", "valid_loss", "best_step", "diverged_step", "seconds", "run")
+"""Fields of a result that a row of the sweep shows."""
 
 
 def train(
@@ -37,14 +36,23 @@ def train(
 ) -> Training:
     """Train some groups of a model's parameters on a task; see `api.train`."""
     place = replace(place, cache=cache_root(place.cache))
-    request = Request(task, reservoir, source, options, place)
-    return sweep(request, train_once) if options.sweep else train_once(request)
+    if not options.sweep:
+        return train_once(task, reservoir, source, options, place)
+    return _sweep(task, reservoir, source, options, place)
 
 
-def train_once(request: Request, *, test: bool = True) -> Training:
+def train_once(
+    task: str,
+    reservoir: ReservoirOptions,
+    source: RowOptions,
+    options: TrainOptions,
+    place: PlaceOptions,
+    *,
+    test: bool = True,
+) -> Training:
     """Train with one value of each option; score the test split unless ``test`` is False."""
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as stack:
-        job = Job.load(request, ranks)
+        job = _load_job(task, reservoir, source, options, place, ranks)
         folder = _folder_of(job)
         with ranks.first_alone():
             if ranks.first:
@@ -53,12 +61,12 @@ def train_once(request: Request, *, test: bool = True) -> Training:
         if result := _finished_result(job, folder, test=test):
             return result
         if job.keeps_last and ranks.first:
-            notify(f"{request.task}: the test rows are the validation rows, so the last step is scored")
-        set_dropout(job.model.fpt, job.options.dropout, below=request.variant.drops_in_frozen_layers)
+            notify(f"{task}: the test rows are the validation rows, so the last step is scored")
+        set_dropout(job.model.fpt, job.options.dropout, below=job.variant.drops_in_frozen_layers)
         with frozen_unchanged(job.model.fpt):
             steps = job.steps()
             trained = _train_steps(job, folder, steps)
-        result = _result(job, folder, steps, trained, test=test)
+        result = training_result(job, folder, steps, trained, test=test)
         if ranks.first:
             plot_training(
                 folder.path / CURVE, folder.history, result.best_step, job.title, metric=result.metric
@@ -69,12 +77,65 @@ def train_once(request: Request, *, test: bool = True) -> Training:
         return result
 
 
+def _load_job(
+    task: str,
+    reservoir: ReservoirOptions,
+    source: RowOptions,
+    options: TrainOptions,
+    place: PlaceOptions,
+    ranks: Processes,
+) -> Job:
+    """Prepare the data, decide the defaults, and load the model."""
+    variant = variant_of(source.given, task)
+    settings = resolve_model(reservoir, random_inits=variant.random_inits)
+    # 1. The data.
+    with ranks.first_alone():
+        prepared = prepare(task, source, cache=place.cache, model=reservoir)
+    if ranks.first:
+        notify(*prepared.notes_for(native=settings.input == "native"))
+    generator = source_of(prepared.task)
+    row_kind = choose_row_kind(generator, task, options)
+    # 2. The input: samples of a wave go through the model's own input layer, else each would be a token.
+    if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
+        settings = replace(settings, input="native")
+    # 3. The model.
+    device = ranks.device(place.device)
+    model, groups = load_trainable(
+        prepared.task,
+        settings,
+        options.train,
+        device,
+        options.compute,
+        output_init=variant.output_init,
+    )
+    variant.before_training(model.fpt)
+    # 4. The defaults that depend on the model and the task.
+    resolved_options = replace(
+        options,
+        steps=options.steps or DEFAULT_STEPS,
+        learning_rate=options.learning_rate
+        or default_rate(model.fpt.backbone.family.name, prepared.task.name),
+        train=groups,
+    )
+    return Job(
+        task=task,
+        reservoir=reservoir,
+        source=source,
+        options=resolved_options,
+        place=place,
+        ranks=ranks,
+        prepared=prepared,
+        variant=variant,
+        generator=generator,
+        model=model,
+        row_kind=row_kind,
+    )
+
+
 def _folder_of(job: Job) -> RunFolder:
     """Return the folder of a run: ``--run``, else one in the cache that is named after its settings."""
-    name = f"{job.settings.title}-{job.config['key'][:16]}"
-    path = job.options.run or path_below(
-        cache_root(job.request.place.cache), "runs", job.prepared.task.name, name
-    )
+    name = f"{job.model.settings.title}-{job.config['key'][:16]}"
+    path = job.options.run or path_below(cache_root(job.place.cache), "runs", job.prepared.task.name, name)
     return RunFolder(path)
 
 
@@ -99,107 +160,87 @@ def _finished_result(job: Job, folder: RunFolder, *, test: bool) -> Training | N
     return None
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """The end of the steps of a run: the state, and the step at which the loss diverged, if it did."""
-
-    state: State
-    diverged_step: int | None = None
-
-
-def _train_steps(job: Job, folder: RunFolder, steps: FPTSteps) -> _Trained:
+def _train_steps(job: Job, folder: RunFolder, steps: FPTSteps) -> TrainedSteps:
     """Train to the last step, or until the loss diverges if the options ask for a report of that."""
     shown = "loss {0:.4f}  accuracy {1:.1%}" if job.prepared.task.classes else "loss {0:.4f}"
     try:
-        return _Trained(
+        return TrainedSteps(
             train_in_folder(folder, job.model.fpt, steps, job.options, shown=shown, ranks=job.ranks)
         )
     except DivergedError as error:
         if job.options.on_divergence == "stop":
             raise
-        return _Trained(error.state, error.step)
+        return TrainedSteps(error.state, error.step)
 
 
 @dataclass(frozen=True)
-class _TestScores:
-    """The scores of the best weights on the test rows."""
+class _Trial:
+    """One combination of values, and the result of training with it, which never read the test rows."""
 
-    score: float
-    loss: float
-    evaluation: Evaluation
+    values: dict[str, Any]
+    options: TrainOptions
+    result: Training
 
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Validation score, then the negative loss: the best trial has the largest rank.
 
-def _result(job: Job, folder: RunFolder, steps: FPTSteps, trained: _Trained, *, test: bool) -> Training:
-    """Return the result, with the score of the saved weights on the test rows in the unit of the data."""
-    fpt = job.model.fpt
-    task = job.prepared.task
-    state = trained.state
-    job.ranks.wait()  # until the first process has written checkpoints and journal
-    tested = _test(job, folder, steps) if state.step and test else None
-    floor = max(baseline(steps.rows.valid.y, task.classes), task.floor or 0.0)
-    scores = [
-        (line["step"], line["valid_score"])
-        for line in folder.history
-        if line.get("valid_score") is not None
-    ]
-    trained_parameters = [parameter for parameter in fpt.parameters() if parameter.requires_grad]
-    return Training(
-        run=str(folder.path),
-        steps=trained.diverged_step or state.step,
-        best_step=state.best_step if state.step else None,
-        metric=metric_name(task.classes),
-        valid_score=state.best.get("valid_score"),
-        valid_loss=state.best.get("valid_loss"),
-        test_score=tested.score if tested else None,
-        test_loss=tested.loss if tested else None,
-        test_score_of_all=job.prepared.kept("test") * tested.score if tested and task.classes else None,
-        floor=floor,
-        converged_step=converged_step(scores, floor),
-        diverged_step=trained.diverged_step,
-        groups=tuple(job.options.train or ()),
-        trained=sum(parameter.numel() for parameter in trained_parameters),
-        frozen_tensors=len(fpt.state_dict()) - len(trained_parameters),
-        seconds=round(state.seconds, 3),
-        evaluation=tested.evaluation if tested else None,
-    )
+        A run that diverged has the score of its best validation before the divergence.
+        """
+        score = self.result.valid_score
+        return -math.inf if score is None else score, -(self.result.valid_loss or 0.0)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The line of this trial in the result."""
+        return {**self.values, **{name: getattr(self.result, name) for name in REPORTED}}
 
 
-def _test(job: Job, folder: RunFolder, steps: FPTSteps) -> _TestScores:
-    """Score the best weights on the test rows, and write their predictions."""
-    fpt = job.model.fpt
-    task = job.prepared.task
-    rows = steps.rows.test
-    load_trained(folder.best, fpt)
-    fpt.eval()
-    scored = steps.score("test")
-    labels = rows.y.reshape(len(rows.y), -1)
-    if job.targets:
-        # Targets were standardised for training; scores are in the unit of the data.
-        y, predicted = (
-            job.targets.restore(values.reshape(rows.y.shape)).reshape(labels.shape)
-            for values in (rows.y, scored.predicted)
+def _sweep(
+    task: str, reservoir: ReservoirOptions, source: RowOptions, options: TrainOptions, place: PlaceOptions
+) -> Training:
+    """Train with each combination of some options' values, and score only the one with the best validation score."""
+    if task in TASKS and (obstacle := task_named(task, **source.given).no_selection):
+        raise InputError(
+            f"--sweep of {task}: {obstacle.reason}, which would choose the value",
+            f"remove --sweep, or {obstacle.remedy}",
         )
-        evaluation = evaluate_values(y, predicted, groups=rows.groups)
-    else:
-        names = [str(task.label(number)) for number in range(task.classes)]
-        y, predicted = labels, scored.predicted.astype(int)
-        evaluation = evaluate_classes(y, predicted, names, scored.margins, groups=rows.groups)
-        evaluation = evaluation.with_baseline(task.floor, job.prepared.kept("test"))
-    if job.ranks.first:
-        _write_test_predictions(job, folder, y, predicted, rows.groups)
-    return _TestScores(scored.score, scored.loss, evaluation)
+    combinations = _combinations(options)
+    trials = list[_Trial]()
+    for number, values in enumerate(combinations, start=1):
+        notify(f"sweep {number} of {len(combinations)}: {_text(values)}")
+        trial_options = _options_of(options, values)
+        result = train_once(task, reservoir, source, trial_options, place, test=False)
+        trials.append(_Trial(values, trial_options, result))
+    trials.sort(key=lambda trial: trial.rank, reverse=True)
+    best = trials[0]
+    if best.result.best_step is None:
+        raise InputError(
+            f"--sweep {', '.join(best.values)}: every run diverged before its first validation",
+            "try smaller values",
+        )
+    notify(f"{_text(best.values)} has the best validation score")
+    # The steps of the best run are in its folder: this call continues there, and scores the test rows.
+    result = train_once(task, reservoir, source, best.options, place)
+    return replace(result, swept=tuple(trial.row for trial in trials))
 
 
-def _write_test_predictions(
-    job: Job, folder: RunFolder, y: np.ndarray, predicted: np.ndarray, groups: np.ndarray | None
-) -> None:
-    """Write the labels of the test rows and the predictions of the best weights, both (rows, labels per row)."""
-    task = job.prepared.task
-    labels = y.reshape(len(y), task.readout_tokens, task.outputs)
-    ids = job.prepared.split("test").ids[job.rows["test"]]
-    predictions = ReadoutPredictions(
-        name=BEST, of_splits={"test": Predicted(predicted, None)}, rows={"test": slice(None)}
-    )
-    write_predictions(
-        folder.path, task, {"test": LabelledRows(ids=ids, y=labels, groups=groups)}, [predictions]
-    )
+def _combinations(options: TrainOptions) -> list[dict[str, Any]]:
+    """Return every combination of the values that ``--sweep`` lists, by the options' names."""
+    values_of = options.sweep or {}
+    lists = [values if isinstance(values, list | tuple) else [values] for values in values_of.values()]
+    combinations = [dict(zip(values_of, values, strict=True)) for values in itertools.product(*lists)]
+    for values in combinations:
+        replace(options, **values)  # refuses a wrong value before the first run
+    return combinations
+
+
+def _options_of(options: TrainOptions, values: dict[str, Any]) -> TrainOptions:
+    """Return the options of one run, which has a folder of its own below ``--run``."""
+    folder = options.run and options.run / "-".join(f"{name}-{value:g}" for name, value in values.items())
+    settings = {**values, "sweep": None, "resume": True, "run": folder, "on_divergence": "report"}
+    return replace(options, **settings)
+
+
+def _text(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())

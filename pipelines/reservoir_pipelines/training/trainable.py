@@ -13,8 +13,7 @@ from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
 from reservoir.training.groups import default_groups, unfreeze
 from reservoir_pipelines.training.checkpoints import load_trained
-from reservoir_pipelines.training.run_config import CONFIG
-from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_pipelines.training.run_folder import CONFIG, RunFolder
 
 
 def load_trainable(
