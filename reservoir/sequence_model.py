@@ -66,13 +66,9 @@ class SequenceModel(nn.Module):
             self.register_buffer(name, torch.from_numpy(np.array(getattr(scaling, name), np.float32)))
         self.branches = nn.ModuleList(branches)
         self.reader = branches[0].reader if isinstance(branches[0], Branch) else None
-        # The coding of the classes and the temperature are linear, so they become a part of the weights.
-        weight, bias = readout.coef, readout.intercept
-        if readout.targets.classes:
-            weight, bias = readout.targets.logits(weight), readout.targets.logits(bias[None])
-            weight, bias = (part.reshape(len(part), -1) / readout.temperature for part in (weight, bias))
+        weight, bias = _logit_weights(readout)
         self.register_buffer("weight", torch.from_numpy(weight))
-        self.register_buffer("bias", torch.from_numpy(bias.reshape(-1)))
+        self.register_buffer("bias", torch.from_numpy(bias))
         self.shape = (task.readout_tokens, task.outputs, *([task.classes] if task.classes else []))
         self.requires_grad_(False).eval()
 
@@ -90,6 +86,20 @@ class SequenceModel(nn.Module):
         # Channels of a frozen transformer may have a mean of 3000 and a deviation below one. Sums of
         # their products in float32 would lose all the digits in which two rows differ.
         return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.shape)
+
+
+def _logit_weights(readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weights (channels, logits) and the bias (logits,) by which features give the logits of a readout.
+
+    For regression, they are the coefficients and the intercept.
+    """
+    if not readout.targets.classes:
+        return readout.coef, readout.intercept.reshape(-1)
+    # A readout predicts the coding of the classes, from which `targets.logits` and the temperature give logits. Both
+    # steps are linear, so they can be applied to the coefficients of each channel and to the intercept instead.
+    weight = readout.targets.logits(readout.coef) / readout.temperature
+    bias = readout.targets.logits(readout.intercept[None]) / readout.temperature
+    return weight.reshape(len(weight), -1), bias.reshape(-1)
 
 
 class TokensModel(nn.Module):

@@ -1,5 +1,7 @@
-"""Images as the patches of a pretrained model, by its own processor and convolution."""
+"""Images and sounds as the tokens of a pretrained model: patches by its own processor, or its own convolutions."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,17 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from reservoir.inputs.trusted_files import settings_digest
 from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Vectors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-
 MAX_SIDE = 4096  # pixels; the largest models read 1,024
 # Sizes of two images that show whether a processor gives all images one size.
 BLANKS = ((97, 61), (50, 120))
+MAX_SAMPLES = 2**18  # samples in a batch of sounds; the first convolution makes 400 bytes of each
 
 
 class PatchInput(nn.Module):
@@ -65,7 +66,7 @@ class PixelReader:
         self.max_tokens = self.row_tokens = 1 + self.height * self.width // self.patch**2
         self.form = Vectors(self.patch**2 * config.num_channels)
         self.pixels = config.num_channels, *size
-        self.digest = settings_digest(processor)
+        self.digest = _settings_digest(processor)
         sizes_text = f"{self.width}x{self.height} pixels, a class token and {self.max_tokens - 1:,} patches"
         self.description = f"the model's own processor, as {sizes_text}"
 
@@ -82,3 +83,60 @@ class PixelReader:
         """Return the prepared pixels of images, (rows, height, width, channels) of float32."""
         pixels = self._processor(images, return_tensors="np")["pixel_values"]
         return np.asarray(pixels, np.float32).transpose(0, 2, 3, 1)
+
+
+class SoundReader:
+    """Passes stored samples through the convolutions of a model, with sounds of one length together."""
+
+    kind = "processor"
+    has_cls = False
+    note = ""
+    special = 0, 0
+
+    convolutions: nn.Module
+    """The convolutions of the model; set after the model is loaded."""
+
+    def __init__(self, extractor: Any, config: Any, most_samples: int) -> None:
+        self._extractor = extractor
+        self._steps = list(zip(config.conv_kernel, config.conv_stride, strict=True))
+        self.form = Vectors(config.conv_dim[-1])
+        self._least = 1  # samples of the shortest sound with a token
+        for kernel, stride in reversed(self._steps):
+            self._least = (self._least - 1) * stride + kernel
+        self.max_tokens = self.row_tokens = self._tokens(most_samples)
+        self.rate = int(extractor.sampling_rate)
+        self.digest = _settings_digest(extractor)
+        self.description = f"the model's own convolutions, as up to {self.max_tokens:,} tokens"
+
+    @torch.inference_mode()
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return vectors (rows, tokens, channels) of samples (rows, samples, 1), and each row's number of tokens."""
+        device = next(self.convolutions.parameters()).device
+        tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
+        features = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
+        # The first convolution of the base models is normalised over the whole sound: padding would change every token.
+        for length in np.unique(lengths):
+            same_length = np.flatnonzero(lengths == length)
+            batches = -(-len(same_length) * length // MAX_SAMPLES)
+            for rows in np.array_split(same_length, batches):
+                samples = list(x[rows, :length, 0])
+                inputs = self._extractor(samples, sampling_rate=self.rate, return_tensors="np")
+                # Sounds that are shorter than one token are padded with silence.
+                pad = (0, 0), (0, max(0, self._least - length))
+                padded = np.pad(inputs["input_values"], pad).astype(np.float32)
+                vectors = self.convolutions(torch.from_numpy(padded).to(device)).transpose(1, 2)
+                features[rows, : vectors.shape[1]] = vectors.float().cpu().numpy()
+        return features, tokens
+
+    def _tokens(self, samples: int) -> int:
+        """Return the number of tokens for a number of samples, at least one."""
+        samples = max(samples, self._least)
+        for kernel, stride in self._steps:
+            samples = (samples - kernel) // stride + 1
+        return samples
+
+
+def _settings_digest(processor: Any) -> str:
+    """Return the SHA-256 of the settings that affect the values of a prepared image or sound."""
+    settings = {name: value for name, value in processor.to_dict().items() if not name.startswith("_")}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
