@@ -35,7 +35,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from reservoir_pipelines import prepare
-from reservoir_pipelines.extraction.blocks import row_count
+from reservoir_pipelines.extraction.entries import row_count
 from reservoir_pipelines.extraction.extractor import load_extractor
 from reservoir_pipelines.output import silenced
 from torch import nn
@@ -68,16 +68,18 @@ def main() -> None:
     parser.add_argument("--backbone", default="gpt2")
     parser.add_argument("--peer", type=Path, help="folder of the authors' code")
     parser.add_argument("--isa", choices=tuple(ISA), help="limit torch to these instructions")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     # torch reads them when it is imported
-    if asked.isa and not ISA[asked.isa].items() <= os.environ.items():
-        raise SystemExit(subprocess.call([sys.executable, *sys.argv], env={**os.environ, **ISA[asked.isa]}))
+    if arguments.isa and not ISA[arguments.isa].items() <= os.environ.items():
+        raise SystemExit(
+            subprocess.call([sys.executable, *sys.argv], env={**os.environ, **ISA[arguments.isa]})
+        )
     device = choose_device("auto")
     compute = choose_compute("auto", device)
     capability = torch.backends.cpu.get_cpu_capability()
     print(f"{capability}, {torch.get_num_threads()} threads, {device}, {compute}", file=sys.stderr)
     which = int(device.type == "cpu" and torch.get_num_threads() == 1)
-    heads = ["authors", *(["their code"] if asked.peer else []), "model alone", "`extract`"]
+    heads = ["authors", *(["their code"] if arguments.peer else []), "model alone", "`extract`"]
     titles = [
         "tokens",
         "rows",
@@ -86,9 +88,9 @@ def main() -> None:
         "ratios by wall time",
     ]
     print(f"| {' | '.join(titles)} |\n|{'|'.join(['--:'] * len(titles))}|", flush=True)
-    for tokens in map(int, asked.tokens.split(",")):
-        rows = max(BATCH, asked.work // tokens)
-        turns = [speeds(asked, rows, tokens, device, compute) for _ in range(asked.turns)]
+    for tokens in map(int, arguments.tokens.split(",")):
+        rows = max(BATCH, arguments.work // tokens)
+        turns = [speeds(arguments, rows, tokens, device, compute) for _ in range(arguments.turns)]
         best = np.max(turns, axis=0)
         ratios = [f"{best[-1, which] / other[which]:.2f}" for other in best[:-1]]
         clock = ", ".join(f"{best[-1, 0] / other[0]:.2f}" for other in best[:-1])
@@ -97,14 +99,14 @@ def main() -> None:
 
 
 def speeds(
-    asked: argparse.Namespace, rows: int, tokens: int, device: torch.device, compute: str
+    arguments: argparse.Namespace, rows: int, tokens: int, device: torch.device, compute: str
 ) -> np.ndarray:
     """Return the rows per second of each program, by wall time and by processor time."""
-    found = [authors(asked.backbone, rows, tokens, device)]
-    if asked.peer:
-        found.append(released(asked.peer, asked.backbone, rows, tokens, device))
-    bare = [plain(asked.backbone, rows, tokens, size, device, compute) for size in sizes(tokens)]
-    return np.stack([*found, np.max(bare, axis=0), extracted(asked.backbone, rows, tokens)])
+    per_method = [authors(arguments.backbone, rows, tokens, device)]
+    if arguments.peer:
+        per_method.append(released(arguments.peer, arguments.backbone, rows, tokens, device))
+    bare = [plain(arguments.backbone, rows, tokens, size, device, compute) for size in sizes(tokens)]
+    return np.stack([*per_method, np.max(bare, axis=0), extracted(arguments.backbone, rows, tokens)])
 
 
 def sizes(tokens: int) -> list[int]:

@@ -86,10 +86,10 @@ def main() -> None:
         for width in arguments.widths:
             for rows in arguments.rows:
                 entry = write_entry(Path(folder) / f"{rows}-{width}", rows, width)
-                done = subprocess.run(
+                process = subprocess.run(
                     [sys.executable, "-c", CHILD, str(entry)], stdout=subprocess.PIPE, text=True, check=True
                 )
-                before, peak = (int(value) * unit for value in done.stdout.split())
+                before, peak = (int(value) * unit for value in process.stdout.split())
                 print(
                     f"{rows:<7} {width:<6} {rows * width * 2 / 1e6:<12.1f} {(peak - before) / 1e6:.0f}",
                     flush=True,

@@ -94,28 +94,28 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=98_304)
     parser.add_argument("--patch", type=int, default=4)
     parser.add_argument("--dir", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     # the fake device's own work, which a GPU would do, must not occupy the second core
     torch.set_num_threads(1)
     speeds = []
-    with tempfile.TemporaryDirectory(dir=asked.dir) as folder, ExitStack() as stack, silenced():
+    with tempfile.TemporaryDirectory(dir=arguments.dir) as folder, ExitStack() as stack, silenced():
         stack.enter_context(patch.object(FPT, "features", at_once()))
         stack.enter_context(patch.dict(plan.BATCH_TOKENS, cpu=plan.BATCH_TOKENS["cuda"]))
         stack.enter_context(patch.dict(plan.BLOCK_ROWS, cpu=plan.BLOCK_ROWS["cuda"]))
-        draw, rows, file = np.random.default_rng(0), asked.rows, Path(folder) / "random.npz"
+        draw, rows, file = np.random.default_rng(0), arguments.rows, Path(folder) / "random.npz"
         split = np.array(["valid", "test", *["train"] * (rows - 2)])
         x = draw.normal(size=(rows, TOKENS, 1)).astype(np.float32)
         np.savez(file, x=x, y=np.arange(rows) % 2, split=split)
-        extracted(Path(folder) / "warm", file, asked.patch)
+        extracted(Path(folder) / "warm", file, arguments.patch)
         for turn in range(TURNS):
-            clock, processor, sizes = extracted(Path(folder) / f"cache{turn}", file, asked.patch)
+            clock, processor, sizes = extracted(Path(folder) / f"cache{turn}", file, arguments.patch)
             disk = written(Path(folder) / f"plain{turn}", sizes)
             speeds.append((rows / clock, rows / disk, 2 * rows / processor))
     print(
         f"| turn | rows/s of `extract` | rows/s of the disk alone | rows/s of two idle cores |\n|{'--:|' * 4}"
     )
     for turn, speed in enumerate(speeds, 1):
-        print(f"| {turn} | {' | '.join(f'{each:,.0f}' for each in speed)} |")
+        print(f"| {turn} | {' | '.join(f'{value:,.0f}' for value in speed)} |")
 
 
 if __name__ == "__main__":

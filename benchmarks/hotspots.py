@@ -76,39 +76,41 @@ def kind_of(name: str) -> str:
 def peak(dtype: torch.dtype) -> float:
     """Return the operations per second of processor time in a large product."""
     a, b = torch.randn(2048, 768).to(dtype), torch.randn(768, 3072).to(dtype)
-    found = []
+    seconds = []
     for _ in range(20):
         started = time.process_time()
         torch.matmul(a, b)
-        found.append(time.process_time() - started)
-    return 2 * 2048 * 768 * 3072 / min(found)
+        seconds.append(time.process_time() - started)
+    return 2 * 2048 * 768 * 3072 / min(seconds)
 
 
 def profiled(backbone: str, rows: int, tokens: int) -> dict[str, Any]:
     """Return the processor seconds of an extraction, in total and by operation of its main thread."""
-    compute, found = Extractor.compute, {}
+    compute, measured = Extractor.compute, {}
 
     def watched(extractor: Extractor, *arguments: Any) -> int:
         model = extractor.model.fpt.backbone
-        found["dtype"] = extractor.model.compute
-        found["operations"] = (
+        measured["dtype"] = extractor.model.compute
+        measured["operations"] = (
             rows * tokens * len(model.blocks) * (24 * model.width**2 + 4 * tokens * model.width)
         )
         started = time.process_time()
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            done = compute(extractor, *arguments)
-        found["seconds"] = time.process_time() - started
+            output = compute(extractor, *arguments)
+        measured["seconds"] = time.process_time() - started
         spent: Counter[str] = Counter()
         for event in seen.key_averages():
             spent[kind_of(event.key)] += event.self_cpu_time_total
-        found["shares"] = {kind: round(time / spent.total(), 3) for kind, time in spent.most_common()}
+        measured["shares"] = {kind: round(time / spent.total(), 3) for kind, time in spent.most_common()}
         top = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)[:12]
-        found["largest"] = {event.key: round(event.self_cpu_time_total / spent.total(), 3) for event in top}
-        return done
+        measured["largest"] = {
+            event.key: round(event.self_cpu_time_total / spent.total(), 3) for event in top
+        }
+        return output
 
     with patch.object(Extractor, "compute", watched):
         extracted(backbone, rows, tokens)
-    return found
+    return measured
 
 
 def main() -> None:
@@ -119,11 +121,11 @@ def main() -> None:
     parser.add_argument("--tokens", default="64,512,1024")
     parser.add_argument("--work", type=int, default=4096)
     parser.add_argument("--backbone", default="gpt2")
-    asked = parser.parse_args()
-    for tokens in map(int, asked.tokens.split(",")):
-        rows = max(3, asked.work // tokens)
-        found = profiled(asked.backbone, rows, tokens)
-        floor = found["operations"] / peak(getattr(torch, found["dtype"]))
+    options = parser.parse_args()
+    for tokens in map(int, options.tokens.split(",")):
+        rows = max(3, options.work // tokens)
+        measured = profiled(options.backbone, rows, tokens)
+        floor = measured["operations"] / peak(getattr(torch, measured["dtype"]))
         setting = {
             "tokens": tokens,
             "rows": rows,
@@ -131,7 +133,9 @@ def main() -> None:
             "floor_seconds": round(floor, 2),
         }
         print(
-            json.dumps(setting | {"of_the_floor": round(floor / found["seconds"], 3)} | found, indent=2),
+            json.dumps(
+                setting | {"of_the_floor": round(floor / measured["seconds"], 3)} | measured, indent=2
+            ),
             flush=True,
         )
 

@@ -32,22 +32,22 @@ def row_of(settings: dict[str, object]) -> str:
 
 def repeat(folder: Path) -> Evaluation:
     """Fit the chosen readout of a finished fit again, and return its evaluation on test rows."""
-    kept = json.loads((folder / "fit.json").read_text())
-    best = kept["best"]
+    saved = json.loads((folder / "fit.json").read_text())
+    best = saved["best"]
     alphas = f"{best['alpha']}:{best['alpha']}:1"
     columns = ["+".join(best["columns"])]
-    return fit(kept["entry"], columns=columns, readout=best["readout"], alphas=alphas).evaluation
+    return fit(saved["entry"], columns=columns, readout=best["readout"], alphas=alphas).evaluation
 
 
 def evaluations(out: Path) -> dict[tuple[str, str, str, int], Evaluation]:
     """Return the evaluations of a folder's fits by task, row, weights and seed."""
-    found = {}
+    scored = {}
     for path in sorted((out / "cells").glob("*.json")):
         cell = json.loads(path.read_text())
         settings, row = cell["settings"], row_of(cell["settings"])
         weights = "raw" if row == "raw" else settings["init"]
-        found[cell["task"], row, weights, settings["seed"]] = repeat(out / cell["folder"])
-    return found
+        scored[cell["task"], row, weights, settings["seed"]] = repeat(out / cell["folder"])
+    return scored
 
 
 def main() -> None:
@@ -56,24 +56,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, help="folder of the results, as given to reproduce --out")
-    found = evaluations(parser.parse_args().out)
-    seeds = sorted({seed for *_, seed in found})
+    scored = evaluations(parser.parse_args().out)
+    seeds = sorted({seed for *_, seed in scored})
     print("| task | readout | one | other | difference in points | p of each seed |")
     print("|---|---|---|---|--:|---|")
-    for task in dict.fromkeys(task for task, *_ in found):
+    for task in dict.fromkeys(task for task, *_ in scored):
         pairs = [(row, pair) for row in ("last layer", "best column") for pair in combinations(WEIGHTS, 2)]
         pairs += [("best column", (weights, "raw")) for weights in WEIGHTS]
-        for row, (one, other) in pairs:
+        for row, (weights, other) in pairs:
             keys = [
-                ((task, row, one, s), (task, "raw" if other == "raw" else row, other, s)) for s in seeds
+                ((task, row, weights, s), (task, "raw" if other == "raw" else row, other, s)) for s in seeds
             ]
-            both = [(found[a], found[b]) for a, b in keys if a in found and b in found]
+            both = [(scored[a], scored[b]) for a, b in keys if a in scored and b in scored]
             if not both:
                 continue
             gains = [100 * (a.row_scores.mean() - b.row_scores.mean()) for a, b in both]
             p_values = (p_value_of_difference(a, b) for a, b in both)
             p = ", ".join("-" if value is None else f"{value:.2g}" for value in p_values)
-            print(f"| {task} | {row} | {one} | {other} | {sum(gains) / len(gains):+.1f} | {p} |")
+            print(f"| {task} | {row} | {weights} | {other} | {sum(gains) / len(gains):+.1f} | {p} |")
 
 
 if __name__ == "__main__":

@@ -81,14 +81,17 @@ def compared(task: str, settings: dict[str, Any]) -> list[str]:
     layers: dict[str, list[str]] = {}
     for column in features.store["train"].columns:
         layers.setdefault(column.partition("/")[0], []).append(column)
-    columns = {name: [*each, "+".join(each)] for name, each in layers.items()}
+    columns = {name: [*poolings, "+".join(poolings)] for name, poolings in layers.items()}
     final = fit(features, columns=columns["final"])
-    best = fit(features, columns=[column for each in columns.values() for column in each])
+    best = fit(features, columns=[column for poolings in columns.values() for column in poolings])
     gains = best.evaluation.row_scores - final.evaluation.row_scores
     half = 1.96 * gains.std() / np.sqrt(len(gains))
     layer = best.best.columns[0].partition("/")[0]
     difference = f"{100 * gains.mean():+.1f} ± {100 * half:.1f}" if layer != "final" else "0"
-    scores = [one.test_score or 0 for one in (final.best, best.best, *([best.raw] if best.raw else []))]
+    scores = [
+        candidate.test_score or 0
+        for candidate in (final.best, best.best, *([best.raw] if best.raw else []))
+    ]
     p = p_value_of_difference(best.evaluation, final.evaluation)
     shares = [f"{100 * score:.1f}" for score in scores]
     return [f"{len(gains):,}", shares[0], layer, shares[1], difference, f"{p:.2g}", *shares[2:]]
@@ -117,23 +120,26 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of MNIST and CIFAR-10")
     parser.add_argument("--model", help="folder of another model")
     parser.add_argument("--text", type=Path, help="text file, may be gzipped")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     show = partial(print, flush=True)
     show("| model | task | test rows | final | best layer | best | difference | p | raw | minutes |")
     show("|---|---|--:|--:|---|--:|--:|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as folder:
-        for title, options, tasks in pairs(asked.model):
-            for name in (name for name in tasks if name in asked.only.split(",")):
-                if (name == "order" and not asked.text) or (
-                    name in ("mnist", "cifar10") and not asked.data
+        for title, options, tasks in pairs(arguments.model):
+            for name in (name for name in tasks if name in arguments.only.split(",")):
+                if (name == "order" and not arguments.text) or (
+                    name in ("mnist", "cifar10") and not arguments.data
                 ):
                     continue
-                started, task = time.process_time(), own_data(name, asked.rows, Path(folder), asked.text)
-                places = {"data": asked.data, "cache": folder} if task == name else {"cache": folder}
-                settings = {"layers": "all", "limit": asked.rows} | TASKS[name] | options | places
-                found = compared(task, settings)
+                started, task = (
+                    time.process_time(),
+                    own_data(name, arguments.rows, Path(folder), arguments.text),
+                )
+                places = {"data": arguments.data, "cache": folder} if task == name else {"cache": folder}
+                settings = {"layers": "all", "limit": arguments.rows} | TASKS[name] | options | places
+                cells = compared(task, settings)
                 minutes = (time.process_time() - started) / 60
-                show("|", " | ".join([title, name, *found, f"{minutes:.1f}"]), "|")
+                show("|", " | ".join([title, name, *cells, f"{minutes:.1f}"]), "|")
 
 
 if __name__ == "__main__":

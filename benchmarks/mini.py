@@ -101,11 +101,11 @@ def main() -> None:
     )
     size = sum(p.numel() for p in model.parameters())
     name = f"{arguments.model.name}, {size / 1e6:.1f} million parameters, {compute}"
-    found = {name: bits_per_byte(model, text, held_out, compute)} | compressed(held_out)
+    bits_by_name = {name: bits_per_byte(model, text, held_out, compute)} | compressed(held_out)
     print(
         f"| {(held_out.windows.shape[1] - held_out.first).sum():,} bytes of the test part | bits per byte |\n|---|--:|"
     )
-    print("\n".join(f"| {name} | {bits:.3f} |" for name, bits in found.items()), flush=True)
+    print("\n".join(f"| {name} | {bits:.3f} |" for name, bits in bits_by_name.items()), flush=True)
     for seed in range(SAMPLES):
         print(f"\n--- sample of seed {seed} " + "-" * 40 + f"\n{sample(model, seed)}", file=sys.stderr)
 

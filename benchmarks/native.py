@@ -66,15 +66,15 @@ def sentences(file: Path) -> list[tuple[str, str, str]]:
     with gzip.open(file, "rt", encoding="utf-8", errors="replace") as opened:
         text = opened.read(20_000_000)
     pages = re.findall(r"<title>(.*?)</title>.*?<text [^>]*>(.*?)</text>", text, flags=re.S)
-    found = []
+    examples = []
     for title, page in sorted(pages, key=lambda page: -len(page[1]))[:ARTICLES]:
         plain = re.sub(r"\{\{.*?\}\}|&lt;.*?&gt;|\[\[(?:[^|\]]*\|)?|\]\]|'{2,}|&\w+;|http\S+", "", page)
         paragraphs = [part for part in plain.split("\n") if part[:1].isalpha()]
         for number, paragraph in enumerate(paragraphs):
             split = "test" if number % 2 else "train"
             pieces = re.split(r"(?<=[.!?]) +", paragraph)
-            found += [(piece, title, split) for piece in pieces if len(piece) >= MIN_LETTERS]
-    return found
+            examples += [(piece, title, split) for piece in pieces if len(piece) >= MIN_LETTERS]
+    return examples
 
 
 def show(name: str, valid: float, test: float, what: str) -> None:
@@ -156,14 +156,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with remote_homology")
     parser.add_argument("--text", type=Path, help="enwik8.gz")
     parser.add_argument("--limit", type=int, default=300, help="rows of each split of homology")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     print("| form | best readout | valid | test |\n|---|---|--:|--:|")
     with tempfile.TemporaryDirectory() as place:
-        if asked.text:
-            articles(Path(place), asked.text)
-        if asked.antiberty and asked.data:
-            homology(Path(place), asked.data, asked.antiberty, asked.limit)
+        if options.text:
+            articles(Path(place), options.text)
+        if options.antiberty and options.data:
+            homology(Path(place), options.data, options.antiberty, options.limit)
 
 
 if __name__ == "__main__":

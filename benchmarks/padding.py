@@ -46,20 +46,25 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--backbone", default="mini")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print(
         "| task, real lengths | batches | padding | original order | all padded | original order, 16 at a time |"
     )
     print("|---|---|--:|--:|--:|--:|", flush=True)
     sources = [task_named("listops", train_rows=8192, valid_rows=1, test_rows=1)]
-    sources += [task_named("homology", data=asked.data)] if asked.data else []
+    sources += [task_named("homology", data=arguments.data)] if arguments.data else []
     for source in sources:
         parts = [part for piece in source.pieces() if (part := source.read(piece).get("train"))]
         lengths = np.concatenate([part.lengths for part in parts])
         for device in ("cpu", "cuda"):
             show(source.task, lengths, device)
-        if asked.rows:
-            measure(source.task, parts[0].x[: asked.rows], parts[0].lengths[: asked.rows], asked.backbone)
+        if arguments.rows:
+            measure(
+                source.task,
+                parts[0].x[: arguments.rows],
+                parts[0].lengths[: arguments.rows],
+                arguments.backbone,
+            )
 
 
 def ways(lengths: np.ndarray, most: int, device: str) -> list[Batches]:

@@ -43,8 +43,10 @@ def ask(command: list[str], folder: Path, *, processor: bool) -> dict[str, Any]:
     environment = (
         os.environ | {"RESERVOIR_CACHE": str(folder)} | ({"OMP_NUM_THREADS": "1"} if processor else {})
     )
-    done = subprocess.run([*code, *command, "--json"], check=True, stdout=subprocess.PIPE, env=environment)
-    return json.loads(done.stdout)
+    process = subprocess.run(
+        [*code, *command, "--json"], check=True, stdout=subprocess.PIPE, env=environment
+    )
+    return json.loads(process.stdout)
 
 
 def main() -> None:
@@ -55,7 +57,7 @@ def main() -> None:
     parser.add_argument("--processor", action="store_true", help="measure processor seconds")
     parser.add_argument("--case", type=int, action="append", help="only this case; may be repeated")
     options = parser.parse_args()
-    found = []
+    cases = []
     for number in options.case or range(len(CASES)):
         backbone, tokens, rows = CASES[number]
         with tempfile.TemporaryDirectory() as name:
@@ -81,9 +83,9 @@ def main() -> None:
         case = {"backbone": backbone, "tokens": tokens, "rows": rows, "compute": said["compute"]}
         times = {"planned": round(said["seconds"], 2), "taken": round(took["seconds"], 2)}
         sizes = {"bytes_planned": said["bytes"], "bytes_taken": took["bytes"]}
-        found.append(case | times | {"ratio": round(said["seconds"] / took["seconds"], 3)} | sizes)
-        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    print(json.dumps({"load": os.getloadavg()[0], "cases": found}, indent=2))
+        cases.append(case | times | {"ratio": round(said["seconds"] / took["seconds"], 3)} | sizes)
+        print(json.dumps(cases[-1]), file=sys.stderr, flush=True)
+    print(json.dumps({"load": os.getloadavg()[0], "cases": cases}, indent=2))
 
 
 if __name__ == "__main__":

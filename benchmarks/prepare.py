@@ -54,12 +54,12 @@ def plain_listops(data: Path, rows: int) -> None:
         return [*words, "]"], work[words[0]](values)
 
     number = {w: i + 1 for i, w in enumerate((*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]"))}
-    found = 0
-    while found < rows:
+    count = 0
+    while count < rows:
         words, _ = grow(1)
         if 500 <= len(words) <= 2000:
             np.array([number[word] for word in words], np.uint8)
-            found += 1
+            count += 1
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -73,8 +73,8 @@ def prepared(task: str, data: Path, workers: int, **parameters: Any) -> tuple[in
     """Return the rows and the seconds of one `prepare` into an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         started = time.perf_counter()
-        found = prepare(task, data=data, cache=Path(cache), workers=workers, parameters=parameters)
-        return sum(found.rows.values()), time.perf_counter() - started
+        data_set = prepare(task, data=data, cache=Path(cache), workers=workers, parameters=parameters)
+        return sum(data_set.rows.values()), time.perf_counter() - started
 
 
 def main() -> None:
@@ -86,30 +86,34 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=20_000, help="expressions of listops")
     options.add_argument("--sample", type=int, default=500, help="rows of the plain loops")
     options.add_argument("--workers", type=int, default=2)
-    given = options.parse_args()
+    arguments = options.parse_args()
     # The processes themselves are measured, so they are used even for little work.
     processes.PAYS_OFF = 0
-    prepared("digits", given.data, 0)
+    prepared("digits", arguments.data, 0)
     length = {"min_length": 500, "max_length": 2000, "valid_rows": 1, "test_rows": 1, "source": "generated"}
     tasks: dict[str, tuple[Callable[[Path, int], None], dict[str, Any]]] = {
         "cifar10-lra": (plain_cifar, {}),
-        "listops": (plain_listops, {**length, "train_rows": given.rows}),
+        "listops": (plain_listops, {**length, "train_rows": arguments.rows}),
     }
     print(f"{'task':12} {'how':14} {'rows':>8} {'seconds':>8} {'rows/s':>9}")
     for task, (plain, parameters) in tasks.items():
         results = {
-            "plain loop": (given.sample, seconds(lambda plain=plain: plain(given.data, given.sample)))
+            "plain loop": (
+                arguments.sample,
+                seconds(lambda plain=plain: plain(arguments.data, arguments.sample)),
+            )
         }
-        for workers in (0, given.workers):
+        for workers in (0, arguments.workers):
             results[f"{workers} workers" if workers else "this process"] = prepared(
-                task, given.data, workers, **parameters
+                task, arguments.data, workers, **parameters
             )
         for how, (rows, taken) in results.items():
             print(f"{task:12} {how:14} {rows:8} {taken:8.2f} {rows / taken:9.0f}")
-    print(f"\nlistops: seconds in this process and with {given.workers} workers")
+    print(f"\nlistops: seconds in this process and with {arguments.workers} workers")
     for rows in (4096, 8192, 16_384, 32_768, 65_536):
         here, there = (
-            prepared("listops", given.data, w, **length, train_rows=rows)[1] for w in (0, given.workers)
+            prepared("listops", arguments.data, w, **length, train_rows=rows)[1]
+            for w in (0, arguments.workers)
         )
         print(f"{rows:8} rows {here:8.2f} {there:8.2f}")
         if there < here:

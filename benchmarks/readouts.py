@@ -163,13 +163,15 @@ def measure_logistic(
 
     x, y = in_memory(pair[0], rows)
     # standardised by its own statistics, for both libraries
-    held, labels = in_memory(pair[1], pair[1].stop)
+    held_out, labels = in_memory(pair[1], pair[1].stop)
     data = [(x, y[:, None])]
     ours, path = timed(lambda: logistic_path(data, targets, LOGISTIC_PENALTIES, gather(data, targets)))
 
     def cold(tolerance: float) -> list[Any]:
         return [
-            LogisticRegression(C=1 / a, max_iter=10_000, tol=tolerance).fit(x, y).score_path(held, labels)
+            LogisticRegression(C=1 / a, max_iter=10_000, tol=tolerance)
+            .fit(x, y)
+            .score_path(held_out, labels)
             for a in LOGISTIC_PENALTIES
         ]
 
@@ -177,7 +179,7 @@ def measure_logistic(
     # the time is compared with the default, the accuracy with fits that go on to the optimum.
     theirs, stopped = timed(lambda: cold(1e-4))
     optimal, exact = timed(lambda: cold(1e-8))
-    accuracy = score_path(path, [(held, labels[:, None])], targets).accuracy()
+    accuracy = score_path(path, [(held_out, labels[:, None])], targets).accuracy()
     return {
         "path": ours * columns,
         "cold_fits": theirs * columns,

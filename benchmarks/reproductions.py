@@ -84,7 +84,7 @@ class Numbers:
         for name, claim in claims:
             if claim["verdict"] in (HOLDS, FAILS, UNSEEN):
                 verdicts[name, claim["says"]].add(claim["verdict"])
-        alone = Counter(next(iter(given)) for given in verdicts.values() if len(given) == 1)
+        alone = Counter(next(iter(by_scale)) for by_scale in verdicts.values() if len(by_scale) == 1)
         comparisons = sum(bool(claim["interval"]) for _, claim in claims)
         return {
             "all": len(verdicts),
@@ -92,8 +92,8 @@ class Numbers:
             "hold": alone[HOLDS],
             "fail": alone[FAILS],
             "unseen": alone[UNSEEN],
-            "differ": sum(len(given) > 1 for given in verdicts.values()),
-            "open": sum(not given for given in verdicts.values()),
+            "differ": sum(len(by_scale) > 1 for by_scale in verdicts.values()),
+            "open": sum(not by_scale for by_scale in verdicts.values()),
             "comparisons": comparisons,
             "by chance": round(comparisons / 20),
             "at real scale": len({(name, claim["says"]) for name, claim in claims if claim["real"]}),
@@ -102,7 +102,7 @@ class Numbers:
     def _spot(self, folder: str, table: str, row: str, column: str) -> Mapping[str, Any]:
         try:
             filled = self.tables[folder, table]
-            spots = next(one["spots"] for one in filled["rows"] if one["name"] == row)
+            spots = next(line["spots"] for line in filled["rows"] if line["name"] == row)
             return spots[filled["columns"].index(column)]
         except (KeyError, StopIteration, ValueError):
             raise SystemExit(

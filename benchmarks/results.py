@@ -77,8 +77,8 @@ def make(table: dict[str, Any], places: dict[str, str], compute: str) -> str:
     """Run the commands of a table and return it as Markdown; script output without a table becomes a text block."""
     if "script" in table:
         script, *words = shlex.split(table["script"])
-        found = _run([str(HERE / script), *words], places).strip()
-        return found if found.startswith("|") else f"```text\n{found}\n```"
+        printed = _run([str(HERE / script), *words], places).strip()
+        return printed if printed.startswith("|") else f"```text\n{printed}\n```"
     rows = [cells(row, places, compute) for row in table["rows"]]
     heads = [head for head in HEADS if any(row[head] for row in rows)]
     aligned = "|".join(
@@ -91,11 +91,11 @@ def make(table: dict[str, Any], places: dict[str, str], compute: str) -> str:
 def cells(row: dict[str, Any], places: dict[str, str], compute: str) -> dict[str, str]:
     """Return a row of a table by its headings."""
     reservoir = ["-m", "reservoir_pipelines"]
-    made = json.loads(_run([*reservoir, "extract", *shlex.split(row["extract"]), "--json"], places))
-    found = json.loads(
-        _run([*reservoir, "fit", made["entry"], *shlex.split(row.get("fit", "")), "--json"], places)
+    extracted = json.loads(_run([*reservoir, "extract", *shlex.split(row["extract"]), "--json"], places))
+    fitted_json = json.loads(
+        _run([*reservoir, "fit", extracted["entry"], *shlex.split(row.get("fit", "")), "--json"], places)
     )
-    best, raw = found["best"], found["raw"]
+    best, raw = fitted_json["best"], fitted_json["raw"]
     title = Result(**{name: best[name] for name in ("columns", "readout", "alpha", "valid_score")}).title
     fixed = "--compute float32" in row["extract"]
     shares = (
@@ -103,8 +103,8 @@ def cells(row: dict[str, Any], places: dict[str, str], compute: str) -> dict[str
         f"**{100 * best['test_score']:.1f}**",
         f"{100 * raw['test_score']:.1f}",
     )
-    fitted = f"{made['rows']['train']:,}", f"`{title}, ridge {best['alpha']:.3g}`"
-    chosen = max(found["baselines"], key=lambda baseline: baseline["valid_score"])
+    fitted = f"{extracted['rows']['train']:,}", f"`{title}, ridge {best['alpha']:.3g}`"
+    chosen = max(fitted_json["baselines"], key=lambda baseline: baseline["valid_score"])
     baseline, paper = f"{100 * chosen['test_score']:.1f} ({chosen['name']})", str(row.get("paper", ""))
     return dict(
         zip(
@@ -115,9 +115,9 @@ def cells(row: dict[str, Any], places: dict[str, str], compute: str) -> dict[str
     )
 
 
-def differences(printed: str, found: str) -> list[str]:
+def differences(printed: str, new_text: str) -> list[str]:
     """Return the rows and columns in which the numbers of two tables differ by more than the last digit."""
-    old, new = ({row[next(iter(row))]: row for row in parsed(text)} for text in (printed, found))
+    old, new = ({row[next(iter(row))]: row for row in parsed(text)} for text in (printed, new_text))
     wrong = [
         f"{name}: this row is only in the file, or only in the new table"
         for name in old.keys() ^ new.keys()
@@ -144,10 +144,10 @@ def block(name: str) -> str:
     return text.partition(f"<!-- {name} -->\n")[2].partition("<!-- end -->")[0]
 
 
-def write(name: str, table: dict[str, Any], made: str, how: str) -> None:
+def write(name: str, table: dict[str, Any], content: str, how: str) -> None:
     """Write a table with its commands, the date, the time it took and the machine."""
     typed = "\n".join(f"    {command}" for command in commands(table))
-    text = f"{made}\n\n{typed}\n\n{how}\n"
+    text = f"{content}\n\n{typed}\n\n{how}\n"
     before, mark, rest = RESULTS.read_text().partition(f"<!-- {name} -->\n")
     RESULTS.write_text(f"{before}{mark}{text}{rest[rest.index('<!-- end -->') :]}")
 
@@ -170,25 +170,25 @@ def _line(row: list[str]) -> str:
     return "| " + " | ".join(row) + " |"
 
 
-def _same(printed: str, found: str) -> bool:
+def _same(printed: str, new_number: str) -> bool:
     """Return whether two cells are the same, as numbers within the last digit."""
     pattern = r"-?[\d,]*\.?\d+"
-    if not (re.fullmatch(pattern, found) and re.fullmatch(pattern, printed)):
-        return printed == found or not re.fullmatch(pattern, found)
-    digits = len(found.partition(".")[2])
-    return abs(float(printed.replace(",", "")) - float(found.replace(",", ""))) < 1.5 * 10**-digits
+    if not (re.fullmatch(pattern, new_number) and re.fullmatch(pattern, printed)):
+        return printed == new_number or not re.fullmatch(pattern, new_number)
+    digits = len(new_number.partition(".")[2])
+    return abs(float(printed.replace(",", "")) - float(new_number.replace(",", ""))) < 1.5 * 10**-digits
 
 
-def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[str, Any]]:
+def _plan(options: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Return the tables to make; print their cost and the tables that are left out."""
     tables = tomllib.loads(TABLES.read_text())
-    only, chosen = asked.only.split(",") if asked.only else list(tables), {}
+    only, chosen = options.only.split(",") if options.only else list(tables), {}
     if unknown := set(only) - tables.keys():
         raise SystemExit(f"--only {', '.join(unknown)}: no such table; the tables are {', '.join(tables)}")
     for name, table in tables.items():
-        if name not in only or (asked.check and table.get("long") and not asked.only):
+        if name not in only or (options.check and table.get("long") and not options.only):
             continue
-        if asked.check and table.get("timing"):
+        if options.check and table.get("timing"):
             print(f"{name}: left out, because it has only times and memory, which are never compared")
         elif missing := lacking(table, places):
             print(f"{name}: left out, because it needs {', '.join(missing)}")
@@ -216,35 +216,35 @@ def main() -> int:
         "--cache", metavar="DIR", help="Folder that keeps the features; by default they are deleted."
     )
     parser.add_argument("--only", metavar="NAMES", help="Tables, comma-separated.")
-    asked = parser.parse_args()
-    if wrong := [place for place in asked.places if "=" not in place]:
+    options = parser.parse_args()
+    if wrong := [place for place in options.places if "=" not in place]:
         parser.error(f"{wrong[0]!r} is not NAME=PATH; name tables with --only")
-    places, failed = dict(place.split("=", 1) for place in asked.places), 0
+    places, failed = dict(place.split("=", 1) for place in options.places), 0
     os.environ["OMP_NUM_THREADS"] = "1"
     here = choose_compute("auto", choose_device("cpu"))
-    chosen = _plan(asked, places)
+    chosen = _plan(options, places)
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["RESERVOIR_CACHE"] = asked.cache or cache
+        os.environ["RESERVOIR_CACHE"] = options.cache or cache
         for name, table in chosen.items():
             started = time.monotonic()
             try:
-                made = make(table, places, here)
+                content = make(table, places, here)
             except subprocess.CalledProcessError as error:
                 failed += 1
                 print(f"{name}: its command failed with exit code {error.returncode}", flush=True)
                 continue
             minutes = (time.monotonic() - started) / 60
-            print(f"\n{made}\n", flush=True)
-            if asked.write:
+            print(f"\n{content}\n", flush=True)
+            if options.write:
                 write(
                     name,
                     table,
-                    made,
+                    content,
                     f"{date.today()}, {minutes:.1f} minutes of wall time, {machine(here)}.",
                 )
                 continue
             printed = block(name)
-            wrong = differences(printed, made)
+            wrong = differences(printed, content)
             judged = "rows" in table or f", {here}," in printed
             failed += bool(wrong) and judged
             verdict = ("DIFFERS\n  " + "\n  ".join(wrong)) if wrong else "agrees"

@@ -147,8 +147,8 @@ def over_networks(task: Path, options: argparse.Namespace) -> dict[str, Any]:
             processes[1].kill()
 
         threading.Thread(target=kill, daemon=True).start()
-        done = extract(task, options, 1, "--scheduler", f"tcp://127.0.0.1:{PORT}")
-        return asdict(done) | {"first_worker_was_killed": processes[1].poll() == -9}
+        result = extract(task, options, 1, "--scheduler", f"tcp://127.0.0.1:{PORT}")
+        return asdict(result) | {"first_worker_was_killed": processes[1].poll() == -9}
 
 
 def main() -> None:
@@ -164,27 +164,31 @@ def main() -> None:
     options = parser.parse_args()
     # so that networks and workers end with this process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    found: dict[str, object] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], **vars(options)}
+    results: dict[str, object] = {
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        **vars(options),
+    }
     with tempfile.TemporaryDirectory() as folder:
         task = write_rows(Path(folder) / "rows.npz", options.rows, options.tokens)
         alone = extract(task, options, 1)
-        found["1 process of 1 thread"] = asdict(alone)
+        results["1 process of 1 thread"] = asdict(alone)
         if options.namespaces:
-            found["networks"] = over_networks(task, options)
+            results["networks"] = over_networks(task, options)
         for workers in map(int, filter(None, options.workers.split(","))):
-            done = extract(task, options, workers, "--workers", str(workers))
-            found[f"{workers} workers"] = asdict(done) | {"same_bytes": done.shards == alone.shards}
+            result = extract(task, options, workers, "--workers", str(workers))
+            results[f"{workers} workers"] = asdict(result) | {"same_bytes": result.shards == alone.shards}
         pairs = [
             (extract(task, options, 2), extract(task, options, 2, "--workers", "2"))
             for _ in range(options.pairs)
         ]
-    found |= {"pairs": [[asdict(a), asdict(b)] for a, b in pairs], "load_after": os.getloadavg()[0]}
+    results |= {"pairs": [[asdict(a), asdict(b)] for a, b in pairs], "load_after": os.getloadavg()[0]}
     if pairs:
-        found["efficiency"] = round(statistics.median(a.seconds / b.seconds for a, b in pairs), 3)
-        found["efficiency_by_processor"] = round(
+        results["efficiency"] = round(statistics.median(a.seconds / b.seconds for a, b in pairs), 3)
+        results["efficiency_by_processor"] = round(
             statistics.median(a.processor / b.processor for a, b in pairs), 3
         )
-    print(json.dumps(found, indent=2))
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ def default(data: Series, folder: Path) -> float:
     """Return the accuracy of `extract` and `fit` with default options."""
     path = write(data, folder)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        found = fit(extract(str(path), cache=folder / "cache"))
-    return found.evaluation.scores["accuracy"]
+        fitted = fit(extract(str(path), cache=folder / "cache"))
+    return fitted.evaluation.scores["accuracy"]
 
 
 def write(data: Series, folder: Path) -> Path:
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--redraws", type=int, default=0, help="Further splits of the same sizes.")
     parser.add_argument("--time", nargs="+", type=int, metavar="ROWS", help="Measure only processor time.")
     options = parser.parse_args()
-    methods, found = installed_methods(), []
+    methods, all_scores = installed_methods(), []
     if options.time:
         print_times(
             options.time, {name: methods[name] for name in ("default", "MiniRocket") if name in methods}
@@ -190,10 +190,10 @@ def main() -> None:
                 ]
             scores.append(float(np.mean(drawn)))
             print(f"{name}, {title}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-        found.append(scores)
+        all_scores.append(scores)
         length = f"{'to ' if data.lengths.min() < data.lengths.max() else ''}{data.lengths.max():,}"
         print(line(name, f"{data.train.sum():,}", length, *scores), flush=True)
-    print(line("mean", "", "", *np.mean(found, axis=0)))
+    print(line("mean", "", "", *np.mean(all_scores, axis=0)))
 
 
 def chirps(rows: int) -> Series:

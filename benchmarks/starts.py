@@ -23,17 +23,17 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print("| initialisation | first loss | mean loss | test |\n|---|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as folder:
         for name, protocol in STARTS.items():
-            found = []
-            for seed in range(asked.seeds):
+            of_seeds = []
+            for seed in range(options.seeds):
                 # bfloat16 differs more between processors
                 place = {"cache": Path(folder), "compute": "float32"}
-                run = train("digits", protocol=protocol, seed=seed, steps=asked.steps, **place)
-                found.append((run.losses[0], np.mean(run.losses), 100 * (run.test_score or 0.0)))
-            first, mean, test = np.mean(found, axis=0)
+                run = train("digits", protocol=protocol, seed=seed, steps=options.steps, **place)
+                of_seeds.append((run.losses[0], np.mean(run.losses), 100 * (run.test_score or 0.0)))
+            first, mean, test = np.mean(of_seeds, axis=0)
             print(f"| {name} | {first:.2f} | {mean:.3f} | {test:.1f} |", flush=True)
 
 

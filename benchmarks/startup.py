@@ -39,8 +39,11 @@ def main() -> None:
         os.environ["RESERVOIR_CACHE"] = folder
         five = Path(folder) / "five.npz"
         np.savez(five, x=np.random.default_rng(0).integers(0, 17, (5, 8, 8)).astype(np.float32))
-        for made in (EXTRACT, ["fit", "digits", "--columns", "final/mean", "--out", f"{folder}/readout"]):
-            subprocess.run([sys.executable, "-c", COMMAND, *made], check=True, capture_output=True)
+        for command in (
+            EXTRACT,
+            ["fit", "digits", "--columns", "final/mean", "--out", f"{folder}/readout"],
+        ):
+            subprocess.run([sys.executable, "-c", COMMAND, *command], check=True, capture_output=True)
         print("| command | wall time | processor time | imports |\n|---|--:|--:|---|", flush=True)
         for arguments in (
             ["--help"],

@@ -136,13 +136,16 @@ def compare(root: Path, rows: int, columns: int, width: int) -> None:
             column.astype(np.float32)
 
     written = [cost(write), cost(write_h5py), cost(write_memmap)]
-    found = [cost(read, 1), cost(read), cost(read_h5py), cost(read_memmap)]
+    seconds_by_way = [cost(read, 1), cost(read), cost(read_h5py), cost(read_memmap)]
     cells = (
         " / ".join(f"{seconds:.3f}" for seconds in written),
-        " / ".join(f"{seconds:.3f}" for seconds in found),
+        " / ".join(f"{seconds:.3f}" for seconds in seconds_by_way),
     )
     print(f"{rows:9,} x {columns:2} x {width:3} | {cells[0]:>23} | {cells[1]:>31} |", end=" ")
-    print(f"{written[0] / written[1]:.2f} x h5py, {found[1] / found[3]:.2f} x memmap", flush=True)
+    print(
+        f"{written[0] / written[1]:.2f} x h5py, {seconds_by_way[1] / seconds_by_way[3]:.2f} x memmap",
+        flush=True,
+    )
     if rows == SHAPES[-1][0]:
         chosen, column = np.random.default_rng(0).integers(0, rows, GATHERED), stores[-1]["train"][names[0]]
         print(f"{GATHERED:,} random rows of these: {cost(lambda: column[chosen]):.3f} s")
@@ -206,20 +209,20 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--columns", type=int, default=10)
     parser.add_argument("--dir", type=Path)
-    asked = parser.parse_args()
-    names = [f"block{number:02d}/mean" for number in range(1, asked.columns + 1)]
+    options = parser.parse_args()
+    names = [f"block{number:02d}/mean" for number in range(1, options.columns + 1)]
     print(
         "rows x columns x width | write: store/h5py/memmap | read: first/later/h5py/memmap   | store, later"
     )
     for shape in SHAPES:
-        with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
+        with tempfile.TemporaryDirectory(dir=options.dir) as folder:
             compare(Path(folder), *shape)
-    with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         root = Path(folder)
-        entry = timed("(simulating the entry)", lambda: make(root, asked.rows, names, simulated=True))
+        entry = timed("(simulating the entry)", lambda: make(root, options.rows, names, simulated=True))
         blocks = entry.block_count("train")
-        print(f"{asked.rows:,} rows, {asked.columns} columns, {blocks:,} blocks")
-        timed("list: size, columns, progress", lambda: [summarize(each) for each in list_entries(root)])
+        print(f"{options.rows:,} rows, {options.columns} columns, {blocks:,} blocks")
+        timed("list: size, columns, progress", lambda: [summarize(stored) for stored in list_entries(root)])
         timed("open: manifest and the size of every file", lambda: FeatureStore(entry)["train"].columns)
         timed("what is missing", lambda: entry.missing("train", names))
         timed("sizes of all files, as a resumed extract checks them", lambda: verify(entry, contents=False))

@@ -49,12 +49,12 @@ def save_model(folder: Path) -> Path:
 
     pieces = sorted({word[:end] for word in WORDS for end in range(1, len(word) + 1)})
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *pieces]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="[UNK]")
     )
-    made.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
     PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", model_max_length=512
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=512
     ).save_pretrained(folder)
     size: Any = {
         "num_hidden_layers": 1,
@@ -84,17 +84,17 @@ def stage(name: str, arguments: dict[str, Any]) -> dict[str, float]:
     features.model_batches = counted
     start = time.perf_counter()
     getattr(reservoir_pipelines, name)(**arguments)
-    found = {
+    measured = {
         "seconds": time.perf_counter() - start,
         "megabytes": peak_megabytes(),
     }
-    return found | ({"padding": 1 - counts[0] / counts[1]} if counts[1] else {})
+    return measured | ({"padding": 1 - counts[0] / counts[1]} if counts[1] else {})
 
 
 def peak_megabytes() -> float:
     """Return the peak memory of this program; `resource` would also count the program that started it."""
-    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else float("nan")
+    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(peak[1]) / 1024 if peak else float("nan")
 
 
 def main() -> None:
@@ -105,9 +105,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--kinds", nargs="+", default=["letters", "words"], choices=["letters", "words"])
     parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.stage:
-        print(json.dumps(stage(asked.stage[0], json.loads(asked.stage[1]))))
+    options = parser.parse_args()
+    if options.stage:
+        print(json.dumps(stage(options.stage[0], json.loads(options.stage[1]))))
         return
     print("| stage | rows | MB | padding | seconds |\n|---|--:|--:|--:|--:|", flush=True)
     with tempfile.TemporaryDirectory() as place:
@@ -116,26 +116,26 @@ def main() -> None:
             "letters": WINDOWS,
             "words": {"backbone": str(save_model(folder / "model"))},
         }
-        for kind in asked.kinds:
+        for kind in options.kinds:
             path = folder / f"{kind}.csv"
-            write(path, asked.rows, words=kind == "words")
+            write(path, options.rows, words=kind == "words")
             for name, settings in (("prepare", {}), ("extract", models[kind])):
                 call = json.dumps({"task": str(path), "cache": str(folder / "cache"), **settings})
-                done = subprocess.run(
+                process = subprocess.run(
                     [sys.executable, __file__, "--stage", name, call],
                     stdout=subprocess.PIPE,
                     check=True,
                     env=os.environ,
                 )
-                found = json.loads(done.stdout.splitlines()[-1])
-                padding = f"{100 * found['padding']:.1f}%" if "padding" in found else ""
-                size = f"{asked.rows:,} ({path.stat().st_size / 1e6:.0f} MB)"
+                measured = json.loads(process.stdout.splitlines()[-1])
+                padding = f"{100 * measured['padding']:.1f}%" if "padding" in measured else ""
+                size = f"{options.rows:,} ({path.stat().st_size / 1e6:.0f} MB)"
                 cells = (
                     f"{name} {kind}",
                     size,
-                    f"{found['megabytes']:,.0f}",
+                    f"{measured['megabytes']:,.0f}",
                     padding,
-                    f"{found['seconds']:,.0f}",
+                    f"{measured['seconds']:,.0f}",
                 )
                 print(f"| {' | '.join(cells)} |", flush=True)
 

@@ -124,9 +124,9 @@ def default(x: np.ndarray, y: np.ndarray, rows: int) -> tuple[float, float, str]
         path = Path(folder) / "letters.npz"
         np.savez(path, x=x, y=y, split=np.where(np.arange(len(x)) < rows, "train", "test"))
         features = extract(str(path), cache=folder)
-        found, tokens = fit(features), fit(features, columns="embed/tokens")
-    ours, beside = (fitted.evaluation.scores["accuracy"] for fitted in (found, tokens))
-    return ours, beside, f"`{found.best.title}`"
+        by_default, tokens = fit(features), fit(features, columns="embed/tokens")
+    ours, beside = (fitted.evaluation.scores["accuracy"] for fitted in (by_default, tokens))
+    return ours, beside, f"`{by_default.best.title}`"
 
 
 def scores_of(kind: Kind, number: int, rows: int, length: int) -> tuple[list[float], str]:

@@ -204,36 +204,38 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="of one turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = parser.parse_args()
-    if asked.peer and not (asked.peer / "universal_computation").is_dir():
+    arguments = parser.parse_args()
+    if arguments.peer and not (arguments.peer / "universal_computation").is_dir():
         parser.error(
-            f"--peer {asked.peer}: no folder universal_computation there; clone the authors' repository"
+            f"--peer {arguments.peer}: no folder universal_computation there; clone the authors' repository"
         )
-    device = torch.device(asked.device)
+    device = torch.device(arguments.device)
     top = peak(device)
     print(f"{device}, {torch.get_num_threads()} threads, bfloat16 product {top / 1e12:.2f} TFLOP/s")
     print(
         f"{'tokens':>6} {'rows':>5} {'compute':>9} {'steps/s':>8} {'of peak':>8} {'authors':>8} {'ratio':>6}  loss"
     )
-    for tokens in map(int, asked.tokens.split(",")):
-        batch = asked.batch or ROWS[device.type][tokens]
+    for tokens in map(int, arguments.tokens.split(",")):
+        batch = arguments.batch or ROWS[device.type][tokens]
         split = rows_of(tokens, batch)
-        ours = our_model(tokens, asked.depth, asked.device, asked.compute, asked.dropout)
-        runs = [our_steps(ours, split, batch, asked.dropout, asked.compile)]
+        ours = our_model(tokens, arguments.depth, arguments.device, arguments.compute, arguments.dropout)
+        runs = [our_steps(ours, split, batch, arguments.dropout, arguments.compile)]
         apart = ""
-        if asked.peer:
-            exact = our_model(tokens, asked.depth, asked.device, "float32", asked.dropout)
-            theirs = their_model(asked.peer, exact, asked.dropout)
+        if arguments.peer:
+            exact = our_model(tokens, arguments.depth, arguments.device, "float32", arguments.dropout)
+            theirs = their_model(arguments.peer, exact, arguments.dropout)
             apart = f"{compare_losses(exact, theirs, split, batch):.1e} apart"
             del exact
             runs.append(their_steps(theirs.train(), split, batch, device))
         for run in runs:
             run(1)
-        speeds = [statistics.median(s) for s in zip(*turns(runs, asked.steps, asked.rounds), strict=True)]
+        speeds = [
+            statistics.median(s) for s in zip(*turns(runs, arguments.steps, arguments.rounds), strict=True)
+        ]
         share = product_flops(ours, tokens, batch) * speeds[0] / top
         line = f"{tokens:6} {batch:5} {ours.compute:>9} {speeds[0]:8.3f} {share:8.1%}"
         print(
-            line + (f" {speeds[1]:8.3f} {speeds[0] / speeds[1]:6.2f}  {apart}" if asked.peer else ""),
+            line + (f" {speeds[1]:8.3f} {speeds[0] / speeds[1]:6.2f}  {apart}" if arguments.peer else ""),
             flush=True,
         )
 

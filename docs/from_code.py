@@ -26,7 +26,7 @@ def command_line() -> str:
     from reservoir_pipelines.cli import app
 
     return "\n".join(
-        _command(name, found) for name, found in _commands("reservoir", typer.main.get_command(app))
+        _command(name, command) for name, command in _commands("reservoir", typer.main.get_command(app))
     )
 
 
@@ -42,20 +42,22 @@ def options() -> str:
     return "\n".join(_group(kind) for kind in kinds)
 
 
-def _commands(path: str, found: Any) -> list[tuple[str, Any]]:
-    if not hasattr(found, "commands"):
-        return [(path, found)]
-    return [pair for name, member in found.commands.items() for pair in _commands(f"{path} {name}", member)]
+def _commands(path: str, command: Any) -> list[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        return [(path, command)]
+    return [
+        pair for name, member in command.commands.items() for pair in _commands(f"{path} {name}", member)
+    ]
 
 
-def _command(name: str, found: Any) -> str:
-    arguments = [p for p in found.params if p.param_type_name == "argument"]
-    flags = [p for p in found.params if p.param_type_name == "option"]
+def _command(name: str, command: Any) -> str:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    flags = [p for p in command.params if p.param_type_name == "option"]
     metavars = [p.metavar or p.name.upper() for p in arguments]
     usage = " ".join(
         [name, *(m if p.required else f"[{m}]" for m, p in zip(metavars, arguments, strict=True))]
     )
-    lines = [f"## {name}", "", found.help or "", "", f"    {usage} [FLAGS]", ""]
+    lines = [f"## {name}", "", command.help or "", "", f"    {usage} [FLAGS]", ""]
     rows = [f"| `{m}` | {_cell(p.help)} |" for m, p in zip(metavars, arguments, strict=True)]
     rows += [f"| `{', '.join(p.opts + p.secondary_opts)}` | {_cell(p.help)} |" for p in flags]
     return "\n".join([*lines, "| flag | what it does |", "|---|---|", *rows, ""])
@@ -89,15 +91,15 @@ def _short_name(app: Any, env: Any, node: Any, inner: Any) -> Any:
     """Resolve a name without its module, such as `extract` or `layers`, if only one object has this name."""
     from sphinx.util.nodes import make_refnode
 
-    wanted = node.get("reftarget", "")
-    objects = {n: found for n, found in env.get_domain("py").objects.items() if not found.aliased}
-    found = [name for name in objects if name.rpartition(".")[2] == wanted] or (
-        [name for name in objects if name.endswith(f".{wanted}")]
+    target = node.get("reftarget", "")
+    objects = {n: entry for n, entry in env.get_domain("py").objects.items() if not entry.aliased}
+    matches = [name for name in objects if name.rpartition(".")[2] == target] or (
+        [name for name in objects if name.endswith(f".{target}")]
     )
-    if len(found) != 1:
+    if len(matches) != 1:
         return None
-    place = objects[found[0]]
-    return make_refnode(app.builder, node["refdoc"], place.docname, place.node_id, inner, found[0])
+    place = objects[matches[0]]
+    return make_refnode(app.builder, node["refdoc"], place.docname, place.node_id, inner, matches[0])
 
 
 def _signature(

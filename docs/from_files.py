@@ -37,8 +37,8 @@ def connect(app: Any) -> None:
 def linked(text: str, come_from: Path, go_to: Path) -> str:
     """Return Markdown with links that are valid in another folder; links to files in `PAGES` lead to their pages."""
 
-    def lead(found: re.Match[str]) -> str:
-        target = found[1]
+    def lead(match: re.Match[str]) -> str:
+        target = match[1]
         file = (come_from / target).resolve()
         if ":" in target or not file.exists():
             return target  # Sphinx reports links to missing files
@@ -59,15 +59,16 @@ def _give_sizes(app: Any, page: str, template: str, context: dict[str, Any], tre
     from imagesize import get
 
     files = {name: Path(app.srcdir) / source for source, name in app.builder.images.items()}
-    made = Path(app.srcdir) / "examples" / "images"
+    images = Path(app.srcdir) / "examples" / "images"
 
-    def sized(found: re.Match[str]) -> str:
-        name = found[2].rpartition("/")[2]
+    def sized(match: re.Match[str]) -> str:
+        name = match[2].rpartition("/")[2]
         file = next(
-            (f for f in (files.get(name), made / name, made / "thumb" / name) if f and f.is_file()), None
+            (f for f in (files.get(name), images / name, images / "thumb" / name) if f and f.is_file()),
+            None,
         )
         width, height = get(file) if file else (-1, -1)
-        return found[0] if width < 0 else f'{found[1]} width="{width}" height="{height}"{found[3]}'
+        return match[0] if width < 0 else f'{match[1]} width="{width}" height="{height}"{match[3]}'
 
     context["body"] = re.sub(
         r'(<img\b(?![^>]* height=)[^>]*? src="([^"]+)"[^>]*?)(\s*/?>)', sized, context.get("body", "")

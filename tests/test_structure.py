@@ -196,6 +196,14 @@ def test_the_rooms_of_the_paper_use_public_parts_and_serve_the_commands_alone():
     assert used - inside <= OPEN_TO_THE_PAPER
 
 
+def test_no_module_hides_a_public_name():
+    import reservoir_pipelines
+
+    # Importing a module sets its name in the package, in place of the function that `__getattr__` returns.
+    files = {path.stem for path in PACKAGES["reservoir_pipelines"].iterdir()}
+    assert files & set(reservoir_pipelines.__all__) == set()
+
+
 def test_each_option_is_declared_once():
     from reservoir import options
 

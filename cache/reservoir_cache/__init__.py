@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from reservoir_cache.ahead import ahead
 from reservoir_cache.catalog import (
     EntrySummary,
     broken_entries,
@@ -18,15 +17,15 @@ from reservoir_cache.catalog import (
     required_bytes,
     summarize,
 )
-from reservoir_cache.documents import publish_json, read_json
 from reservoir_cache.entry import Entry, check_column_name
 from reservoir_cache.errors import CacheError, Problem
-from reservoir_cache.last_use import untracked
-from reservoir_cache.locks import locked, open_lock
+from reservoir_cache.locks import locked, open_lock, untracked
 from reservoir_cache.paths import file_crc32, open_regular, path_below, read_regular, refuse_links
 from reservoir_cache.publish import (
     make_folder,
     new_folder,
+    publish_json,
+    read_json,
     remove_leftovers,
     replace_file,
     sync,
@@ -71,7 +70,6 @@ __all__ = [
     "ShardWriter",
     "Spec",
     "SplitFeatures",
-    "ahead",
     "broken_entries",
     "check_column_name",
     "check_space",

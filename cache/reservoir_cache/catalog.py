@@ -11,9 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from reservoir_cache.entry import Entry
-from reservoir_cache.entry_locks import entry_locks
 from reservoir_cache.errors import CacheError, Problem
-from reservoir_cache.last_use import LOCK_FILE
+from reservoir_cache.locks import LOCK_FILE, entry_locks
 from reservoir_cache.paths import is_regular, refuse_links
 from reservoir_cache.publish import sync
 from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
@@ -66,11 +65,11 @@ def summarize(entry: Entry) -> EntrySummary:
     """Return size, dates, columns and progress of an entry; a damaged manifest sets ``fault``."""
     fault = None
     columns = set[str]()
-    done = 0
+    finished_blocks = 0
     try:
         manifests = {split: entry.manifest(split) for split in entry.splits}
         columns = {column for manifest in manifests.values() for column in manifest.columns}
-        done = sum(finished for finished, _ in entry.progress(manifests).values())
+        finished_blocks = sum(finished for finished, _ in entry.progress(manifests).values())
     except CacheError as error:
         fault = str(error)
     return EntrySummary(
@@ -79,7 +78,7 @@ def summarize(entry: Entry) -> EntrySummary:
         created=datetime.fromtimestamp(_times(entry.path / SPEC_FILE)[0] / 1e9, UTC),
         used=datetime.fromtimestamp(max(_times(entry.path / LOCK_FILE)) / 1e9, UTC),
         columns=tuple(sorted(columns)),
-        blocks_done=done,
+        blocks_done=finished_blocks,
         blocks=sum(map(entry.block_count, entry.splits)),
         fault=fault,
     )

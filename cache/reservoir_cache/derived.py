@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reservoir_cache.documents import publish_json, read_json
 from reservoir_cache.entry import NAME, Entry
-from reservoir_cache.entry_locks import entry_locks
 from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
+from reservoir_cache.locks import entry_locks
 from reservoir_cache.paths import file_crc32, is_regular
-from reservoir_cache.publish import publish
+from reservoir_cache.publish import publish, publish_json, read_json
 from reservoir_cache.shard import UNREADABLE, dataset_names, file_content, read_array
 from reservoir_cache.spec import canonical_json, check_name
 

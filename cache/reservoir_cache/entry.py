@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.documents import publish_json, read_json
-from reservoir_cache.entry_locks import entry_locks, processes_at_work
 from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.last_use import LOCK_FILE, mark_last
+from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last, processes_at_work
 from reservoir_cache.paths import is_regular, refuse_links
-from reservoir_cache.publish import make_folder
+from reservoir_cache.publish import make_folder, publish_json, read_json
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec
 
 MAX_BLOCKS = 1_000_000
@@ -92,8 +90,8 @@ class Manifest:
     def without(self, files: set[str]) -> "Manifest":
         """Return the manifest without the named files and the columns that only they held."""
         shards = tuple(shard for shard in self.shards if shard.file not in files)
-        held = {name for shard in shards for name in shard.columns}
-        columns = {name: shape for name, shape in self.columns.items() if name in held}
+        stored = {name for shard in shards for name in shard.columns}
+        columns = {name: shape for name, shape in self.columns.items() if name in stored}
         targets = None if self.targets and self.targets.file in files else self.targets
         return replace(self, shards=shards, columns=columns, targets=targets)
 
@@ -153,15 +151,15 @@ def _check(manifest: Manifest, page: int, blocks: int) -> None:
         check_column_name(name)
         numbers += [shape.tokens - 1, shape.width - 1]
     for shard in manifest.shards:
-        held = {(shard.block, name) for name in shard.columns}
+        cells = {(shard.block, name) for name in shard.columns}
         elsewhere = (
             block_of(shard.file) != shard.block or page_of(shard.block) != page or shard.block >= blocks
         )
-        if elsewhere or seen & held or not shard.columns.keys() <= manifest.columns.keys():
+        if elsewhere or seen & cells or not shard.columns.keys() <= manifest.columns.keys():
             raise CacheError(
                 f"{shard.file} is of another block, or has a column that is repeated or not listed"
             )
-        seen |= held
+        seen |= cells
         crcs += shard.columns.values()
     for file, line in manifest.files.items():
         if isinstance(line, TargetFile) and (page or file != TARGETS_FILE):
@@ -300,8 +298,8 @@ class Entry:
 
     def lacking(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
         """Return the columns that a block lacks; call this after claiming the block."""
-        held = self.page(split, page_of(block)).held(self.path / split).get(block, ())
-        return tuple(name for name in dict.fromkeys(columns) if name not in held)
+        stored = self.page(split, page_of(block)).held(self.path / split).get(block, ())
+        return tuple(name for name in dict.fromkeys(columns) if name not in stored)
 
     def progress(self, manifests: Mapping[str, Manifest] | None = None) -> dict[str, tuple[int, int]]:
         """Return for each split the number of finished blocks, and of all blocks.
@@ -311,11 +309,11 @@ class Entry:
         """
         manifests = manifests or {split: self.manifest(split) for split in self.splits}
         columns = {name for manifest in manifests.values() for name in manifest.columns}
-        done = {}
+        progress = {}
         for split, manifest in manifests.items():
-            finished = sum(held.keys() == columns for held in manifest.held().values())
-            done[split] = finished if manifest.targets else 0, self.block_count(split)
-        return done
+            finished = sum(shards.keys() == columns for shards in manifest.held().values())
+            progress[split] = finished if manifest.targets else 0, self.block_count(split)
+        return progress
 
     def running(self) -> list[dict[str, Any]]:
         """Return host, pid and start time of the runs that are working on this entry now."""

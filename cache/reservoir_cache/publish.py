@@ -1,11 +1,13 @@
 """The one writer of the project: a file or folder is complete under its final name, or was never changed.
 
 Everything is written under a temporary name, forced to the disk and then renamed, in the steps of "Publication" in
-FORMAT.md. The temporary name says which process writes it, so that other processes can remove what dead ones left.
+FORMAT.md. The temporary name says which process writes it, so that other processes can remove what dead ones left. JSON
+documents of the cache carry the CRC-32 of their own text.
 """
 
 import hashlib
 import itertools
+import json
 import os
 import re
 import secrets
@@ -16,9 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.paths import READ_BYTES
+from reservoir_cache.paths import READ_BYTES, read_regular
 
 _TEMPORARY = re.compile(r"\..+\.[0-9]+\.(?P<host>[A-Za-z0-9-]+)-(?P<process>[0-9]+)-[0-9a-f]{8}\.tmp")
 _numbers = itertools.count()  # of the temporary names of this process
@@ -77,6 +80,29 @@ def publish(
         raise CacheError(f"{final}: cannot be written ({why}); check free space and permissions") from error
     crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), content, 0) if crc32 is None else crc32
     return sum(map(len, content)), f"{crc:08x}"
+
+
+def publish_json(
+    final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True
+) -> None:
+    """Publish a JSON document with the CRC-32 of its compact text."""
+    publish(final, _text({**content, "crc32": _checksum(content)}, indent).encode("ascii"), durable=durable)
+
+
+def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
+    """Read what ``publish_json`` wrote; raises CacheError if a single byte has changed."""
+    try:
+        text = read_regular(path).decode("ascii")
+        content = json.loads(text)
+        crc = content.pop("crc32")
+        sound = crc == _checksum(content) and text == _text({**content, "crc32": crc}, indent)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CacheError(f"{path}: unreadable ({error})") from error
+    if not sound:
+        raise CacheError(f"{path}: damaged, its checksum does not match its content")
+    return content
 
 
 @contextmanager
@@ -171,6 +197,15 @@ def _holds(path: Path, *content: bytes | memoryview) -> bool:
                 if file.read(len(part)) != part:
                     return False
         return not file.read(1)
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return f"{zlib.crc32(_text(content, None).encode()):08x}"
+
+
+def _text(content: dict[str, Any], indent: int | None) -> str:
+    separators = (",", ":") if indent is None else None
+    return json.dumps(content, sort_keys=True, indent=indent, separators=separators, allow_nan=False) + "\n"
 
 
 def _is_alive(process: int) -> bool:

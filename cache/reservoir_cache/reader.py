@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from reservoir_cache.entry import NAME, Entry, Shard, TargetFile, is_sound
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.hdf5 import open_hdf5
-from reservoir_cache.last_use import mark_used
+from reservoir_cache.locks import mark_used
 from reservoir_cache.paths import file_crc32
 from reservoir_cache.shard import (
     OPTIONAL_TARGETS,
@@ -86,8 +86,8 @@ class SplitFeatures:
     @cached_property
     def columns(self) -> list[str]:
         """The columns that every block has, sorted."""
-        held = [self._shards.get(block, {}) for block in range(len(self._ranges))]
-        return sorted(name for name in self._manifest.columns if all(name in columns for columns in held))
+        blocks = [self._shards.get(block, {}) for block in range(len(self._ranges))]
+        return sorted(name for name in self._manifest.columns if all(name in shards for shards in blocks))
 
     def shape(self, column: str) -> tuple[int, int]:
         """Return (tokens, width) of a column."""
@@ -120,16 +120,21 @@ class SplitFeatures:
         shape = self.shape(column)
         block_rows = self.entry.layout.block_rows
         store = self.entry.spec.store
-        out, blocks = np.empty((len(rows), *shape), np.float32), rows // block_rows
+        out = np.empty((len(rows), *shape), np.float32)
+        if not len(rows):
+            return out
+        # The positions in `rows` are sorted by block and cut where the block changes, so that each block is read once.
+        blocks = rows // block_rows
         order = np.argsort(blocks, kind="stable")
-        for chosen in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1) if len(rows) else ():
-            block = int(blocks[chosen[0]])
-            wanted = rows[chosen] - block * block_rows
-            encoded = self._encoded(block, column, wanted)
+        for positions in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1):
+            block = int(blocks[positions[0]])
+            rows_in_block = rows[positions] - block * block_rows
+            encoded = self._encoded(block, column, rows_in_block)
+            # Neighbouring values may have different offsets, so each row gets the offset of its own part of the block.
             values = decode(Encoded(encoded.values, None), store)
             if encoded.offset is not None:
-                values += encoded.offset[wanted // self.entry.layout.offset_rows, None]
-            out[chosen] = values
+                values += encoded.offset[rows_in_block // self.entry.layout.offset_rows, None]
+            out[positions] = values
         return out
 
     def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
@@ -222,6 +227,7 @@ class SplitFeatures:
                 extents = self._extents[shard.file, stamp]
                 if not is_stored(extents, column, shape, store, layout.offset_rows):
                     raise self._damaged(shard, column)
+                # Some rows are read alone only after the checksum of the whole column has been verified.
                 verified = (*stamp, column) in _checked
                 few = verified and rows is not None and len(rows) < FEW * shape[0]
                 encoded = read_column(file, extents, column, rows if few else None)
@@ -299,7 +305,9 @@ class FeatureColumn(NDArrayOperatorsMixin):
         return np.empty(0).__dlpack_device__()
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        plain = [np.asarray(each) if isinstance(each, FeatureColumn) else each for each in inputs]
+        plain = [
+            np.asarray(operand) if isinstance(operand, FeatureColumn) else operand for operand in inputs
+        ]
         return getattr(function, method)(*plain, **kwargs)
 
     def __getitem__(self, index: Any) -> Any:

@@ -162,13 +162,16 @@ def find_columns(file: h5py.File, columns: Iterable[str]) -> dict[str, Extent]:
 def is_stored(
     extents: Mapping[str, Extent], column: str, shape: tuple[int, ...], store: str, offset_rows: int
 ) -> bool:
-    """Return whether the datasets of a column have the shapes and types of FORMAT.md; ``shape`` is that of values."""
-    wanted = {"values": (shape, STORED_DTYPE[store])}
+    """Return whether the datasets of a column have the shapes and types of FORMAT.md.
+
+    ``shape`` is the shape of the decoded values.
+    """
+    expected = {"values": (shape, STORED_DTYPE[store])}
     if store != "float32":
         offsets = -(-shape[0] // offset_rows)
-        wanted["offset"] = (offsets, *shape[2:]) if offsets > 1 else shape[2:], np.dtype("<f4")
+        expected["offset"] = (offsets, *shape[2:]) if offsets > 1 else shape[2:], np.dtype("<f4")
     stored = {part: extents.get(f"{column}/{part}") for part in ("values", "offset")}
-    return wanted == {part: (extent.shape, extent.dtype) for part, extent in stored.items() if extent}
+    return expected == {part: (extent.shape, extent.dtype) for part, extent in stored.items() if extent}
 
 
 def read_column(
@@ -184,9 +187,11 @@ def encode(
 ) -> Encoded:
     """Round features (rows, tokens, width); raises CacheError for a value that is not finite or would overflow."""
     x = np.ascontiguousarray(x, dtype="<f4")
-    step, (rows, _, width) = offset_rows or len(x), x.shape
+    rows, _, width = x.shape
+    step = offset_rows or rows
     values: NDArray = x if store == "float32" else np.empty(x.shape, STORED_DTYPE[store])
     offsets = np.empty((-(-rows // step), width), "<f4")
+    # An offset is the mean of its rows and tokens in float64; what is stored is the rounded difference from it.
     with np.errstate(invalid="ignore", over="ignore"):
         for offset, low in zip(offsets, range(0, rows, step), strict=True):
             part = x[low : low + step].reshape(-1, width)
@@ -220,6 +225,7 @@ def decode(
     """Return the features (rows, tokens, width) as float32, in ``out`` if it is given."""
     out = np.empty(encoded.values.shape, np.float32) if out is None else out
     step = offset_rows or len(out)
+    # Each slab holds whole groups of rows that share an offset.
     most = max(1, _SLAB // (step * math.prod(out.shape[1:]))) * step
     for low in range(0, len(out), most):
         stored, part = encoded.values[low : low + most], out[low : low + most]
@@ -291,7 +297,10 @@ def file_content(
                     large[item.id.get_offset()] = array
             for key, value in attributes.get(name, {}).items():
                 item.attrs[key] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
-    content, pieces, start = memoryview(image), list[memoryview](), 0
+    # The file consists of what HDF5 has written, with the values of large datasets in the places that it has reserved.
+    content = memoryview(image)
+    pieces = list[memoryview]()
+    start = 0
     for position, array in sorted(large.items(), key=itemgetter(0)):
         pieces += [content[start:position], array.data.cast("B")]
         start = position + array.nbytes
@@ -309,10 +318,11 @@ def shard_content(
         if (offset := encoded.offset) is not None:
             datasets[f"{column}/offset"] = offset[0] if len(offset) == 1 else offset
     pieces, crc = file_content(datasets, attributes), 0
-    known = {id(encoded.values): encoded.crc32_of_values for encoded in columns.values()}
+    # The values of large columns are pieces of their own, whose CRC-32 has been computed: it is joined, not repeated.
+    value_crcs = {id(encoded.values): encoded.crc32_of_values for encoded in columns.values()}
     for piece in pieces:
-        of_values = known.get(id(piece.obj))
-        crc = zlib.crc32(piece, crc) if of_values is None else joined_crc32(crc, of_values, len(piece))
+        value_crc = value_crcs.get(id(piece.obj))
+        crc = zlib.crc32(piece, crc) if value_crc is None else joined_crc32(crc, value_crc, len(piece))
     return pieces, crc
 
 

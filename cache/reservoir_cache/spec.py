@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from reservoir_cache.documents import read_json
 from reservoir_cache.errors import CacheError
 from reservoir_cache.paths import read_regular
+from reservoir_cache.publish import read_json
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value of a JSON document."""
@@ -280,7 +280,7 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
             made_with.get("kept", {}),
             made_with.get("reservoir", {}),
         )
-        if not isinstance(key, str) or not all(isinstance(each, dict) for each in objects):
+        if not isinstance(key, str) or not all(isinstance(value, dict) for value in objects):
             raise TypeError("its key is not a string, or a part of made_with is not an object")
         if spec.key != key:
             raise CacheError(f"it hashes to {spec.key[:16]}, not to its key {key[:16]}")

@@ -8,8 +8,8 @@ from typing import Any
 from reservoir_cache import derived
 from reservoir_cache.derived import fault
 from reservoir_cache.entry import NAME, Entry, Manifest, Shard, block_of, page_name, page_of
-from reservoir_cache.entry_locks import entry_locks
 from reservoir_cache.errors import CacheError, Problem, repair_command
+from reservoir_cache.locks import entry_locks
 from reservoir_cache.paths import file_crc32, is_regular
 from reservoir_cache.shard import UNREADABLE, inspect_shard
 from reservoir_cache.spec import FORMAT
@@ -45,9 +45,9 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
             path, lines, remedy, files_exist=any(path.parent.glob("*.h5")), contents=contents
         )
     with suppress(CacheError):  # a damaged manifest has been reported above
-        for split, (done, count) in entry.progress().items():
-            if done < count and split not in damaged and not entry.intermediate:
-                what = f"not finished: {done} of {count} blocks exist"
+        for split, (finished, count) in entry.progress().items():
+            if finished < count and split not in damaged and not entry.intermediate:
+                what = f"not finished: {finished} of {count} blocks exist"
                 problems.append(Problem(entry.path / split, what, "run the same extract again"))
     return problems
 
@@ -123,8 +123,8 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
             header, shapes, crcs = inspect_shard(path, entry.spec.store, entry.layout.offset_rows)
         except UNREADABLE:
             continue
-        known = manifest.held().get(block, {})
-        if header == entry.header(split, block) and crcs and not known.keys() & crcs.keys():
+        listed = manifest.held().get(block, {})
+        if header == entry.header(split, block) and crcs and not listed.keys() & crcs.keys():
             line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
             manifest = manifest.with_shard(line, shapes)
     return manifest

@@ -20,9 +20,9 @@ from reservoir_cache.entry import (
     is_sound,
     page_of,
 )
-from reservoir_cache.entry_locks import entry_locks
 from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
+from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import publish
 from reservoir_cache.shard import (
     TARGET_RANKS,

@@ -30,8 +30,8 @@ with open("reads.csv", "w", newline="") as file:
     table.writerow(["sequence", "label"])
     table.writerows([read(motif), label] for motif, label in 300 * [("TATAAA", "promoter"), ("", "other")])
 
-found = fit(extract("reads.csv"), out="reads-readout")
-print(f"test accuracy {found.best.test_score:.1%}; with the raw letters alone {found.raw.test_score:.1%}")
+result = fit(extract("reads.csv"), out="reads-readout")
+print(f"test accuracy {result.best.test_score:.1%}; with the raw letters alone {result.raw.test_score:.1%}")
 
 # %%
 # Explain new reads. The colour of a letter shows how far the score falls when that letter is hidden.
@@ -47,8 +47,8 @@ panel.set(
     ylim=(-6, 1.5),
     title="How much the readout relies on each letter (the motif is underlined)",
 )
-for line, (letters, each) in enumerate(zip(reads, why.rows, strict=True)):
-    falls = np.clip(each.occluded, 0, None) / max(*each.occluded, 1e-9)
+for line, (letters, explained) in enumerate(zip(reads, why.rows, strict=True)):
+    falls = np.clip(explained.occluded, 0, None) / max(*explained.occluded, 1e-9)
     start = letters.find("TATAAA")
     panel.plot([start - 0.5, start + 5.5], [-line - 0.42] * 2, color="0.2", lw=1.5)
     for place, (letter, fall) in enumerate(zip(letters, falls, strict=True)):

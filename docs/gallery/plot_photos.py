@@ -46,8 +46,8 @@ if not Path("vit-s").exists():
 # %%
 # Extract the class token and the mean of every layer, and fit a readout.
 features = extract("tiles", backbone="./vit-s")
-found = fit(features)
-print(f"test accuracy {found.best.test_score:.1%}; with the pixels alone {found.raw.test_score:.1%}")
+result = fit(features)
+print(f"test accuracy {result.best.test_score:.1%}; with the pixels alone {result.raw.test_score:.1%}")
 
 # %%
 # Similar tiles are close together: each tile is drawn at its rank along the first two principal components. No labels

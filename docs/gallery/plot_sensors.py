@@ -22,8 +22,8 @@ np.savez("motions.npz", x=x, y=y, split=["train"] * len(train) + ["test"] * len(
 # %%
 # Run the frozen forward pass once, then fit readouts of its features. Nothing is chosen on the test rows.
 features = extract("motions.npz")
-found = fit(features, out="motions-readout")
-print(f"test accuracy {found.best.test_score:.1%}; with the raw values alone {found.raw.test_score:.1%}")
+result = fit(features, out="motions-readout")
+print(f"test accuracy {result.best.test_score:.1%}; with the raw values alone {result.raw.test_score:.1%}")
 
 # %%
 # Explain one window of each activity. The shading shows how far the score of its class falls when a stretch is hidden.
@@ -32,8 +32,8 @@ np.savez("four.npz", x=x[chosen])
 why = explain("motions-readout", "four.npz")
 
 figure, panels = plt.subplots(4, 1, figsize=(9, 8), sharex=True, layout="constrained")
-for panel, row, each in zip(panels, chosen, why.rows, strict=True):
-    falls = np.array(each.occluded)
+for panel, row, explained in zip(panels, chosen, why.rows, strict=True):
+    falls = np.array(explained.occluded)
     window = x[row] - x[row].mean(0)
     place = (0, 10, window.min(), window.max())
     panel.imshow(
@@ -46,7 +46,7 @@ for panel, row, each in zip(panels, chosen, why.rows, strict=True):
         extent=place,
     )
     panel.plot(np.linspace(0, 10, len(window)), window, lw=1, color="0.15", alpha=0.6)
-    panel.set_title(f"{y[row]}, predicted: {each.label}", loc="left")
+    panel.set_title(f"{y[row]}, predicted: {explained.label}", loc="left")
 panels[-1].set_xlabel("seconds (darker: the readout relies on it more)")
 figure.suptitle("Four activities, six channels")
 plt.show()

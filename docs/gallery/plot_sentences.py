@@ -44,15 +44,15 @@ for library, spaces in LIBRARIES.items():
     plain = {
         re.sub(r"numpy|scikit-learn|matplotlib|torch|`+|[:{}*]", "", first, flags=re.I) for first in firsts
     }
-    kept = sorted(first for first in plain if 25 < len(first) < 150)[:150]
-    rows += [{"text": first, "label": library} for first in kept]
+    chosen = sorted(first for first in plain if 25 < len(first) < 150)[:150]
+    rows += [{"text": first, "label": library} for first in chosen]
 with open("sentences.jsonl", "w") as file:
     file.writelines(json.dumps(row) + "\n" for row in rows)
 
 # %%
 # Extract the class token and the mean of every layer; cross-validation chooses the readout.
-found = fit(extract("sentences.jsonl", backbone=str(minilm.MODEL_DIR)), out="sentences-readout")
-print(f"test accuracy {found.best.test_score:.1%}; with the letters alone {found.raw.test_score:.1%}")
+result = fit(extract("sentences.jsonl", backbone=str(minilm.MODEL_DIR)), out="sentences-readout")
+print(f"test accuracy {result.best.test_score:.1%}; with the letters alone {result.raw.test_score:.1%}")
 
 # %%
 # Predict the library of new sentences.
@@ -69,16 +69,16 @@ ASKED = [
 ]
 with open("asked.jsonl", "w") as file:
     file.writelines(json.dumps({"text": text}) + "\n" for text in ASKED)
-given = list(predict("sentences-readout", "asked.jsonl"))
-chances = np.array([each.probabilities for each in given])
+predictions = list(predict("sentences-readout", "asked.jsonl"))
+chances = np.array([prediction.probabilities for prediction in predictions])
 
 figure, panel = plt.subplots(figsize=(9, 4.6), layout="constrained")
 shown = panel.imshow(chances, cmap="Purples", vmin=0, vmax=1, aspect="auto")
-panel.set_xticks(range(len(given[0].classes)), given[0].classes)
+panel.set_xticks(range(len(predictions[0].classes)), predictions[0].classes)
 panel.set_yticks(range(len(ASKED)), ASKED)
 for (row, column), chance in np.ndenumerate(chances):
     panel.text(
         column, row, f"{chance:.0%}", ha="center", va="center", color="white" if chance > 0.5 else "0.2"
     )
-figure.suptitle(f"Predicted library (accuracy {found.best.test_score:.0%} on the test sentences)")
+figure.suptitle(f"Predicted library (accuracy {result.best.test_score:.0%} on the test sentences)")
 plt.show()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.api import report as report
     from reservoir_pipelines.api import reproduce as reproduce
     from reservoir_pipelines.api import train as train
-    from reservoir_pipelines.compare import Comparison as Comparison
+    from reservoir_pipelines.comparison import Comparison as Comparison
     from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
     from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
     from reservoir_pipelines.estimators.estimators import ReservoirTransformer as ReservoirTransformer
@@ -66,7 +66,7 @@ FUNCTIONS = (
 
 PLACES = {
     "Attention": "paper.attention_maps",
-    "Comparison": "compare",
+    "Comparison": "comparison",
     "Explanation": "prediction.explain",
     "Export": "prediction.export",
     "ExportedFeatures": "extraction.export_features",

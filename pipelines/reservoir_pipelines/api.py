@@ -19,7 +19,7 @@ from reservoir_pipelines.signatures import takes
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
-    from reservoir_pipelines.compare import Comparison
+    from reservoir_pipelines.comparison import Comparison
     from reservoir_pipelines.extraction.export_features import ExportedFeatures
     from reservoir_pipelines.extraction.extract import Extraction
     from reservoir_pipelines.extraction.forecast import Forecast
@@ -290,7 +290,7 @@ def compare(arguments: CompareArguments) -> Comparison:
     >>> compare(*folders).rows
     60
     """
-    from reservoir_pipelines.compare import compare as run
+    from reservoir_pipelines.comparison import compare as run
 
     first = require_path(arguments.first, "compare: first")
     second = require_path(arguments.second, "compare: second")

@@ -1,15 +1,23 @@
-"""Independent pieces of work on a dask cluster, without its workers that would compute other results."""
+"""Independent pieces of work on a dask cluster, without its workers that would compute other results.
 
+A worker computes other results if its code differs: `program_versions` has a checksum of each package of this program,
+and the versions of its libraries.
+"""
+
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reservoir.errors import InputError, as_input_error, first_line
 from reservoir_pipelines.output import notify
-from reservoir_pipelines.versions import program_versions
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -18,6 +26,8 @@ PATIENCE = 30  # seconds to wait for the answer of a scheduler
 CHECK = 2.0  # seconds between questions to the scheduler about its workers
 QUEUED = 2  # pieces for each thread of a worker: one that it computes, and one that waits for it
 REMEDY = "give all machines the same commit, libraries and files, and pass --compute"
+PACKAGES = ("reservoir", "reservoir_cache", "reservoir_pipelines")
+CODE = (".py", ".toml")  # suffixes of the files that decide what is computed
 
 
 class UnfitWorker(InputError):
@@ -59,7 +69,7 @@ def compute_on_cluster(
                     f"{address}: {error}", "if memory ran out, give each worker more memory"
                 ) from None
             except (CancelledError, CommClosedError):
-                # the scheduler drops submitted pieces with the connection
+                # if the connection closes, the scheduler forgets the pieces that were submitted
                 notify(f"{address}: the connection was lost; submitting unfinished pieces again")
 
 
@@ -161,7 +171,28 @@ def difference(answer: "Mapping[str, str] | Exception") -> str:
     if isinstance(answer, Exception):
         return f"it cannot import this program ({first_line(answer)})"
     here = program_versions()
-    for name, version in here.items():
-        if answer.get(name) != version:
-            return f"{name} is {answer.get(name, 'another version')} there, but {version} where the command was started"
+    for name, own in here.items():
+        if answer.get(name) != own:
+            return f"{name} is {answer.get(name, 'another version')} there, but {own} where the command was started"
     return ""
+
+
+@cache  # a process keeps the code that it has imported, even if the files change later
+def program_versions() -> dict[str, str]:
+    """Return a checksum of each package of this program, and the versions of the libraries that affect its results."""
+    packages = {package: f"SHA-256 {package_digest(package)[:16]}" for package in PACKAGES}
+    return packages | {name: version(name) for name in ("torch", "transformers")}
+
+
+def package_digest(package: str) -> str:
+    """Return the SHA-256 of the names and contents of a package's Python and TOML files, sorted by relative path."""
+    spec = find_spec(package)
+    assert spec and spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0])
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in CODE}
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        content = path.read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -3,7 +3,7 @@
 import ast
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -188,10 +188,9 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     with as_input_error(f"--config {file}: not readable", "correct the file"):
         tables = tomllib.loads(file.read_text())
     name = str(context.info_name)
-    top: dict[str, Any] = getattr(context.find_root().command, "commands", {})
-    tables_allowed = {name, *(key for n, member in top.items() for key in getattr(member, "commands", [n]))}
+    commands = {name, *_command_names(context.find_root().command)}
     for key, value in tables.items():
-        if key not in tables_allowed or not isinstance(value, dict):
+        if key not in commands or not isinstance(value, dict):
             raise InputError(
                 f"--config {file}: {key!r} is not a table named after a command",
                 f"write the settings of {name} below a line [{name}]",
@@ -206,11 +205,18 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
                 f"--config {file}: {name} has no setting {key!r}",
                 f"its settings are {', '.join(sorted(options))}",
             )
-        joined = isinstance(value, list) and not option.multiple
-        settings[option.name] = ",".join(map(str, value)) if joined else value
+        # A flag that is given once takes several values as one text, with commas.
+        is_joined = isinstance(value, list) and not option.multiple
+        settings[option.name] = ",".join(map(str, value)) if is_joined else value
     _refuse_code(settings, file)
     context.default_map = settings
     return file
+
+
+def _command_names(root: Any) -> Iterator[str]:
+    """Yield the names of all commands; those of a group, such as ``cache``, in place of its own."""
+    for name, member in getattr(root, "commands", {}).items():
+        yield from getattr(member, "commands", [name])
 
 
 def _refuse_code(settings: Mapping[str, Any], file: Path) -> None:

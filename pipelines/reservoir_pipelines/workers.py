@@ -23,9 +23,9 @@ def map_pieces(
     *,
     workers: int = 0,
     scheduler: str | None = None,
-    done: Callable[[Any], None] = lambda result: None,
+    on_result: Callable[[Any], None] = lambda result: None,
 ) -> list[Any]:
-    """Return ``work(*a)`` for each tuple of arguments, in their order; ``done`` is called with each result.
+    """Return ``work(*a)`` for each tuple of arguments, in their order; ``on_result`` is called with each result.
 
     The pieces are computed by a dask ``scheduler`` (``tcp://host:port``), by ``workers`` local
     processes, or in this process. A piece is computed again if its worker dies or the scheduler
@@ -36,13 +36,13 @@ def map_pieces(
     if scheduler is not None:
         for number, result in compute_on_cluster(work, dict(enumerate(tasks)), scheduler):
             results[number] = result
-            done(result)
+            on_result(result)
     elif workers > 1 and len(tasks) > 1:
-        _in_processes(work, tasks, workers, results, done)
+        _in_processes(work, tasks, workers, results, on_result)
     for number, task in enumerate(tasks):
         if number not in results:
             results[number] = work(*task)
-            done(results[number])
+            on_result(results[number])
     return [results[number] for number in range(len(tasks))]
 
 
@@ -51,7 +51,7 @@ def _in_processes(
     tasks: list[tuple],
     workers: int,
     results: dict[int, Any],
-    done: Callable[[Any], None],
+    on_result: Callable[[Any], None],
 ) -> None:
     """Add results to ``results`` by number as long as local processes can compute them."""
     import dask
@@ -60,7 +60,7 @@ def _in_processes(
 
     def keep(key: str, result: Any, *_: Any) -> None:
         results[int(key.rpartition("-")[2])] = result
-        done(result)
+        on_result(result)
 
     started = time.perf_counter()
     keep("piece-0", work(*tasks[0]))
@@ -97,7 +97,9 @@ def run_processes(work: Callable[..., Any], arguments: Sequence[tuple]) -> None:
     # By default the processes share the cores.
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // len(arguments)))
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_work_until_parent_ends, args=(work, each)) for each in arguments]
+    processes = [
+        context.Process(target=_work_until_parent_ends, args=(work, values)) for values in arguments
+    ]
     with child_environment(OMP_NUM_THREADS=threads):
         for process in processes:
             process.start()

@@ -386,9 +386,8 @@ class Scorer:
         # spread of 0.3.
         self._has_real_targets = targets is not None and not targets.classes
         self._arithmetic = arithmetic()
-        self._dtype = np.dtype(
-            np.void
-        )  # the precision of the last block, for which the weights are on the device
+        # The precision of the last block, for which the weights are on the device; no block has been scored yet.
+        self._dtype = np.dtype(np.void)
 
     def __call__(self, x: np.ndarray, chosen: slice = slice(None)) -> np.ndarray:
         """Return scores (A, n, t) of features (n, w), in float64 for float64 features or real targets, else float32."""

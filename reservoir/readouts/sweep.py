@@ -108,9 +108,8 @@ class _FittedFolds:
 
     path: DeferredPath
     scorers: list[list[FoldScorer]]  # of each repeat and fold
-    samples: Iterable[
-        FoldBlock
-    ]  # what the scorers take as features, with labels, folds and optional weights
+    # What the scorers take as features, with labels, folds and optional weights.
+    samples: Iterable[FoldBlock]
     kernel: KernelMatrix | None = None
 
 

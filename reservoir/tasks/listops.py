@@ -133,19 +133,13 @@ def _grow(
 PIECE_ROWS = 4096
 MAX_LINE = 2**20  # letters of a line that are read; the longest of Long Range Arena have about 20,000
 ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
-MAX_FRUITLESS = (
-    100  # draws of `ROOTS` trees without a new expression, after which there are hardly any others
-)
+MAX_FRUITLESS = 100  # draws of `ROOTS` trees without a new expression, after which hardly any others exist
 # symbols of expressions that are not compared: a million rows have equal ones with probability 1e-10
 NEVER_TWICE = 64
 
-FOLDERS = (
-    "",
-    "listops",
-    "listops-1000",
-    "lra_release/listops-1000",
-    "lra_release/lra_release/listops-1000",
-)
+# The folder of Long Range Arena's archive, unpacked once or twice, or that of ListOps alone.
+RELEASE = "lra_release/listops-1000"
+FOLDERS = ("", "listops", "listops-1000", RELEASE, f"lra_release/{RELEASE}")
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
 
 
@@ -169,9 +163,7 @@ class ListOps(Source):
     vocabulary: ClassVar[int] = CLOSE + 1
     default_lengths: ClassVar[tuple[int, int]] = (100, 512)
     splits: ClassVar[tuple[str, ...]] = SPLITS
-    refuses_long_texts: ClassVar[bool] = (
-        True  # whether `encode` refuses texts of more than ``max_tokens`` symbols
-    )
+    refuses_long_texts: ClassVar[bool] = True  # whether `encode` refuses more than ``max_tokens`` symbols
 
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:

@@ -12,19 +12,13 @@ from reservoir.tasks.patches import patches
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = (
-    "PNG",
-    "JPEG",
-    "WEBP",
-    "BMP",
-    "GIF",
-    "TIFF",
-    "PPM",
-)  # other decoders of Pillow are rarely used, and tested
-MAX_PIXELS = 2**26
+# Other decoders of Pillow are rarely used, and so rarely tested.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MAX_PIXELS = 2**26  # an image of 8,192 x 8,192 takes 200 MB in RGB
 
-SIDE, PATCH = 32, 4
-"""Side of an image and of its patches in pixels, as in CIFAR-10, for backbones without patches of their own."""
+# Sides of an image and of its patches in pixels, as in CIFAR-10, for backbones without patches of their own.
+SIDE = 32
+PATCH = 4
 
 TOKENS = (SIDE // PATCH) ** 2
 

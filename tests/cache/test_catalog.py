@@ -32,7 +32,7 @@ from reservoir_cache import (
     verify,
     write_targets,
 )
-from reservoir_cache.entry_locks import entry_locks
+from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import process_identity
 
 from tests.cache.conftest import write_block

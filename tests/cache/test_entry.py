@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from reservoir_cache import (
     FeatureStore,
     Layout,
     ShardWriter,
-    ahead,
     load_arrays,
     publish_json,
     repair,
@@ -256,33 +254,3 @@ def test_a_column_of_two_shapes_in_two_pages_is_refused(monkeypatch, toy, tmp_pa
     write_block(entry, "train", 4, {"final/last": wrong})
     with pytest.raises(CacheError, match="final/last has two shapes"):
         entry.manifest("train")
-
-
-def test_items_are_made_ahead_by_another_thread_and_its_error_comes_in_order():
-    made = []
-
-    def items():
-        for number in range(9):
-            if number == 6:
-                raise ValueError("six")
-            made.append((number, threading.get_ident()))
-            yield number
-
-    found = ahead(items(), 2)
-    assert [next(found) for _ in range(4)] == [0, 1, 2, 3]
-    assert [next(found), next(found)] == [4, 5]
-    with pytest.raises(ValueError, match="six"):
-        next(found)
-    assert threading.get_ident() not in {thread for _, thread in made}
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_no_more_than_the_depth_is_made_early_and_nothing_after_closing(depth):
-    made, count = [], threading.active_count()
-    found = ahead(map(made.append, range(100)), depth)
-    next(found)
-    deadline = time.monotonic() + 5
-    while len(made) < 1 + depth and time.monotonic() < deadline:
-        time.sleep(0.001)
-    found.close()
-    assert made == [*range(1 + depth)] and threading.active_count() == count

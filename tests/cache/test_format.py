@@ -117,7 +117,7 @@ def test_the_tree_in_the_format_names_every_file(toy, tmp_path, monkeypatch):
 
 def test_pages_and_lock_bytes_are_those_of_the_text():
     from reservoir_cache.entry import PAGE_BLOCKS
-    from reservoir_cache.entry_locks import FIRST_BLOCK_BYTE, MUTEX_BYTE
+    from reservoir_cache.locks import FIRST_BLOCK_BYTE, MUTEX_BYTE
 
     assert f"pages of {PAGE_BLOCKS} blocks" in TEXT
     assert f"blocks {PAGE_BLOCKS} n to {PAGE_BLOCKS} n + {PAGE_BLOCKS - 1}" in TEXT

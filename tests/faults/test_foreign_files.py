@@ -14,7 +14,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import skops.io
-from reservoir_cache.documents import publish_json, read_json
+from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.files import file_digest, read_checked, write_checked

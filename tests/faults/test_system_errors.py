@@ -15,7 +15,7 @@ import pytest
 from reservoir_pipelines import ReservoirClassifier, extract, fit
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.output import as_json, meter, notify, print_json, printable
-from reservoir_pipelines.preparation import task_table
+from reservoir_pipelines.preparation import prepare as preparation
 from reservoir_pipelines.tables import ResultTable, numbers, print_shown, texts
 
 from tests.processes import COMMAND, Child
@@ -77,7 +77,7 @@ def test_a_plot_that_cannot_be_written_is_refused_with_its_folder(refusal):
     ],
 )
 def test_the_line_and_the_exit_code_of_an_error(monkeypatch, refusal, number, path, code, remedy):
-    monkeypatch.setattr(task_table, "task_table", Mock(side_effect=OSError(number, os.strerror(number), path)))
+    monkeypatch.setattr(preparation, "task_table", Mock(side_effect=OSError(number, os.strerror(number), path)))
     line = refusal("tasks", code=code)
     assert line.startswith(f"reservoir: {path}: " if path else f"reservoir: {os.strerror(number)}")
     assert os.strerror(number) in line and remedy in line
@@ -85,7 +85,7 @@ def test_the_line_and_the_exit_code_of_an_error(monkeypatch, refusal, number, pa
 
 @pytest.mark.parametrize("error", [OSError("no number"), OSError(errno.EBADF, "Bad file descriptor")])
 def test_an_error_that_no_path_explains_keeps_its_traceback(monkeypatch, error):
-    monkeypatch.setattr(task_table, "task_table", Mock(side_effect=error))
+    monkeypatch.setattr(preparation, "task_table", Mock(side_effect=error))
     with pytest.raises(OSError, match=str(error.args[-1])):
         run(["tasks"])
 

@@ -334,7 +334,7 @@ def test_occlusion_equals_the_model_on_the_changed_row(made):
 
 def test_the_lengths_of_sequences_that_an_export_accepts_are_named(tmp_path):
     done = Export(model=tmp_path, card=tmp_path, reader=None, bytes=9, tokens=(2, 49))
-    assert ("tokens", "2 to 49 per sequence") in export_answer(done).tables[0][1]
+    assert ("tokens", "2 to 49 per sequence") in export_answer(done).tables[0].pairs
 
 
 def test_the_command_draws_and_refuses(made, call, tmp_path, painted):

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import threading
+import time
 from dataclasses import replace
 
 import h5py
@@ -372,3 +374,33 @@ def test_a_dry_run_prints_each_option_with_its_reason_and_computes_nothing(cache
     assert found["pool"] == {"value": "last,mean", "why": "the last token, as in the paper, and the mean of all"}
     together, *alone = found["columns"]["value"]
     assert together.split("+")[:2] == alone[:2] == ["embed/last", "embed/mean"] and "columns" not in lines["gain"]
+
+
+def test_items_are_made_ahead_by_another_thread_and_its_error_comes_in_order():
+    made = []
+
+    def items():
+        for number in range(9):
+            if number == 6:
+                raise ValueError("six")
+            made.append((number, threading.get_ident()))
+            yield number
+
+    items_ahead = entries.ahead(items(), 2)
+    assert [next(items_ahead) for _ in range(4)] == [0, 1, 2, 3]
+    assert [next(items_ahead), next(items_ahead)] == [4, 5]
+    with pytest.raises(ValueError, match="six"):
+        next(items_ahead)
+    assert threading.get_ident() not in {thread for _, thread in made}
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_no_more_than_the_depth_is_made_early_and_nothing_after_closing(depth):
+    made, count = [], threading.active_count()
+    items_ahead = entries.ahead(map(made.append, range(100)), depth)
+    next(items_ahead)
+    deadline = time.monotonic() + 5
+    while len(made) < 1 + depth and time.monotonic() < deadline:
+        time.sleep(0.001)
+    items_ahead.close()
+    assert made == [*range(1 + depth)] and threading.active_count() == count

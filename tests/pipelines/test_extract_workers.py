@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from reservoir_cache import Entry, verify
 from reservoir_pipelines import cluster as cluster_module
-from reservoir_pipelines import extract, prepare, versions, workers
-from reservoir_pipelines.extraction import entries, extractor, probe, sharing
+from reservoir_pipelines import extract, prepare, workers
+from reservoir_pipelines.extraction import entries, extractor, sharing
 
 from reservoir import InputError, plan
 from reservoir.options import ExtractOptions
@@ -109,7 +109,7 @@ def dask_worker(cluster, name, path=()):
 
 def changed_packages(folder):
     """Copy the packages into a folder, and add a comment to one of their files."""
-    for package in versions.PACKAGES:
+    for package in cluster_module.PACKAGES:
         shutil.copytree(Path(find_spec(package).origin).parent, folder / package)
     with (folder / "reservoir" / "pooling.py").open("a") as file:
         file.write("# another commit\n")
@@ -151,7 +151,7 @@ def test_a_worker_that_computes_other_features_is_left_out(cluster, expected, ti
 
 
 def test_a_worker_without_the_program_is_told_from_one_of_another_commit():
-    assert cluster_module.difference(versions.program_versions()) == ""
+    assert cluster_module.difference(cluster_module.program_versions()) == ""
     assert "No module named 'reservoir'" in cluster_module.difference(
         ModuleNotFoundError("No module named 'reservoir'")
     )
@@ -178,7 +178,7 @@ def test_the_checksum_of_a_package_depends_on_every_file_that_computes(tmp_path,
         write(tmp_path / str(number), texts)
         monkeypatch.setattr(sys, "path", [str(tmp_path / str(number)), *sys.path])
         invalidate_caches()
-        digests.append(versions.package_digest("thing"))
+        digests.append(cluster_module.package_digest("thing"))
     assert digests[0] == digests[2] != digests[1]
 
 
@@ -215,7 +215,7 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
 def share(tiny_gpt2, tmp_path):
     options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
     ours = extractor.load_extractor(options, prepare("digits", cache=tmp_path), tmp_path)
-    return sharing.Share(options, ours.prepared.path, ours.spec.key, None, probe.probe(ours))
+    return sharing.Share(options, ours.prepared.path, ours.spec.key, None, sharing.probe(ours))
 
 
 @pytest.mark.parametrize("change", ["added", "reordered"])
@@ -238,8 +238,8 @@ def test_rounding_and_a_few_values_at_the_edge_of_a_share_are_no_difference():
     x[::400] = 3000  # massive channels, which would hide any difference if they counted in the deviation
     rounded = x + 0.03 * draw.uniform(-1, 1, 4000)
     rounded[::60] += 0.3
-    assert probe.different_column({"a": x}, {"a": rounded}) == ""
-    assert probe.different_column({"a": x, "b": x}, {"a": x, "b": x[::-1]}) == "b"
+    assert sharing.different_column({"a": x}, {"a": rounded}) == ""
+    assert sharing.different_column({"a": x, "b": x}, {"a": x, "b": x[::-1]}) == "b"
 
 
 def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, expected, tiny_gpt2, tmp_path, capsys):

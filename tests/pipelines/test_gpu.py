@@ -8,7 +8,7 @@ import pytest
 import torch
 from reservoir_cache import verify
 from reservoir_pipelines import extract, plan, prepare, workers
-from reservoir_pipelines.extraction import blocks, entries, extractor
+from reservoir_pipelines.extraction import entries, extractor
 
 from reservoir import features
 from reservoir import plan as defaults
@@ -67,7 +67,7 @@ def test_memory_stays_within_the_plan(rows, tmp_path):
     peak = torch.cuda.max_memory_allocated()
     sys.stdout.write(f"\nextract {speed:,.0f} rows/s, bare model {bare:,.0f}, planned {planned.rows_per_second:,.0f}")
     sys.stdout.write(f"\npeak memory of the GPU {peak / 1e9:.2f} GB, planned {planned.memory / 1e9:.2f} GB")
-    assert computed == blocks.row_count(entry, todo) and peak <= planned.memory
+    assert computed == entries.row_count(entry, todo) and peak <= planned.memory
 
 
 @pytest.mark.parametrize("backbone", ["mini", "gpt2"])

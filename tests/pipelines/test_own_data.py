@@ -8,7 +8,7 @@ import pytest
 from reservoir_cache import Entry, FeatureStore, verify
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.data.new_rows import read_new
+from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle

@@ -13,13 +13,13 @@ from unittest.mock import Mock
 import h5py
 import numpy as np
 import pytest
-from reservoir_cache.documents import publish_json, read_json
-from reservoir_cache.publish import process_identity
+from reservoir_cache.publish import process_identity, publish_json, read_json
 from reservoir_pipelines import prepare, workers
-from reservoir_pipelines.preparation import source_files, write
+from reservoir_pipelines.preparation import prepare as preparation
+from reservoir_pipelines.preparation import write
 from reservoir_pipelines.preparation.downloads import DOWNLOADS, download
+from reservoir_pipelines.preparation.prepare import task_table
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit, _opened
-from reservoir_pipelines.preparation.task_table import task_table
 from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError
@@ -257,14 +257,14 @@ def test_changed_values_of_the_same_size_and_time_are_noticed(cache, table):
 
 
 def test_an_unchanged_file_is_read_once(table, tmp_path, monkeypatch):
-    read, real = [], source_files.file_digest
-    monkeypatch.setattr(source_files, "file_digest", lambda path: read.append(path) or real(path))
-    first = source_files.source_contents([table], table, tmp_path)
-    assert source_files.source_contents([table], table, tmp_path) == first
+    read, real = [], preparation.file_digest
+    monkeypatch.setattr(preparation, "file_digest", lambda path: read.append(path) or real(path))
+    first = preparation.source_contents([table], table, tmp_path)
+    assert preparation.source_contents([table], table, tmp_path) == first
     assert len(read) == 2  # the file was just written, so a second change may have the same time
-    monkeypatch.setattr(source_files, "UNSETTLED", -(10**18))
+    monkeypatch.setattr(preparation, "UNSETTLED", -(10**18))
     for _ in range(3):
-        assert source_files.source_contents([table], table, tmp_path) == first
+        assert preparation.source_contents([table], table, tmp_path) == first
     assert len(read) == 3
 
 
@@ -276,7 +276,7 @@ def test_unreadable_files_are_refused_in_one_line(refusal, cache, mnist_files, k
         os.mkfifo(labels)
     else:
         denied = PermissionError(errno.EACCES, "Permission denied", str(labels))
-        monkeypatch.setattr(source_files, "file_digest", Mock(side_effect=denied))
+        monkeypatch.setattr(preparation, "file_digest", Mock(side_effect=denied))
     message = refusal("prepare", "mnist", "--data", mnist_files)
     assert (
         "train-labels-idx1-ubyte" if kind == "pipe" else "Permission denied; check the path and its permissions"

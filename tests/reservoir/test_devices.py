@@ -10,7 +10,7 @@ import pytest
 import torch
 from reservoir_cache import STORES, CacheError, encode, verify
 from reservoir_pipelines import extract, plan
-from reservoir_pipelines.extraction.encoding import start_encoding
+from reservoir_pipelines.extraction.extractor import start_encoding
 from torch._dynamo.utils import counters
 
 from reservoir import devices

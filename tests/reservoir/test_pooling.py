@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.data.labels import encode_labels
-from reservoir_pipelines.data.splits import split_rows
+from reservoir_pipelines.data.labels import encode_labels, split_rows
 
 from reservoir.column import Column
 from reservoir.errors import InputError

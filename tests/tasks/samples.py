@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from reservoir_pipelines.data import new_rows
+from reservoir_pipelines.data import formats
 from reservoir_pipelines.data.own_data import open_source
 
 from reservoir.errors import InputError
@@ -37,7 +37,7 @@ class NewRows(NamedTuple):
 
 def read_new(path, task, labels=None) -> NewRows:
     """Return the new rows of a file, read into memory."""
-    rows = new_rows.read_new(path, task, labels)
+    rows = formats.read_new(path, task, labels)
     return NewRows(rows.x[:], rows.lengths, rows.names, rows.y, rows.groups, rows.skipped)
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from reservoir_pipelines.data.columns import times_of
 from reservoir_pipelines.data.own_data import open_source
-from reservoir_pipelines.data.times import times_of
 from scipy.io import wavfile
 
 from reservoir.errors import InputError

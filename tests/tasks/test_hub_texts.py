@@ -69,7 +69,7 @@ def rows_of(source):
 
 
 def test_splits_and_classes_are_the_datasets_own(library, monkeypatch):
-    monkeypatch.setattr("reservoir_pipelines.data.texts.PIECE_LETTERS", 300)
+    monkeypatch.setattr("reservoir_pipelines.data.rows.PIECE_LETTERS", 300)
     library.found = {"train": labelled(slice(20)), "test": labelled(slice(20, 30)), "unsupervised": labelled()}
     source = open_source("hf:someone/reviews:plain")
     assert library.calls == [] and source.task.labels == ("neg", "pos") and len(source.pieces()) > 1

@@ -106,7 +106,7 @@ def test_texts_are_encoded_stretch_by_stretch(tmp_path, monkeypatch):
     words = ["ACGT"[n % 4] * (n % 7 + 9) + "é" * (n == 29) for n in range(30)]
     whole = open_source(str(write_texts(tmp_path / "t.csv", words)))
     expected = whole.read(*whole.pieces())
-    monkeypatch.setattr("reservoir_pipelines.data.texts.PIECE_LETTERS", 100)
+    monkeypatch.setattr("reservoir_pipelines.data.rows.PIECE_LETTERS", 100)
     parts = open_source(str(tmp_path / "t.csv"))
     read = [parts.read(piece) for piece in parts.pieces()]
     assert len(read) > 3 and parts.task == whole.task

@@ -46,7 +46,7 @@ def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[F
 
     from reservoir import devices
     from reservoir.reservoir import choose_compute, choose_device
-    from reservoir_pipelines.preparation.task_table import task_table
+    from reservoir_pipelines.preparation.prepare import task_table
 
     device = choose_device("auto")
     name = devices.describe(device) if devices.on_gpu(device) else f"{torch.get_num_threads()} threads"

@@ -50,7 +50,7 @@ from reservoir_pipelines.tables import (
 if TYPE_CHECKING:
     from reservoir_cache import Entry
 
-    from reservoir_pipelines.compare import Comparison
+    from reservoir_pipelines.comparison import Comparison
     from reservoir_pipelines.extraction.forecast import Forecast
     from reservoir_pipelines.fitting.results import Fit
     from reservoir_pipelines.prediction.explain import Explanation
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 def tasks(options: dict[str, Any]) -> Answer:
     """List the tasks, and show whether their data is available."""
-    from reservoir_pipelines.preparation.task_table import task_table
+    from reservoir_pipelines.preparation.prepare import task_table
 
     rows = task_table(**options)
     tables = [record_table(rows, "task", "input", "tokens", "labels_per_row", "classes", "splits", "data")]

@@ -1,13 +1,24 @@
-"""Names of columns in options and messages, and the command that a message shows."""
+"""The columns of a table: their names in messages, what their cells hold, and their cells as times and values."""
 
-from collections.abc import Collection, Sequence
+import json
+import re
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import Any, NoReturn
+
+import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.option_fields import typed
 from reservoir.options import OwnDataOptions
+from reservoir_pipelines.data.rows import EMPTY_CELL
+from reservoir_pipelines.data.table import SUFFIXES, Table, read_table
+
+# ---- names in options and messages
+
 
 MAX_SHOWN = 20
 """Number of names of columns in a message."""
@@ -51,3 +62,243 @@ def require_column(
     else:
         hint = nearest(name, [other for other in names if other not in fitted])
     raise InputError(problem + hint)
+
+
+# ---- what cells hold
+
+
+EMPTY = ("", "na", "n/a", "nan", "null", "none")
+"""How tables write an empty cell, in small letters or capitals."""
+
+MOST = 0.5
+"""A column holds what more than this share of its filled cells hold; the others are bad rows."""
+
+SWITCHES = {"true": "1", "false": "0"} | dict.fromkeys(EMPTY, "nan")  # cells that stand for a number
+
+
+def filled(column: Any) -> Any:
+    """Return the cells of a column that are not empty."""
+    cells = column[column.notna()]
+    return cells if column.dtype.kind in "biuf" else cells[cells != ""]
+
+
+def as_texts(column: Any) -> Any:
+    """Return a column as texts without spaces at their ends, ``""`` for an empty cell."""
+    return column.astype(object).where(column.notna(), "").astype(str).str.strip()
+
+
+def holds_lists(column: Any) -> bool:
+    """Return whether a cell is a list, as in JSON Lines and Parquet."""
+    return column.dtype == object and any(isinstance(cell, list | np.ndarray) for cell in column)
+
+
+def holds_single_numbers(table: Table, name: str) -> bool:
+    """Return whether most filled cells are one number; not if one is like 007, whose zeros may mean something."""
+    import pandas as pd
+
+    column = table.frame[name]
+    if column.dtype.kind in "biuf":
+        return True
+    if holds_lists(column):
+        return False
+    texts = table.with_points(as_texts(column))
+    texts = texts[~texts.str.lower().isin(SWITCHES)]
+    numbers: Any = pd.to_numeric(texts, errors="coerce")
+    return bool(numbers.notna().mean() > MOST and not texts.str.match(r"0\d").any()) or not len(texts)
+
+
+def holds_sequences(column: Any) -> bool:
+    """Return whether each filled cell is a list or a text of numbers, and one of them has several."""
+    if holds_lists(column):
+        return True
+    texts = as_texts(filled(column))
+    several = texts.str.contains(r"[\s,;\[]").any()
+    return bool(several) and all(numbers_of_text(text) is not None for text in texts)
+
+
+def holds_digits(column: Any) -> bool:
+    """Return whether the cells are strings of digits without separators, such as 0110, which are letters."""
+    texts = as_texts(filled(column))
+    return bool(texts.str.fullmatch(r"\d+").all() and (texts.str.len() > 1).any())
+
+
+def holds_words(column: Any) -> bool:
+    """Return whether most filled cells are texts that are not made of numbers."""
+    texts = [cell for cell in filled(column) if isinstance(cell, str)]
+    words = sum(numbers_of_text(text) is None for text in texts)
+    return words > MOST * len(texts)
+
+
+def numbers_of_text(cell: str) -> np.ndarray | None:
+    """Return the numbers of a text: a JSON list, or separated by spaces, commas or semicolons; else None."""
+    if cell.strip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            return numbers_of_list(json.loads(cell))
+        cell = cell.strip().strip("[]")  # as NumPy prints an array
+    separator = next((mark for mark in ",;" if mark in cell), None)
+    for kind in (np.int64, np.float64):
+        with suppress(ValueError, OverflowError):
+            return np.array(cell.split(separator), dtype=kind)
+    return None
+
+
+def numbers_of_list(cell: Any) -> np.ndarray | None:
+    """Return a list of numbers, or of lists of one length, as an array with NaN for None; else None."""
+    try:
+        array = np.asarray(cell)
+        array = np.asarray(cell, np.float64) if array.dtype.kind == "O" else array
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return array if array.dtype.kind in "uifb" and array.ndim in {1, 2} and array.size else None
+
+
+# ---- cells that name files
+
+
+FILES = {
+    "images": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
+    "sounds": (".wav", ".flac", ".ogg", ".mp3"),
+    "recordings": (".csv", ".tsv", ".parquet"),
+}
+"""Suffixes of files that are one sequence each; a folder is read as the first kind of which it has files."""
+
+FIRST_ROWS = 5
+"""Number of first rows that must all name files of one kind if a column holds paths."""
+
+
+def files_kind(names: Iterable[str]) -> str:
+    """Return the kind in `FILES` that has the suffixes of all names; else ""."""
+    lower = [name.lower() for name in names]
+    for kind, suffixes in FILES.items():
+        if lower and all(name.endswith(suffixes) for name in lower):
+            return kind
+    return ""
+
+
+def with_slashes(name: str) -> Path:
+    """Return the path of a cell; tables from Windows have backslashes."""
+    return Path(name.strip().replace("\\", "/"))
+
+
+def names_files(folder: Path, cells: Any) -> str:
+    """Return the kind of files that the first cells name; "" if no such file is in the folder."""
+    cells = list(cells[:FIRST_ROWS])
+    if not all(isinstance(cell, str) and len(cell) < 1000 and "\0" not in cell for cell in cells):
+        return ""
+    kind = files_kind(cell.strip() for cell in cells)
+    exists = kind and any((folder / with_slashes(cell)).is_file() for cell in cells)
+    return kind if exists else ""
+
+
+def named_kind(path: Path) -> str:
+    """Return the kind of files that a table names in its first rows; "" for other tables."""
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        return ""
+    frame = read_table(path, rows=FIRST_ROWS).frame
+    kinds = (names_files(path.parent, filled(frame[name])) for name in frame)
+    return next(filter(None, kinds), "")
+
+
+# ---- times
+
+
+def times_of(column: Any) -> np.ndarray | None:
+    """Return numbers, or ISO 8601 dates in UTC, as a sortable array, (rows,); None for other cells."""
+    import pandas as pd
+
+    if column.dtype.kind in "iuf":
+        return column.to_numpy() if column.notna().all() else None
+    if not all(isinstance(cell, str) and "-" in cell for cell in column):
+        return None
+    times = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
+    return times.dt.tz_localize(None).to_numpy() if times.notna().all() else None
+
+
+def sortable_times(table: Table, name: str) -> np.ndarray:
+    """Return a column of times as `times_of` does; an empty cell is a bad row, and other cells are refused."""
+    column = table.frame[name]
+    for row in np.flatnonzero(column.isna()):
+        table.bad.add(row, f"no time in column {name!r}")
+    times = times_of(column.ffill().bfill())
+    if times is None:
+        first = str(next(iter(filled(column)), ""))[:40]
+        raise InputError(
+            f"{table.path}, column {name!r}: times like {first!r} cannot be sorted",
+            f"write ISO 8601 dates such as 2024-12-31, or numbers, or pass --drop {quote(name)} "
+            "if the rows are in order",
+        )
+    return times
+
+
+# ---- values
+
+
+def values_of(
+    table: Table,
+    names: Sequence[str],
+    options: OwnDataOptions,
+    *,
+    fill: bool,
+    lengths: np.ndarray | None = None,
+    data: str = "",
+) -> np.ndarray:
+    """Return columns of single numbers as floats (rows, columns), 0 after ``lengths`` (rows,).
+
+    An infinite number, and an empty cell unless ``fill`` keeps it as NaN, make the row bad. ``data`` is
+    the path of the data if the table is only a part of it.
+    """
+    x = np.empty((len(table.frame), len(names)))
+    for place, name in enumerate(names):
+        numbers, wrong, filled_cells = _numbers_of_column(table, name)
+        for row in wrong:
+            cell = str(table.frame[name][row]).strip()[:40]
+            table.bad.add(row, f"{cell!r} is not a number in column {name!r}")
+        if len(wrong) > MOST * filled_cells:
+            _refuse_column(table, names, name, int(wrong[0]), options, data or str(table.path))
+        x[:, place] = numbers
+    if lengths is not None:
+        x[np.arange(len(names)) >= lengths[:, None]] = 0
+    wrong = np.isinf(x) | (np.isnan(x) & (not fill))
+    for row in np.flatnonzero(wrong.any(axis=1)):
+        place = int(np.argmax(wrong[row]))
+        problem = EMPTY_CELL if np.isnan(x[row, place]) else f"{x[row, place]} in column"
+        table.bad.add(row, f"{problem} {names[place]!r}")
+    return x
+
+
+def _numbers_of_column(table: Table, name: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return a column as floats, the rows whose cell is not a number, and the number of filled cells."""
+    import pandas as pd
+
+    column = table.frame[name]
+    if column.dtype.kind in "biuf":
+        return column.to_numpy(np.float64), np.empty(0, np.int64), len(column)
+    texts = table.with_points(as_texts(column).str.lower())
+    cells = texts.map(lambda cell: SWITCHES.get(cell, cell))
+    empty = (cells == "nan").to_numpy()
+    numbers: Any = pd.to_numeric(cells, errors="coerce")
+    wrong = np.flatnonzero(numbers.isna() & ~empty)
+    return numbers.to_numpy(np.float64), wrong, int((~empty).sum())
+
+
+def _refuse_column(
+    table: Table, names: Sequence[str], name: str, row: int, options: OwnDataOptions, data: str
+) -> NoReturn:
+    """Refuse a column that does not hold values, with the flag that says what it probably holds."""
+    column = table.frame[name]
+    cell = str(column[row]).strip()
+    only_texts = not any(table.frame[other].dtype.kind in "biuf" for other in names)
+    if re.fullmatch(r"[-+]?\d+,\d+", cell) and table.decimal == ".":
+        flag, value = "decimal", ","
+    elif times_of(column) is not None:
+        flag, value = "time", name
+    elif names_files(table.path.parent, filled(column)) or only_texts:
+        flag, value = "text", name
+    else:
+        flag, value = "drop", ",".join([*separated(options.drop), name])
+    command = example(data, options, **{flag: value})
+    others = "or the flag of its role (--id, --group, --time or --text)"
+    raise InputError(
+        f"{table.path}, {table.bad.places[row]}: {cell[:40]!r} is not a number in column {name!r}",
+        f"write numbers there, or pass --{flag} {quote(value)}, {others}, for example: {command}",
+    )

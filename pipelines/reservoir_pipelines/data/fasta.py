@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.bad_rows import BadRows
-from reservoir_pipelines.data.label_table import labels_from_table
-from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.table_checks import lines_of
+from reservoir_pipelines.data.rows import BadRows, Rows
+from reservoir_pipelines.data.table import lines_of
+from reservoir_pipelines.data.table_labels import labels_from_table
 from reservoir_pipelines.data.table_rows import columns_as_rows
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fna")
@@ -38,14 +37,19 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     ids, notes = _names(headers, options, is_new=is_new)
     columns: dict[str, Any] = {"id": ids, "sequence": [record.sequence for record in records]}
     if options.labels:
-        labels = labels_from_table(options, ids, bad, is_new=is_new)
-        notes += labels.notes
-        columns |= {"label" if name == "y" else name: list(array) for name, array in labels.arrays.items()}
+        table = labels_from_table(options, ids, bad, is_new=is_new)
+        notes += table.notes
+        columns |= {"label" if name == "y" else name: list(array) for name, array in table.arrays.items()}
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
     elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
         label_pattern = options.label or ("" if is_new else LAST_WORD)
-        columns |= _matches(bad, headers, label_pattern, options.group or "", is_new=is_new)
-        notes += [f"the label is the match of {label_pattern} in the header"] if "label" in columns else []
+        labels = _matches(bad, headers, label_pattern, "label", is_new=is_new)
+        groups = _matches(bad, headers, options.group or "", "group", is_new=is_new)
+        if any(labels):
+            columns["label"] = labels
+            notes.append(f"the label is the match of {label_pattern} in the header")
+        if groups and None not in groups:
+            columns["groups"] = groups
     parameters = None if task is None else {"each": "token"} if task.each else {}
     rows = columns_as_rows(columns, bad, options, parameters, id="id", text="sequence")
     unused = ("time", "text", "drop", *(() if options.labels else ("id",)))
@@ -91,20 +95,6 @@ def _names(headers: Sequence[str], options: OwnDataOptions, *, is_new: bool) -> 
 
 
 def _matches(
-    bad: BadRows, headers: Sequence[str], label: str, group: str, *, is_new: bool
-) -> dict[str, list[str | None]]:
-    """Return the columns ``label`` and ``groups`` that patterns match in the headers."""
-    columns = {}
-    labels = _matches_of(bad, headers, label, "label", is_new=is_new)
-    if any(labels):
-        columns["label"] = labels
-    groups = _matches_of(bad, headers, group, "group", is_new=is_new)
-    if groups and None not in groups:
-        columns["groups"] = groups
-    return columns
-
-
-def _matches_of(
     bad: BadRows, headers: Sequence[str], pattern: str, flag: str, *, is_new: bool
 ) -> list[str | None]:
     """Return the match of a pattern's group in each header, or nothing without a pattern; new headers may lack it."""

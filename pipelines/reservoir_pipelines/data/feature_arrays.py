@@ -10,7 +10,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.size_limits import check_expansion
 from reservoir_pipelines.data.npz import read_arrays
-from reservoir_pipelines.data.parquet import read_arrow
+from reservoir_pipelines.data.table import read_arrow
 
 
 def open_arrays(path: Path, stack: ExitStack) -> dict[str, Any]:

@@ -4,14 +4,35 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from reservoir.errors import InputError
+from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.task import Task
-from reservoir_pipelines.data import fasta, hdf5, hub, idx, media, npz, series, table_files
-from reservoir_pipelines.data.file_kinds import FILES
-from reservoir_pipelines.data.folders import media_files
-from reservoir_pipelines.data.label_table import labels_path
-from reservoir_pipelines.data.rows import Rows
+from reservoir.tasks.images import read_idx
+from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.words import texts_of
+from reservoir_pipelines.data import fasta, hdf5, hub, media, npz, series, table, table_rows
+from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.media import media_files
+from reservoir_pipelines.data.rows import COLUMN_FLAGS, Rows
+from reservoir_pipelines.data.table_labels import labels_path
+from reservoir_pipelines.data.values import encode
+
+IDX_ENDINGS = ("-ubyte", ".idx")  # before a suffix .gz
+IDX_SIDES = (28, 28)  # pixels of the images of MNIST
+
+
+def _accepts_idx(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
+    """Return whether a path names images as MNIST publishes them (IDX), which are new rows of a named task."""
+    is_idx = Path(origin).name.removesuffix(".gz").endswith(IDX_ENDINGS)
+    return task is not None and is_idx and Path(origin).is_file()
+
+
+def _read_idx(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
+    """Return the images of an IDX file, (rows, 28, 28) of bytes, without labels."""
+    return Rows(x=read_idx(Path(origin), IDX_SIDES), unused=COLUMN_FLAGS)
+
 
 Reader = Callable[[str, OwnDataOptions, Task | None], Rows]
 """Returns the rows of an origin: a path, or the name of a dataset. New rows of a ``task`` need no labels."""
@@ -43,13 +64,13 @@ class Format:
 
 
 FORMATS = (
-    Format(hub.read, accepts=hub.accepts),
-    Format(idx.read, accepts=idx.accepts),
+    Format(hub.read, accepts=lambda origin, *_: hub.is_hub(origin)),
+    Format(_read_idx, accepts=_accepts_idx),
     Format(series.read, (".ts",), series.accepts),
     Format(media.read, FILES["sounds"], media.accepts),
     Format(npz.read, npz.SUFFIXES),
     Format(hdf5.read, hdf5.SUFFIXES),
-    Format(table_files.read, table_files.SUFFIXES),
+    Format(table_rows.read, table.SUFFIXES),
     Format(fasta.read, fasta.SUFFIXES),
 )
 """All formats; the first that reads an origin is taken. The files of `media` and of `series` may be tables, too."""
@@ -97,3 +118,43 @@ def check_file(path: Path) -> None:
     if not path.is_file():
         problem = "no regular file" if path.exists() else "no such file"
         raise InputError(f"{path}: {problem}", "give the path of your data")
+
+
+def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
+    """Return the rows of a file in the form that `encode` reads; those that cannot be read are skipped, unless all are.
+
+    ``x`` holds texts (rows,), numbers, or files of images, which stay on disk; ``labels`` is a table of
+    labels.
+    """
+    # New rows are read with the options and choices that the task was read with.
+    parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
+    # Without a table of labels, these options named columns of another table, or were patterns of headers.
+    if labels and "labels" not in task.parameters:
+        parameters |= {"label": None, "id": None, "group": None}
+    try:
+        rows = open_rows(str(path), as_group(parameters, OwnDataOptions), task)
+    except InputError as error:  # flags of `extract` do not apply to new data
+        raise InputError(str(error).partition(", or pass --")[0]) from None
+    rows.refuse_unused(str(path), ["labels"] if labels else [])
+    are_images, read_images = rows.holds == "images", task.pictures > 0
+    if are_images != read_images:
+        kind, fitted = ("images", "other data") if are_images else ("no images", "images")
+        raise InputError(
+            f"{path}: {kind}, but the readout was fitted on {fitted}", "give data of this kind"
+        )
+    if rows.holds == "letters":
+        assert rows.lengths is not None
+        return replace(rows, x=np.array(texts_of(rows.x[:], rows.lengths)), lengths=None)
+    if are_images:
+        return rows
+    x = rows.x[:]
+    are_whole = x.dtype.kind == "f" and x.ndim == 2 and bool((x == np.rint(x)).all())
+    return replace(rows, x=x.astype(np.int64) if isinstance(task.form, Tokens) and are_whole else x)
+
+
+def encode_rows(rows: Rows, task: Task, where: str) -> Rows:
+    """Return the rows of `read_new` with their stored sequences and lengths; images stay on disk."""
+    if rows.holds == "images":
+        return replace(rows, lengths=np.full(len(rows), task.max_tokens, np.int32))
+    x, lengths = encode(task, rows.x[:], rows.lengths, where)
+    return replace(rows, x=x, lengths=lengths)

@@ -20,8 +20,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.named_arrays import NAMES, rows_of_arrays
-from reservoir_pipelines.data.rows import Rows
+from reservoir_pipelines.data.rows import NAMES, Rows, rows_of_arrays
 
 SUFFIXES = (".h5", ".hdf5")
 PACKAGES = ("reservoir", "reservoir_cache", "reservoir_pipelines")  # what the checking process imports

@@ -10,10 +10,9 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.bad_rows import BadRows
-from reservoir_pipelines.data.folders import check_inside
-from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.splits import SPLIT_NAMES
+from reservoir_pipelines.data.labels import SPLIT_NAMES
+from reservoir_pipelines.data.media import check_inside
+from reservoir_pipelines.data.rows import BadRows, Rows
 from reservoir_pipelines.data.table_rows import columns_as_rows
 
 PREFIX = "hf:"
@@ -26,11 +25,6 @@ def is_hub(origin: str) -> bool:
     """Return whether a name is a dataset of the hub, or the path of a folder that ``save_to_disk`` wrote."""
     saved = any((Path(origin) / name).is_file() for name in ("state.json", "dataset_dict.json"))
     return saved or origin.startswith(PREFIX)
-
-
-def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
-    """Return whether a name or a path is a dataset."""
-    return is_hub(origin)
 
 
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:

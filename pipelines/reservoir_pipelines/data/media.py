@@ -1,23 +1,274 @@
-"""Folders of files that are one sequence each: images, sounds and recordings (tables of steps)."""
+"""Files that are one sequence each: images, sounds and recordings (tables of steps), with labels by their folders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
 
+from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.tasks.pictures import SIDE, TOKENS, check_pillow, decoded
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data import folders
-from reservoir_pipelines.data.bad_rows import BadRows
-from reservoir_pipelines.data.file_kinds import files_kind, named_kind
-from reservoir_pipelines.data.images import image_rows
-from reservoir_pipelines.data.label_table import labels_from_table
-from reservoir_pipelines.data.recordings import recording_rows
-from reservoir_pipelines.data.rows import Rows
+from reservoir_pipelines.data.columns import (
+    FILES,
+    example,
+    files_kind,
+    listed,
+    named_kind,
+    require_column,
+    separated,
+    sortable_times,
+    values_of,
+)
+from reservoir_pipelines.data.labels import SPLIT_NAMES
+from reservoir_pipelines.data.roles import INDEX, conventional
+from reservoir_pipelines.data.rows import BadRows, Rows, padded
 from reservoir_pipelines.data.sounds import sound_rows
 from reservoir_pipelines.data.table import SUFFIXES as TABLES
+from reservoir_pipelines.data.table import Table, read_table
+from reservoir_pipelines.data.table_labels import labels_from_table
+
+# ---- images
+
+
+MAX_BYTES = 2**27  # a larger file is probably no image; 2**26 pixels, the maximum, rarely need as much
+PIECE_ROWS = 64  # files that are in memory at a time
+
+
+class ImageFiles:
+    """Images as an array (rows,) of the bytes of their files, which are read and checked piece by piece."""
+
+    dtype = np.dtype(object)
+
+    def __init__(self, files: Sequence[Path], bad: BadRows, readable: np.ndarray, *, checked: bool):
+        self._all_files, self._bad = files, bad
+        self._checked = checked
+        self._files = [file for file, is_readable in zip(files, readable, strict=True) if is_readable]
+        self.shape = (len(self._files),)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        files = self._files[rows]
+        if self._checked:
+            return np.fromiter((_file_bytes(file) for file in files), object)
+        try:
+            return np.fromiter(map(stored_bytes, files), object)
+        except InputError:
+            # The error counts all unreadable files, not only this one.
+            self._bad.read_files(self._all_files, stored_bytes)
+            self._bad.readable()
+            raise
+
+
+def image_rows(files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows) -> Rows:
+    """Return image files as rows, with other ``columns`` (files,)."""
+    check_pillow()
+    if bad.skip:  # all files are read, because damage must be detected before the rows are counted
+        bad.read_files(files, stored_bytes)
+    readable = bad.readable()
+    return Rows(
+        x=ImageFiles(files, bad, readable, checked=bool(bad.skip)),
+        **{name: array[readable] for name, array in columns.items()},
+        holds="images",
+        piece_rows=PIECE_ROWS,
+        files=tuple(file for file, is_readable in zip(files, readable, strict=True) if is_readable),
+        notes=(f"backbones that do not read images get {SIDE}x{SIDE} pixels in {TOKENS} patches",),
+    )
+
+
+def stored_bytes(path: Path) -> np.ndarray:
+    """Return the bytes of an image file, after checking that they can be decoded."""
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(
+            f"{path}: {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}", "check that it is an image"
+        )
+    stored = _file_bytes(path)
+    decoded(stored, str(path), rough=True)
+    return stored
+
+
+def _file_bytes(path: Path) -> np.ndarray:
+    return np.frombuffer(path.read_bytes(), np.uint8)
+
+
+# ---- folders
+
+
+def media_files(path: Path, *labels: Path) -> list[Path]:
+    """Return the sorted files below a folder that are one sequence each, except ``labels``; or ``path`` itself."""
+    if not path.is_dir():  # a single recording is read as a table
+        is_media = path.is_file() and files_kind([path.name]) in {"images", "sounds"}
+        return [path] if is_media else []
+    tables_of_labels = [label for label in labels if label.exists()]
+    files = [file for file in _visible(path) if not any(map(file.samefile, tables_of_labels))]
+    # A folder is read as the first kind of which it has files.
+    by_kind = ([file for file in files if files_kind([file.name]) == kind] for kind in FILES)
+    of_kind = next(filter(None, by_kind), [])
+    for link in (file for file in of_kind if file.is_symlink()):  # links to folders are not followed
+        check_inside(link, path)
+    return of_kind
+
+
+def _visible(root: Path) -> list[Path]:
+    """Return the files below a folder, sorted, without hidden files and folders."""
+    files = (path for path in root.rglob("*") if path.is_file())
+    return sorted(
+        path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts)
+    )
+
+
+def files_left_out(root: Path, files: Sequence[Path]) -> list[str]:
+    """Return a note on files in a folder that are of another kind, if there are any."""
+    others = len(_visible(root)) - len(files) if root.is_dir() else 0
+    note = f"files left out because they are not {files_kind([files[0].name])}: {others:,}"
+    return [note] if others else []
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Refuse a file outside a folder: a table or link from other people may name any file of this machine."""
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise InputError(f"{path}: the file is outside {root}", "copy it into this folder")
+
+
+def classes_of_folders(names: Sequence[str], classes: Collection[str | int]) -> dict[str, np.ndarray]:
+    """Return the labels of new files: the first folder of each file that has the name of a class, or None."""
+    folders = [name.split("/")[:-1] for name in names]
+    labels = [next((folder for folder in of_file if folder in classes), None) for of_file in folders]
+    return {"y": np.array(labels, object)} if any(labels) else {}
+
+
+def folder_labels(root: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the labels, and the splits if there are any, of the files CLASS/... or SPLIT/CLASS/... of a folder."""
+    parts = [name.split("/") for name in names]
+    splits = {part[0]: SPLIT_NAMES.get(part[0].lower(), "") for part in parts if len(part) > 1}
+    others = [top for top, split in splits.items() if not split]
+    has_several_splits = len(set(splits.values()) - {""}) > 1
+    if others and has_several_splits:
+        named = ", ".join(top for top, split in splits.items() if split)
+        raise InputError(
+            f"{root}: {others[0]!r} is not one of the splits {named}", "remove it, or move it into one"
+        )
+    divided = bool(splits) and not others
+    for part in parts:
+        if len(part) < 2 + divided:
+            example = f"{'train/' * divided}CLASS/{part[-1]}"
+            raise InputError(
+                f"{root}: {'/'.join(part)} is in no class folder", f"move it to {example}, or pass --labels"
+            )
+    labels = {"y": np.array([part[divided] for part in parts])}
+    return labels | ({"split": np.array([splits[part[0]] for part in parts])} if divided else {})
+
+
+# ---- recordings
+
+
+OTHER_RATE = 1.5
+"""Ratio of the times between rows of recordings from which a note says that they differ."""
+
+
+class RecordingReader:
+    """Reads recordings of the same channels; those of the first one count if ``channels`` is empty."""
+
+    def __init__(self, options: OwnDataOptions, where: str, channels: Sequence[str]):
+        self.options, self.where = options, where
+        self.channels = list(channels)
+        self.fitted = bool(channels)
+        self.steps: set[float] = set()  # median time from row to row of each recording
+
+    def read(self, file: Path) -> np.ndarray:
+        """Return the values of a recording, (steps, channels), in the order of its times."""
+        table = read_table(file, decimal=self.options.decimal)
+        require_column(file, table.names, self.options.time, "" if self.fitted else "time")
+        dropped = separated(self.options.drop)
+        for name in () if self.channels else dropped:
+            require_column(file, table.names, name, "drop")
+        table.frame = table.frame.drop(columns=dropped, errors="ignore")
+        time = self._time_column(table)
+        if time:
+            table, step = _in_order(table, time)
+            self.steps |= {step} - {0.0}
+        channels = self.channels or [
+            name for name in table.names if name != time and not INDEX.fullmatch(name)
+        ]
+        missing = [name for name in channels if name not in table.frame]
+        if missing:
+            raise InputError(
+                f"{file}: no column {missing[0]!r} among {listed(table.names)}",
+                "give the same columns as in the other recordings",
+            )
+        if not channels or not len(table.frame):
+            raise InputError(f"{file}: no values", "give a column per channel and a row per step")
+        fill = self.options.missing != "refuse"
+        values = values_of(table, channels, self.options, fill=fill, data=self.where)
+        table.bad.readable()
+        self.channels = channels
+        return values
+
+    def notes(self) -> list[str]:
+        """Return a note if the sampling rates of the recordings differ."""
+        if not self.steps or max(self.steps) <= OTHER_RATE * min(self.steps):
+            return []
+        ratio = max(self.steps) / min(self.steps)
+        return [
+            f"the rows of some recordings are {ratio:.3g} times as far apart in time as those of others; "
+            "resample them to one sampling rate"
+        ]
+
+    def _time_column(self, table: Table) -> str:
+        if self.options.time:
+            return self.options.time
+        names = conventional("time", [name for name in table.names if name not in self.channels])
+        if len(names) > 1 and not self.fitted:
+            command = example(self.where, self.options, time=names[0])
+            raise InputError(
+                f"{table.path}: the columns {listed(names)} all have conventional names of the time",
+                f"pass --time NAME, for example: {command}",
+            )
+        return names[0] if names else ""
+
+
+def recording_rows(
+    files: Sequence[Path],
+    others: Mapping[str, Any],
+    bad: BadRows,
+    options: OwnDataOptions,
+    channels: Sequence[str],
+) -> Rows:
+    """Return recordings as rows, with their other arrays (files,); ``channels`` are those of a readout, if any."""
+    reader = RecordingReader(options, bad.where, channels)
+    sequences = bad.read_files(files, reader.read)
+    readable = bad.readable()
+    x, lengths = padded(str(files[0].parent), sequences)
+    values = listed(reader.channels)
+    note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"
+    return Rows(
+        x=x,
+        lengths=lengths,
+        **{name: array[readable] for name, array in others.items()},
+        files=tuple(files),
+        notes=(note, *reader.notes()),
+        parameters={"columns": reader.channels, "recordings": True},
+    )
+
+
+def _in_order(table: Table, name: str) -> tuple[Table, float]:
+    """Return the rows of a recording sorted by a column of times, which may repeat in order, and their median gap."""
+    times = sortable_times(table, name)
+    gaps = np.diff(np.sort(times)) / (np.timedelta64(1, "s") if times.dtype.kind == "M" else 1)
+    step = float(np.median(gaps)) if len(gaps) else 0.0
+    if (times[1:] >= times[:-1]).all():
+        return table, step
+    if len(np.unique(times)) < len(times):
+        raise InputError(
+            f"{table.path}: the times in {name!r} repeat and are not in order",
+            f"sort the rows, or pass --drop {quote(name)} if they are sorted",
+        )
+    return table.take(np.argsort(times).tolist()), step
+
+
+# ---- files of any kind
 
 
 def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
@@ -35,12 +286,12 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         labels = labels_from_table(options, names, bad, is_new=task is not None)
         arrays, notes = labels.arrays, labels.notes
     else:
-        notes = folders.files_left_out(path, files)
+        notes = files_left_out(path, files)
         if task is None:
-            arrays = folders.folder_labels(path, names)
+            arrays = folder_labels(path, names)
         else:
             classes = [task.label(number) for number in range(task.classes)]
-            arrays = folders.classes_of_folders(names, classes)
+            arrays = classes_of_folders(names, classes)
     rows = media_rows(files, arrays | {"ids": np.array(names)}, bad, options, task)
     unused = ("text", *(() if options.labels else ("label", "id", "group")))
     return replace(rows, notes=(*notes, *rows.notes), unused=unused)
@@ -76,7 +327,7 @@ def _files(path: Path, options: OwnDataOptions, task: Task | None) -> list[Path]
     tables_of_labels = [path / parameters["labels"]] if "labels" in parameters else []
     if options.labels:
         tables_of_labels.append(Path(options.labels))
-    files = folders.media_files(path, *tables_of_labels)
+    files = media_files(path, *tables_of_labels)
     is_recording = parameters.get("recordings") and path.suffix.lower() in TABLES
     if is_recording and not files and not named_kind(path):
         return [path]

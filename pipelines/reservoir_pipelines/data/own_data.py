@@ -15,20 +15,20 @@ from reservoir.tasks import TASKS, check_parameter, task_named
 from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
-from reservoir_pipelines.data.bad_rows import OR_FILL
-from reservoir_pipelines.data.describe import describe, summary
-from reservoir_pipelines.data.file_kinds import named_kind
+from reservoir.tasks.words import UNKNOWN, are_words, shown
+from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import PREFIX, is_hub
-from reservoir_pipelines.data.integers import MAX_SYMBOLS, SAMPLE, Reading, read_integers
-from reservoir_pipelines.data.labels import Labels, encode_labels
-from reservoir_pipelines.data.rows import UNUSED, Rows
-from reservoir_pipelines.data.splits import split_rows
-from reservoir_pipelines.data.texts import alphabet_of
+from reservoir_pipelines.data.labels import Labels, encode_labels, split_rows
+from reservoir_pipelines.data.rows import OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
 from reservoir_pipelines.data.values import (
+    MAX_SYMBOLS,
+    SAMPLE,
+    Reading,
     as_values,
     check_rounding,
     clean_lengths,
+    read_integers,
     rounding,
     standardisation,
 )
@@ -76,6 +76,11 @@ class OwnData(Source):
         """Return what the prepared data depend on besides the files."""
         return {"asked": self.options}  # the name that it has in the digests of prepared folders
 
+    @property
+    def name(self) -> str:
+        """The name of the task, which is known before the rows are read."""
+        return own_name(self.origin)
+
     @cached_property
     def task(self) -> Task:
         """The description of the task, with the shapes of the data."""
@@ -83,7 +88,7 @@ class OwnData(Source):
         gaps = 2 if self.options.missing == "mask" else 1  # a channel for the gaps of each channel
         channels = (dims[0] if dims else 1) * gaps
         return Task(
-            name=own_name(self.origin),
+            name=self.name,
             form=Tokens(self._vocabulary) if self._are_symbols else Vectors(channels),
             max_tokens=tokens,
             classes=self._labels.classes,
@@ -170,12 +175,37 @@ class OwnData(Source):
 
     def summary(self) -> str:
         """Return what was read in one line: rows, lengths, classes, and the columns with a role."""
-        return f"{own_name(self.origin)}: {summary(self._rows, self.task, self._lengths)}"
+        rows, lengths = self._rows, self._lengths
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        size = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+        tokens = {"letters": "letters", "images": "patches"}.get(rows.holds, "tokens")
+        labels = f"{self.task.classes:,} classes" if self.task.classes else "targets of a regression"
+        roles = "".join(f", --{flag} {column}" for flag, column in rows.roles.items())
+        return f"{self.name}: {len(rows):,} rows of {size} {tokens}, with {labels}{roles}"
 
     def notes(self) -> list[str]:
-        """Return one line for each choice that a rule made."""
-        lines = describe(self._rows, self._labels, self.task, self._alphabet[1], self._reading)
-        return [f"{own_name(self.origin)}: {line}" for line in lines]
+        """Return one line for each choice that a rule made, with the flag for another."""
+        lines = [*self._rows.notes, *self._labels.notes]
+        if self.task.each and "each" not in self._rows.parameters:
+            lines.append("y is as long as x, so it labels every token")
+        if self._rows.groups is not None:
+            lines.append(f"{len(np.unique(self._rows.groups)):,} groups, each in one split")
+        return [f"{self.name}: {line}" for line in [*lines, *self._notes_on_sequences()]]
+
+    def _notes_on_sequences(self) -> list[str]:
+        """Return lines on what the sequences hold: texts, symbols or values."""
+        alphabet, unseen = self._alphabet
+        if alphabet:
+            letters = alphabet.removeprefix(UNKNOWN)
+            kind = "holds texts of" if are_words(alphabet) else f"read as {len(letters)} symbols,"
+            lines = [f"x {kind} the letters {shown(letters)}"]
+            return [*lines, f"{UNSEEN}, read as unknown: {shown(unseen)}"] if unseen else lines
+        if self._reading is None:
+            return []
+        if self._are_symbols:
+            why = self._reading.why
+            return [f"x read as {self._vocabulary:,} symbols ({why}); pass --values for values"]
+        return [f"x read as values ({self._reading.why}); pass --symbols for symbols"]
 
     @cached_property
     def _rows(self) -> Rows:
@@ -231,13 +261,15 @@ class OwnData(Source):
     @cached_property
     def _labels_per_row(self) -> np.ndarray | None:
         """Number of labels of each row, if every token has one."""
-        if "each" in self._rows.parameters:
+        if "each" in self._rows.parameters:  # the reader has seen labels of tokens
             return self._lengths
         # y0, y1 ... of a table are several outputs.
         if self._rows.holds == "images" or "columns" in self._rows.parameters:
             return None
-        y, x = self._y.shape, self._shape
-        return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
+        # Of sequences of one token, a label (rows, 1) is that of the whole row.
+        rows_and_tokens, label_shape = self._shape[:2], self._y.shape
+        one_label_per_token = label_shape[:2] == rows_and_tokens and rows_and_tokens[1] > 1
+        return self._lengths if one_label_per_token else None
 
     @property
     def _y(self) -> np.ndarray:

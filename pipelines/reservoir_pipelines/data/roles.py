@@ -13,18 +13,20 @@ from typing import Any, NoReturn
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir_pipelines.data.cells import (
+from reservoir_pipelines.data.columns import (
     MOST,
     as_texts,
+    example,
     filled,
     holds_lists,
     holds_sequences,
     holds_single_numbers,
+    listed,
+    names_files,
+    require_column,
+    separated,
 )
-from reservoir_pipelines.data.columns import example, listed, require_column, separated
-from reservoir_pipelines.data.csv_file import NO_NAME
-from reservoir_pipelines.data.file_kinds import names_files
-from reservoir_pipelines.data.table import Table
+from reservoir_pipelines.data.table import NO_NAME, Table
 
 CONVENTIONAL = {
     "label": ("label", "target", "class", "y"),

@@ -1,6 +1,6 @@
-"""The rows that every reader of data returns: one sequence each, with labels, groups, names and splits."""
+"""What every reader of data returns: rows with labels, groups, names and splits, and the rows that cannot be read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -9,6 +9,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.size_limits import check_padding
+from reservoir.tasks.words import UNKNOWN, codes_of, text_lengths
 
 COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
 """The options that name columns of a table, or the table of labels."""
@@ -126,3 +127,182 @@ def padded(where: str, sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.
     for row, sequence in enumerate(sequences):
         x[row, : len(sequence)] = sequence
     return x, lengths
+
+
+MAX_NAMED = 5
+"""Number of bad rows that a message names."""
+
+EMPTY_CELL = "an empty cell in column"
+"""Begins the reason why a row with a missing value cannot be read."""
+
+OR_FILL = ", or pass --missing interpolate or mask for missing values"
+"""Ends the remedy of an empty cell."""
+
+
+class BadRows:
+    """The rows of a source that cannot be read.
+
+    Parameters
+    ----------
+    where : str
+        The path of the source, for messages.
+    places : sequence of str
+        The place of each row, such as ``"line 12"``.
+    skip : bool, optional
+        Whether bad rows are left out. If not, `readable` refuses them, in a message that names
+        ``--skip-bad-rows`` if ``skip`` is False and not None.
+    """
+
+    def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
+        self.where = where
+        self.places = places
+        self.skip = skip
+        self.reasons: dict[int, str] = {}
+        self.remedies: dict[int, str] = {}  # other remedies than "fix the file", by row
+
+    def add(self, row: int | np.integer, reason: str, remedy: str = "") -> None:
+        """Note why a row cannot be read; the first reason of a row counts."""
+        if int(row) in self.reasons:
+            return
+        self.reasons[int(row)] = reason
+        if remedy:
+            self.remedies[int(row)] = remedy
+
+    def read_files(self, files: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
+        """Return ``read`` of the file of each row that is not bad; rows that it refuses become bad."""
+        contents = []
+        for row, path in enumerate(files):
+            if row in self.reasons:
+                continue
+            try:
+                contents.append(read(path))
+            except InputError as error:
+                message = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ")
+                reason, _, remedy = message.partition("; ")
+                self.add(row, reason, remedy)
+        return contents
+
+    def readable(self) -> np.ndarray:
+        """Return which rows can be read, (rows,) of bool; refuse bad rows if they are not skipped or all are bad."""
+        all_bad = len(self.reasons) == len(self.places)
+        if self.reasons and (all_bad or not self.skip):
+            self._refuse(all_bad=all_bad)
+        return ~np.isin(np.arange(len(self.places)), list(self.reasons))
+
+    def _refuse(self, *, all_bad: bool) -> None:
+        # If all rows have one remedy, the message gives that; else "fix the file" is true of all.
+        remedies = {self.remedies.get(row, "fix the file").removesuffix(OR_FILL) for row in self.reasons}
+        remedy = remedies.pop() if len(remedies) == 1 else "fix the file"
+        if any(EMPTY_CELL in reason for reason in self.reasons.values()):
+            remedy += OR_FILL
+        # Skipping all rows of several would not help; a single row may be one of many files.
+        skipping_helps = not all_bad or len(self.places) == 1
+        if self.skip is False and skipping_helps:
+            remedy += ", or pass --skip-bad-rows"
+        if len(self.reasons) == 1:
+            ((row, reason),) = self.reasons.items()
+            raise InputError(f"{self.where}, {self.places[row]}: {reason}", remedy)
+        count = "no row can" if all_bad else f"{len(self.reasons):,} rows cannot"
+        raise InputError(f"{self.where}: {count} be read: {self._first_reasons()}", remedy)
+
+    def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
+        """Return why each bad row cannot be read, with its id if there are ``ids``."""
+        return {
+            row: (str(ids[row]) if len(ids) else None, reason)
+            for row, reason in self._reasons_with_places().items()
+        }
+
+    def notes(self) -> list[str]:
+        """Return a line that says how many rows were skipped, if any were."""
+        if not self.reasons:
+            return []
+        count = f"skipped {len(self.reasons):,} of {len(self.places):,} rows"
+        return [f"{count}: {self._first_reasons()}"]
+
+    def take(self, rows: Sequence[int]) -> "BadRows":
+        """Return the bad rows among some rows, in the given order."""
+        part = BadRows(self.where, [self.places[row] for row in rows], skip=self.skip)
+        for place, row in enumerate(rows):
+            if row in self.reasons:
+                part.add(place, self.reasons[row], self.remedies.get(row, ""))
+        return part
+
+    def _reasons_with_places(self) -> dict[int, str]:
+        return {row: f"{self.places[row]}: {reason}" for row, reason in sorted(self.reasons.items())}
+
+    def _first_reasons(self) -> str:
+        lines = list(self._reasons_with_places().values())
+        more = [f"and {len(lines) - MAX_NAMED:,} more"] if len(lines) > MAX_NAMED else []
+        return "; ".join(lines[:MAX_NAMED] + more)
+
+
+# begins a note, which does not apply to a model's own tokenizer
+UNSEEN = "letters that no training row has"
+PIECE_LETTERS = 2**23  # code points, of at most 4 bytes, that are padded at a time
+
+
+# ---- texts
+
+
+class TextCodes:
+    """Texts as code points (rows, tokens), zero after their ends; encoded when they are read."""
+
+    def __init__(self, where: str, texts: list[str], lengths: np.ndarray):
+        self._where, self.texts = where, texts
+        self.shape = (len(texts), int(lengths.max()))
+        self.dtype = np.min_scalar_type(max(ord(max(text)) for text in texts))
+        check_padding(where, lengths, self.dtype.itemsize)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        codes, _ = codes_of(self._where, self.texts[rows])
+        x = np.zeros((len(codes), self.shape[1]), self.dtype)
+        x[:, : codes.shape[1]] = codes
+        return x
+
+
+def text_rows(where: str, texts: Sequence[str], others: Mapping[str, Any], **fields: Any) -> Rows:
+    """Return texts as rows of letters, with ``others``, arrays (rows, ...), and further fields of the rows."""
+    texts = [text.strip() for text in texts]
+    lengths = text_lengths(where, texts)
+    x = TextCodes(where, texts, lengths)
+    piece_rows = max(1, PIECE_LETTERS // x.shape[1])
+    return Rows(x=x, lengths=lengths, **others, holds="letters", piece_rows=piece_rows, **fields)
+
+
+def alphabet_of(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
+    """Return `UNKNOWN` and the sorted letters of the training rows, and the letters that only other rows have.
+
+    A batch is code points (rows, tokens), lengths (rows,), and a mask (rows,) of the training rows.
+    """
+    in_training = in_any = np.empty(0, np.int64)
+    for codes, lengths, is_training in batches:
+        real = np.arange(codes.shape[1]) < lengths[:, None]
+        in_training = np.union1d(in_training, codes[is_training][real[is_training]])
+        in_any = np.union1d(in_any, codes[real])
+    letters, unseen = (
+        "".join(map(chr, codes)) for codes in (in_training, np.setdiff1d(in_any, in_training))
+    )
+    return UNKNOWN + letters.replace(UNKNOWN, ""), unseen
+
+
+NAMES = ("x", "y", "lengths", "split", "groups", "ids")  # the arrays that are read; a file may hold others
+
+
+def rows_of_arrays(where: str, arrays: Mapping[str, Sequences], piece_rows: int = EVERY_ROW) -> Rows:
+    """Return named arrays as rows; only ``x`` stays unread, and texts (rows,) become sequences of letters."""
+    if "x" not in arrays:
+        raise InputError(f"{where}: no array 'x'", "call the sequences x and the labels y, not X or Y")
+    x = arrays["x"]
+    for name, array in arrays.items():
+        one_per_row = len(array.shape) > 0 and array.shape[:1] == x.shape[:1]
+        if not one_per_row or (name not in {"x", "y"} and len(array.shape) != 1):
+            raise InputError(
+                f"{where}: x has the shape {x.shape} and {name} {array.shape}",
+                f"give one entry of {name} per row of x",
+            )
+    every = slice(0, x.shape[0])
+    others: dict[str, Any] = {name: array[every] for name, array in arrays.items() if name != "x"}
+    if len(x.shape) == 1 and x.shape[0] and x.dtype.kind == "U":
+        others.pop("lengths", None)  # texts end at their last letter
+        return text_rows(where, np.asarray(x[every]).tolist(), others, unused=COLUMN_FLAGS)
+    return Rows(x=x, **others, piece_rows=piece_rows, unused=COLUMN_FLAGS)

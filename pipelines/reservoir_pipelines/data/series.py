@@ -9,9 +9,9 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.folders import check_inside
+from reservoir_pipelines.data.media import check_inside
 from reservoir_pipelines.data.rows import COLUMN_FLAGS, Rows, padded
-from reservoir_pipelines.data.table_checks import lines_of
+from reservoir_pipelines.data.table import lines_of
 
 PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
 SUFFIXES = (".ts", ".tsv")
@@ -36,7 +36,10 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     """Return the series of a file, or of the published train and test files that belong together."""
     path = Path(origin)
     files = {} if task else split_files(path)
-    series = [_read_file(file) for file in files.values() or [path]]
+    series = [
+        _read_ts(file) if file.suffix.lower() == ".ts" else _read_bare(file)
+        for file in files.values() or [path]
+    ]
     where = str(next(iter(files.values()), path))
     sequences = [x for part in series for x in part.sequences]
     channels = sorted({x.shape[1] for x in sequences})
@@ -55,10 +58,6 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         notes=(f"split as published: {names}",) if files else (),
         unused=COLUMN_FLAGS,
     )
-
-
-def _read_file(path: Path) -> Series:
-    return _read_ts(path) if path.suffix.lower() == ".ts" else _read_bare(path)
 
 
 def split_files(path: Path) -> dict[str, Path]:

@@ -10,8 +10,7 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error, first_line
 from reservoir.size_limits import check_expansion, check_padding
 from reservoir.tasks.task import SOUND_RATE
-from reservoir_pipelines.data.bad_rows import BadRows
-from reservoir_pipelines.data.rows import Rows
+from reservoir_pipelines.data.rows import BadRows, Rows
 
 RATES = (1_000, 768_000)
 BANDS = 40

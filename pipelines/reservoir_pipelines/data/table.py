@@ -2,19 +2,226 @@
 
 import csv
 import json
-from collections.abc import Callable, Collection, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import IO, Any
 
 import numpy as np
 
-from reservoir.errors import InputError, first_line
-from reservoir_pipelines.data.bad_rows import BadRows
-from reservoir_pipelines.data.csv_file import read_csv, read_layout
-from reservoir_pipelines.data.parquet import read_parquet
-from reservoir_pipelines.data.table_checks import check_cells, check_text
+from reservoir.errors import InputError, as_input_error, first_line
+from reservoir.size_limits import FREE_BYTES, MAX_EXPANSION, check_expansion
+from reservoir_pipelines.data.rows import BadRows
+
+# ---- checks before a table is parsed
+
+
+def check_text(path: Path) -> None:
+    """Refuse a file that is not UTF-8 text, or has a NUL."""
+    flags = f"-t UTF-8 {quote(str(path))} > NEW{path.suffix}"
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if b"\0" in line:
+                raise InputError(
+                    f"{path}, line {number}: a NUL byte", f"perhaps run iconv -f UTF-16 {flags}"
+                )
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                raise InputError(
+                    f"{path}, line {number}: not UTF-8", f"perhaps run iconv -f LATIN1 {flags}"
+                ) from None
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text."""
+    check_text(path)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        yield from file
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Refuse a table in which two columns have the same name."""
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
+            raise InputError(f"{path}: two columns are called {name!r}", "rename one")
+
+
+def check_cells(path: Path, rows: int, columns: int) -> None:
+    """Refuse a table of far more cells, nearly all empty, than the file has bytes."""
+    size = path.stat().st_size
+    if 8 * rows * columns > max(FREE_BYTES, MAX_EXPANSION * size):
+        raise InputError(
+            f"{path}: {rows:,} rows and {columns:,} columns in {size:,} bytes, so nearly all cells are empty",
+            "leave out the empty columns",
+        )
+
+
+# ---- text files of columns
+
+
+SEPARATORS = ",;\t"
+NO_NAME = "Unnamed: "
+"""Begins the name that pandas gives to a column without one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the first pass over a file sees: its separator, its names, and its records with their lines.
+
+    ``lines``, ``cells`` and ``filled`` (records,) are the number of the line on which each record begins,
+    the number of its cells, and whether any cell is filled.
+    """
+
+    separator: str
+    names: list[str]
+    first_record: int  # number of records, with the header, before the first row
+    lines: np.ndarray
+    cells: np.ndarray
+    filled: np.ndarray
+
+
+def read_layout(path: Path, rows: int | None) -> Layout:
+    """Return the layout of a file, or of its first ``rows``; a cell may have line breaks, so lines are no rows."""
+    csv.field_size_limit(2**31 - 1)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        separator = "\t" if path.suffix.lower() == ".tsv" else _separator_of(file)
+        reader = csv.reader(file, delimiter=separator)
+        header: list[str] = []
+        first_record = 0
+        for number, cells in enumerate(reader, 1):
+            names_separator = cells[:1] == ["sep="]  # Excel writes a first line sep=;
+            if not names_separator and (len(cells) > 1 or "".join(cells).strip()):
+                header, first_record = cells, number
+                break
+        names = [name.strip() or f"{NO_NAME}{place}" for place, name in enumerate(header)]
+        records = []
+        line = reader.line_num + 1
+        for cells in islice(reader, rows):
+            blank = not cells or (len(cells) == 1 < len(names) and not cells[0].strip())
+            records.append((line, len(cells), not blank))
+            line = reader.line_num + 1
+    if not any(filled for _, _, filled in records):
+        raise InputError(f"{path}: no rows", "give a header with column names, and one line per row")
+    lines, counts, filled = (np.array(values) for values in zip(*records, strict=True))
+    return Layout(separator, names, first_record, lines, counts, filled)
+
+
+def _separator_of(file: IO[str]) -> str:
+    """Return the separator that is most frequent in the first line that is not blank."""
+    header = next((line for line in file if line.strip()), "")
+    file.seek(0)
+    return max(SEPARATORS, key=header.count)
+
+
+def read_csv(path: Path, layout: Layout, text: set[str], decimal: str, rows: int | None) -> Any:
+    """Return a ``pandas.DataFrame`` with a row per record; the columns ``text`` stay as they are written."""
+    import pandas as pd
+
+    names = layout.names
+    check_names(path, [name for name in names if not name.startswith(NO_NAME)])
+    check_cells(path, len(layout.lines), len(names))
+    read: Any = pd.read_csv  # the type stubs of pandas do not accept columns by number
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pandas warns about long lines, which `Layout` counts
+            frame = read(
+                file,
+                sep=layout.separator,
+                decimal=decimal,
+                header=None,
+                names=range(len(names)),
+                usecols=range(len(names)),
+                dtype={place: str for place, name in enumerate(names) if name in text},
+                skiprows=layout.first_record,
+                nrows=rows,
+                keep_default_na=False,  # "NA" may be a class, or two amino acids
+                na_values=[""],
+                index_col=False,
+                skip_blank_lines=False,  # so that row n of the frame is record n
+                low_memory=False,
+                float_precision="round_trip",
+            )
+        if len(frame) != len(layout.lines):
+            raise ValueError("unmatched quotes")
+    except (ValueError, OverflowError, csv.Error) as error:
+        problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
+        raise InputError(
+            f"{path}: not a readable table ({problem})", "check quotes and separators"
+        ) from None
+    frame.columns = names
+    return frame
+
+
+# ---- Parquet
+
+
+BATCH_ROWS = 256
+"""Number of rows that are unpacked at a time, before the size of all columns is checked."""
+
+
+def import_pyarrow(where: object) -> Any:
+    """Return the module ``pyarrow``; raise `InputError` if it is not installed."""
+    with as_input_error(f"{where}: Parquet needs pyarrow", "run pip install 'reservoir-features[parquet]'"):
+        import pyarrow.parquet
+    return pyarrow
+
+
+def read_arrow(path: Path, rows: int | None = None) -> Any:
+    """Return a Parquet file, or its first ``rows``, as a ``pyarrow.Table``; refuse one that unpacks to far more."""
+    pyarrow = import_pyarrow(path)
+    with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
+        # Do not use file.metadata: reading its columns crashes the process for 1 of 600 randomly damaged files.
+        file = pyarrow.parquet.ParquetFile(path)
+        schema = file.schema_arrow
+        check_names(path, schema.names)
+        size = 0
+        batches = []
+        for batch in islice(file.iter_batches(rows or BATCH_ROWS), rows and 1):
+            # Decoding a dictionary repeats its values, so the size is counted after it.
+            columns = [
+                column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column
+                for column in batch
+            ]
+            size += sum(column.nbytes for column in columns)
+            check_expansion(path, "all columns", size, path.stat().st_size)
+            batches.append(pyarrow.RecordBatch.from_arrays(columns, names=schema.names))
+        table = pyarrow.Table.from_batches(batches) if batches else schema.empty_table()
+        # the metadata says which columns are the index of a data frame
+        return table.replace_schema_metadata(schema.metadata)
+
+
+def read_parquet(path: Path, rows: int | None) -> Any:
+    """Return a ``pandas.DataFrame``: lists as lists, dates and decimals as text, as in other tables."""
+    import pandas as pd
+
+    table = read_arrow(path, rows)
+    types = import_pyarrow(path).types
+    with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
+        columns = {}
+        for name in table.column_names:
+            column = table.column(name)
+            if types.is_binary(column.type) or types.is_large_binary(column.type):
+                raise InputError(f"{path}: some cells hold bytes", "write text or numbers")
+            if any(
+                is_kind(column.type) for is_kind in (types.is_integer, types.is_floating, types.is_boolean)
+            ):
+                columns[name] = column.to_pandas()
+                continue
+            cells = [
+                cell if cell is None or isinstance(cell, str | list) else str(cell)
+                for cell in column.to_pylist()
+            ]
+            columns[name] = pd.Series(cells, dtype=object)
+        return pd.DataFrame(columns)
+
+
+# ---- tables of any format
+
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
@@ -48,15 +255,10 @@ class Table:
         return replace(self, frame=self.frame.iloc[rows].reset_index(drop=True), bad=self.bad.take(rows))
 
 
-def no_text(names: list[str]) -> Collection[str]:
-    """Return no column, so that pandas infers the type of every column."""
-    return ()
-
-
 def read_table(
-    path: Path, text: TextColumns = no_text, decimal: str = ".", rows: int | None = None
+    path: Path, text: TextColumns = lambda names: (), decimal: str = ".", rows: int | None = None
 ) -> Table:
-    """Return a table, or its first ``rows``; pandas infers the types of all columns but those of ``text``."""
+    """Return a table, or its first ``rows``; pandas infers the types of all columns but ``text``, by default none."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         frame = read_parquet(path, rows)

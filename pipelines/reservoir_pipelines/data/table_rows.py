@@ -1,4 +1,4 @@
-"""The rows of a table, whose columns have roles, as arrays; see ``docs/guides/data.md``, "How a table is read"."""
+"""The rows of a table, and the files that its cells may name; see ``docs/guides/data.md``, "How a table is read"."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,32 +9,69 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir_pipelines.data.bad_rows import BadRows
-from reservoir_pipelines.data.columns import example, listed
-from reservoir_pipelines.data.long_form import read_long_form
+from reservoir.tasks.task import Task
+from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
+from reservoir_pipelines.data.media import check_inside, media_rows
 from reservoir_pipelines.data.roles import roles_by_cells, roles_by_name
-from reservoir_pipelines.data.rows import Rows, padded
+from reservoir_pipelines.data.rows import BadRows, Rows, TextCodes, padded, text_rows
 from reservoir_pipelines.data.table import Table, read_table
-from reservoir_pipelines.data.table_arrays import TableArrays
-from reservoir_pipelines.data.texts import text_rows
-from reservoir_pipelines.data.token_labels import read_token_labels
-from reservoir_pipelines.data.wide_rows import holds_letters, read_sequences, read_values
+from reservoir_pipelines.data.table_forms import (
+    TableArrays,
+    holds_letters,
+    read_long_form,
+    read_sequences,
+    read_token_labels,
+    read_values,
+)
 
 NEEDS_NO_FLAG = {"labels": ("label", "y"), "group": ("groups",)}
 """Columns that new data need not be told, because their conventional names find them again."""
 
 
-def read_table_rows(
-    path: Path, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
-) -> tuple[Table, Rows]:
-    """Return the table of a file, and its rows; for new rows, ``fitted`` has the parameters of the readout's task."""
+def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
+    """Return the rows of a table, or the files that it names together with its other columns."""
+    path = Path(origin)
+    fitted = task.parameters if task else None
 
     def text(names: list[str]) -> set[str]:
         return roles_by_name(path, names, options, fitted).as_written
 
     table = read_table(path, text, options.decimal)
     table.bad.skip = options.skip_bad_rows
-    return table, rows_of_table(table, options, fitted)
+    rows = rows_of_table(table, options, fitted)
+    if isinstance(rows.x, TextCodes) and names_files(path.parent, rows.x.texts):
+        rows = _rows_of_files(table, rows, rows.x.texts, options, task)
+    return replace(rows, unused=("labels",))  # a table has labels of its own
+
+
+def _rows_of_files(
+    table: Table, rows: Rows, names: list[str], options: OwnDataOptions, task: Task | None
+) -> Rows:
+    """Return the files that the cells ``names`` of a table stand for, with the other columns of its ``rows``."""
+    folder = table.path.parent
+    # The rows of the table that can be read; others are missing in ``rows`` already.
+    places = np.flatnonzero(table.bad.readable()).tolist()
+    bad = table.bad.take(places)
+    files = [folder / with_slashes(name) for name in names]
+    for row, file in enumerate(files):  # nothing outside the folder is read
+        if file.is_file():
+            check_inside(file, folder)
+        else:
+            bad.add(row, f"no file {names[row]!r} in the table's folder")
+    bad.readable()
+    paths = np.array([str(file.relative_to(folder)) for file in files])
+    columns = {"y": rows.y, "groups": rows.groups, "split": rows.split}
+    arrays = {name: array for name, array in columns.items() if array is not None}
+    arrays["ids"] = paths if rows.ids is None else rows.ids
+    media = media_rows(files, arrays, bad, options, task)
+    return replace(
+        media,
+        notes=(*rows.notes, *media.notes),
+        skipped=rows.skipped | {places[row]: reason for row, reason in media.skipped.items()},
+        parameters={**rows.parameters, **media.parameters},
+        label=rows.label,
+        roles=rows.roles,
+    )
 
 
 def columns_as_rows(

@@ -10,9 +10,8 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir.tasks.source import clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
-from reservoir_pipelines.data.integers import read_integers
 from reservoir_pipelines.data.rows import padded
-from reservoir_pipelines.data.values import as_values, check_rounding, rounding
+from reservoir_pipelines.data.values import as_values, check_rounding, read_integers, rounding
 
 
 @dataclass(frozen=True, eq=False)

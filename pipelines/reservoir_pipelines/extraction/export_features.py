@@ -133,7 +133,7 @@ def _chosen(store: FeatureStore, columns: str | Sequence[str]) -> list[str]:
 
 def _describe(store: FeatureStore, columns: Sequence[str], storage: str) -> FeatureFolder:
     entry, first = store.entry, store[store.splits[0]]
-    kept = entry.made_with.get("kept", {})
+    shares = entry.made_with.get("kept", {})
     return FeatureFolder(
         storage=storage,
         title=entry.path.name.rpartition("-")[0],
@@ -141,7 +141,7 @@ def _describe(store: FeatureStore, columns: Sequence[str], storage: str) -> Feat
         layout=entry.layout,
         columns={name: first.shape(name) for name in columns},
         grouped=all(store[split].groups is not None for split in store),
-        kept={split: float(kept.get(split, 1.0)) for split in store},
+        kept={split: float(shares.get(split, 1.0)) for split in store},
         source=open_source(entry),
         command="",
     )

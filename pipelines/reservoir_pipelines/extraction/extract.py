@@ -93,7 +93,7 @@ def extract(
     splits: Sequence[str] | None = None,
 ) -> Extraction:
     """Run a frozen model once and cache its pooled hidden states; see `api.extract`."""
-    from reservoir_pipelines.extraction.blocks import row_count  # these import torch
+    from reservoir_pipelines.extraction.entries import row_count  # these import torch
     from reservoir_pipelines.extraction.extractor import load_extractor
     from reservoir_pipelines.extraction.sharing import share_blocks
 

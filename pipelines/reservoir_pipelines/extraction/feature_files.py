@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from reservoir_cache import read_regular
 
 from reservoir.errors import InputError
-from reservoir_pipelines.data.parquet import import_pyarrow
+from reservoir_pipelines.data.table import import_pyarrow
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shape of each array without its first dimension, the rows."""

@@ -146,7 +146,7 @@ def _check(described: FeatureFolder) -> None:
 
 
 def open_source(entry: Entry) -> dict[str, Any]:
-    """Return how the features of an entry were computed; for imported features that were exported, what they say."""
+    """Return how the features of an entry were computed; imported features keep the description of their folder."""
     record = entry.made_with
     if isinstance(source := record.get("source"), dict):
         return source

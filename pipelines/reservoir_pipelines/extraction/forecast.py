@@ -96,18 +96,23 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     if busy:
         problem = f"the machine is busy (a load of {load_average:.1f} on {cores} cores)"
         notify(f"plan: {problem}; the wall time is that of an idle machine, and will be longer here")
-    known = np.random.default_rng(0).permutation(extractor.rows["train"])
-    part = prepared.split("train").take(np.sort(known[: layout.offset_rows]))
+    # Random rows tell how long the sequences are, and how much of a batch is padding.
+    train_rows = extractor.rows["train"]
+    sample = np.random.default_rng(0).permutation(train_rows)[: layout.offset_rows]
+    part = prepared.split("train").take(np.sort(sample))
     block = load(extractor.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
     padded = sum(len(batch.rows) * batch.tokens for batch in block.batches)
     # The trial reads batches of neighbouring rows, as an extraction does: single rows take ten times as long to read.
-    stretches = np.split(extractor.rows["train"], range(layout.batch_rows, len(known), layout.batch_rows))
-    known = np.concatenate([stretches[i] for i in np.random.default_rng(0).permutation(len(stretches))])
-    count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(known))
-    spent = _trial(extractor, np.sort(known[:count]))
+    stretches = np.split(train_rows, range(layout.batch_rows, len(train_rows), layout.batch_rows))
+    trial_rows = np.concatenate(
+        [stretches[i] for i in np.random.default_rng(0).permutation(len(stretches))]
+    )
+    count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(trial_rows))
+    # The trial is doubled until it is long enough to be timed.
+    spent = _trial(extractor, np.sort(trial_rows[:count]))
     while (spent.wall if on_gpu else spent.processor) < SECONDS and count < most:
         count = min(2 * count, most)
-        spent = _trial(extractor, np.sort(known[:count]))
+        spent = _trial(extractor, np.sort(trial_rows[:count]))
     count = min(count, most)
     # The wall time of a trial depends on the load, its processor time hardly.
     wall, start = spent.wall, loading.wall
@@ -117,7 +122,9 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
         peak = torch.cuda.max_memory_allocated(extractor.model.device)
     else:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak += QUEUED * 4 * layout.block_rows * sum(kept * width for kept, width in extractor.shapes.values())
+    peak += (
+        QUEUED * 4 * layout.block_rows * sum(tokens * width for tokens, width in extractor.shapes.values())
+    )
     starter = peak + rows * (ROW + part.y[:1].nbytes + part.lengths[:1].nbytes)
     return Forecast(
         task=prepared.task.name,

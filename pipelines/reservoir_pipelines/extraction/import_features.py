@@ -30,8 +30,13 @@ from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
 from reservoir.tasks.task import MISSING, Task
 from reservoir_pipelines.data.feature_arrays import open_arrays
-from reservoir_pipelines.extraction.blocks import compute_missing, row_count
-from reservoir_pipelines.extraction.entries import data_record, start_entry, write_labels
+from reservoir_pipelines.extraction.entries import (
+    compute_missing,
+    data_record,
+    row_count,
+    start_entry,
+    write_labels,
+)
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.feature_folder import FeatureFolder, read_folder
 from reservoir_pipelines.extraction.spec import data_digest, draw_rows

@@ -179,9 +179,12 @@ def _race(known: Known, groups: np.ndarray | None, *, cross_validated: bool) -> 
     held_out = (
         round(size * valid.rows / train.rows) if cross_validated else min(valid.rows, RACE_VALID_ROWS)
     )
-    draw = np.random.default_rng(0)
-    sizes = {"train": (train.rows, size), "valid": (valid.rows, held_out)}
-    some = {split: np.sort(draw.permutation(rows)[:most]) for split, (rows, most) in sizes.items()}
+    generator = np.random.default_rng(0)
+    some = {
+        "train": np.sort(generator.permutation(train.rows)[:size]),
+        "valid": np.sort(generator.permutation(valid.rows)[:held_out]),
+    }
+    # Fits to these rows can only stand for fits to all rows if no class and no group is missing.
     drawn = np.concatenate([some["train"], train.rows + some["valid"]])
     same_groups = groups is None or len(np.unique(groups)) == len(np.unique(groups[drawn]))
     same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()

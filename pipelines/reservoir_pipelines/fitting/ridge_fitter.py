@@ -195,14 +195,14 @@ def _nested_rows(
     source: Source, sizes: Sequence[int], targets: Targets, draw: int
 ) -> Iterator[tuple[Iterable[Any], Moments | None]]:
     """Yield the training rows of each size: their blocks, or their moments."""
-    few, blocks = head(stage_blocks(source, np.asarray(sizes), targets.classes, draw))
-    if few is None:
+    few_samples, blocks = head(stage_blocks(source, np.asarray(sizes), targets.classes, draw))
+    if few_samples is None:
         # One pass gives the moments of the rows that each size adds; running sums are those of a size.
         for moments in itertools.accumulate(fold_moments(blocks, targets, len(sizes))):
             yield (), moments
         return
     # With fewer samples than features, moments would take hours.
-    x, y, stage = few
+    x, y, stage = few_samples
     for last in range(len(sizes)):
         is_used = stage <= last
         yield [(x[is_used], y[is_used])], None

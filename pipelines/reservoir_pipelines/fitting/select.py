@@ -108,15 +108,18 @@ def fit_columns(known: KnownColumns, candidates: Candidates) -> tuple[list[Colum
     # All columns are fitted to some of the rows, and the best third to all rows.
     fits = _fit_each("race", candidates.race, candidates.columns, fitter.without_wider_grid())
     ranked = sorted(fits, key=lambda fit: fit.result.sort_key, reverse=True)
-    lost = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
-    going_on = [
-        columns for columns, fit in zip(candidates.columns, fits, strict=True) if fit.result not in lost
+    excluded = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
+    remaining = [
+        columns for columns, fit in zip(candidates.columns, fits, strict=True) if fit.result not in excluded
     ]
-    return _fit_each("fit", known, going_on, fitter), tuple(lost)
+    return _fit_each("fit", known, remaining, fitter), tuple(excluded)
 
 
 def _fit_each(
-    stage: str, known: KnownColumns, candidates: Sequence[Columns], fitter: Fitter
+    stage: str,
+    known: KnownColumns,
+    candidates: Sequence[Columns],
+    fitter: Fitter,
 ) -> list[ColumnFit]:
     """Fit every column; progress counts multiplications: one wide column may outlast the rest."""
     fits: list[ColumnFit] = []
@@ -135,8 +138,10 @@ def choose_fit(fits: Sequence[ColumnFit], units: np.ndarray, default: Columns | 
     ``units`` (n,) is the row or group of each held-out sample.
     """
     best = max(fits, key=lambda fit: fit.result.sort_key)
-    first = next((fit for fit in fits if fit.columns == default), None)
-    return best if first is None or clearly_better(best, first, units) else first
+    default_fit = next((fit for fit in fits if fit.columns == default), None)
+    if default_fit is None or clearly_better(best, default_fit, units):
+        return best
+    return default_fit
 
 
 def better_baseline(
@@ -149,11 +154,9 @@ def better_baseline(
 
 def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     """Return whether a fit is better on the same held-out samples by more than a standard error of the difference."""
-    if (
-        fit.sample_scores is None
-        or other.sample_scores is None
-        or fit.result.sort_key <= other.result.sort_key
-    ):
+    if fit.sample_scores is None or other.sample_scores is None:
+        return False  # there is no evidence
+    if fit.result.sort_key <= other.result.sort_key:
         return False
     # A column with a sample for each readout token is compared by row with one that has a sample for each row.
     sample_scores = fit.sample_scores(), other.sample_scores()

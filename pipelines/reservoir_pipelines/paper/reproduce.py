@@ -125,7 +125,7 @@ def _run(
         for early in (True, False):  # cells that others need are submitted first
             tasks = [(cell, folder, places) for cell in cells if (cell.key in needed) == early]
             if tasks:
-                map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, done=notify)
+                map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, on_result=notify)
         return
     if cluster.workers > 1 and len(cells) > 1:
         import torch

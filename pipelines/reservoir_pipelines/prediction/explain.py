@@ -14,7 +14,7 @@ from reservoir.sequence_model import occlusion
 from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import to_symbols
-from reservoir_pipelines.data.new_rows import read_new
+from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.output import Record, printable
 from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, style
@@ -69,10 +69,13 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
             "fit features made with --input gaussian or kernels",
         )
     numbers = [row for row in range(len(new) + len(new.skipped)) if row not in new.skipped]
-    rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, task, x, lengths)]
-    if wrong := [one.row for one in rows if not np.isfinite(one.score)]:
-        row = f"row {wrong[0]}, whose values are too large"
-        raise InputError(f"{file}: the model overflows in {row}", "correct or remove it")
+    rows = [replace(row, row=numbers[row.row]) for row in explain_rows(model, task, x, lengths)]
+    overflows = [row.row for row in rows if not np.isfinite(row.score)]
+    if overflows:
+        raise InputError(
+            f"{file}: the model overflows in row {overflows[0]}, whose values are too large",
+            "correct or remove it",
+        )
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     unit = "logits" if task.classes else "the unit of the label"
     _plot(plot, task, x, lengths, rows, unit)
@@ -83,10 +86,10 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
 def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> list[Explained]:
     """Return the explanation of each encoded sequence."""
     symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
-    given = torch.from_numpy(x.astype(np.int64 if symbols else np.float32))
+    inputs = torch.from_numpy(x.astype(np.int64 if symbols else np.float32))
     sizes = torch.from_numpy(lengths.astype(np.int64))
-    logits = model(given, sizes).flatten(1).double()
-    drops = occlusion(model, given, sizes, symbols)
+    logits = model(inputs, sizes).flatten(1).double()
+    drops = occlusion(model, inputs, sizes, symbols)
     if task.classes:
         logits = logits - logits.mean(-1, keepdim=True)
         drops = drops - drops.mean(-1, keepdim=True)

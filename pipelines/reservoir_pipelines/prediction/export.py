@@ -148,15 +148,18 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     fixed: dict[str, dict[int, Any]] = {name: {0: Dim("batch")} for name in example}
     variable = {name: axes | (tokens if example[name].ndim > 1 else {}) for name, axes in fixed.items()}
     # One window around every value gives as many tokens as values.
-    kept = all(b.windows.plain or (b.windows.pad == "same" and b.windows.stride == 1) for b in branches)
-    varies = fewest < longest and not isinstance(whole, PixelsModel) and kept
+    keeps_length = all(
+        branch.windows.plain or (branch.windows.pad == "same" and branch.windows.stride == 1)
+        for branch in branches
+    )
+    varies = fewest < longest and not isinstance(whole, PixelsModel) and keeps_length
     shape, shortest = (variable, fewest) if varies else (fixed, longest)
     inputs = (*example.values(),)
     with ExitStack() as cut, as_input_error("torch.export cannot trace the backbone", "use another"):
         cut.enter_context(warnings.catch_warnings(action="ignore"))
         for branch in branches:  # later blocks than the columns need are left out
-            wanted = {column.layer: lambda _hidden: None for column in branch.shapes}
-            cut.enter_context(branch.fpt.backbone.recording(wanted))
+            layers = {column.layer: lambda _hidden: None for column in branch.shapes}
+            cut.enter_context(branch.fpt.backbone.recording(layers))
         try:
             program = torch.export.export(whole, inputs, dynamic_shapes=shape, strict=False)
         except Exception:  # recurrent backbones need one length; the tracer raises many types of errors

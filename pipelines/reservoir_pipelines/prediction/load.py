@@ -9,8 +9,7 @@ from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale
-from reservoir_pipelines.data.bad_rows import MAX_NAMED
-from reservoir_pipelines.data.rows import Skipped
+from reservoir_pipelines.data.rows import MAX_NAMED, Skipped
 from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json

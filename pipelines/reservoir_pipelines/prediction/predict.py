@@ -21,7 +21,7 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task
 from reservoir.tasks.words import UNKNOWN, shown
 from reservoir_pipelines.data.columns import listed
-from reservoir_pipelines.data.new_rows import encode_rows, read_new
+from reservoir_pipelines.data.formats import encode_rows, read_new
 from reservoir_pipelines.data.rows import Rows, Skipped
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
@@ -73,7 +73,7 @@ class Prediction:
         values = {
             "id": self.id,
             "label": self.as_text(self.label),
-            "probabilities": self._by_class(self.probabilities),
+            "probabilities": _named_by_class(self.probabilities, self.classes),
         }
         others = {
             "set": self.set,
@@ -85,13 +85,15 @@ class Prediction:
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""
-        letters = self.each and label and all(isinstance(one, str) and len(one) == 1 for one in label)
+        letters = self.each and label and all(isinstance(text, str) and len(text) == 1 for text in label)
         return "".join(label) if letters else label
 
-    def _by_class(self, values: list[Any]) -> Any:
-        if values and isinstance(values[0], list):
-            return [self._by_class(inner) for inner in values]
-        return dict(zip(map(str, self.classes), values, strict=True)) if values else {}
+
+def _named_by_class(probabilities: list[Any], classes: Sequence[str | int]) -> Any:
+    """Return probabilities as a mapping from each class, in the lists of tokens and outputs that they are nested in."""
+    if probabilities and isinstance(probabilities[0], list):
+        return [_named_by_class(inner, classes) for inner in probabilities]
+    return dict(zip(map(str, classes), probabilities, strict=True)) if probabilities else {}
 
 
 def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions":
@@ -116,10 +118,11 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
     if task.each:  # new sequences may be longer than those of the task
         task = replace(task, readout_tokens=int(rows.lengths.max()))
         bundle = replace(bundle, task=task)
-    each, y = task.readout_tokens * task.outputs, new.y
-    if y is not None and (len(y) != len(new) or (not task.each and y.size != len(new) * each)):
+    y = new.y
+    labels_per_row = task.readout_tokens * task.outputs
+    if y is not None and (len(y) != len(new) or (not task.each and y.size != len(new) * labels_per_row)):
         raise InputError(
-            f"{file}: the labels have the shape {y.shape}, not {each} for each of {len(new)} rows",
+            f"{file}: the labels have the shape {y.shape}, not {labels_per_row} for each of {len(new)} rows",
             "correct or remove them",
         )
     models = [
@@ -316,24 +319,25 @@ def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> 
         rows = [values.squeeze(alone).tolist() for values in nested]
     else:
         pieces = (np.split(values, np.cumsum(counts)[:-1]) for values in outputs)
-        rows = [[_unnested(values.tolist(), each=True) for values in of_rows] for of_rows in pieces]
+        # Each row has its own number of tokens; tasks with a label per token have one output or several.
+        rows = [[_without_single_outputs(values.tolist()) for values in of_rows] for of_rows in pieces]
     for label, *likely in zip(*rows, strict=True):
         yield label, likely[0] if likely else []
 
 
-def _unnested(nested: list[Any], *, each: bool = False) -> Any:
-    """Return (tokens, outputs, ...) without levels of length one; with ``each``, tokens keep their level."""
-    outer = [inner[0] if len(inner) == 1 else inner for inner in nested]
-    return outer[0] if len(outer) == 1 and not each else outer
+def _without_single_outputs(tokens: list[Any]) -> list[Any]:
+    """Return a list of tokens, each a list of outputs, with the output itself for a token that has only one."""
+    return [outputs[0] if len(outputs) == 1 else outputs for outputs in tokens]
 
 
 def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray) -> list[Any]:
     """Return the label of each row in the file, nested like predictions; None, with a note, if a row lacks labels."""
     classes = {str(task.label(number)) for number in range(task.classes)}
     truths, unknown = list[Any](), set[str]()
-    for row, given in enumerate(y.tolist() if y.ndim == 1 and not task.each else y):
-        cut: Any = given[: lengths[row]] if task.each and given is not None else given
-        cells = np.ravel(cut).tolist() if isinstance(cut, np.ndarray | list) else [cut]
+    for row, value in enumerate(y.tolist() if y.ndim == 1 and not task.each else y):
+        # Labels of padding do not count.
+        own: Any = value[: lengths[row]] if task.each and value is not None else value
+        cells = np.ravel(own).tolist() if isinstance(own, np.ndarray | list) else [own]
         labels = [_as_label(cell, is_class=task.classes > 0) for cell in cells]
         if None in labels:
             truths.append(None)
@@ -343,7 +347,8 @@ def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray) -> list[
         if task.each or len(labels) == 1:
             truths.append(labels if task.each else labels[0])
         else:
-            truths.append(_unnested(np.array(labels, object).reshape(-1, task.outputs).tolist()))
+            tokens = _without_single_outputs(np.array(labels, object).reshape(-1, task.outputs).tolist())
+            truths.append(tokens[0] if len(tokens) == 1 else tokens)
     if missing := sum(truth is None for truth in truths):
         notify(f"{file}: {missing:,} of {len(y):,} rows have no label, so the scores leave them out")
     if unknown:

@@ -1,23 +1,38 @@
 """The stage ``prepare``: raw files or generated rows become typed arrays on disk, in fixed splits."""
 
+import hashlib
+import json
+import os
 import shutil
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from reservoir_cache import path_below
+from reservoir_cache import new_folder, path_below
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
-from reservoir.tasks import TASKS
-from reservoir_pipelines.data.file_kinds import FILES
-from reservoir_pipelines.data.own_data import open_source, own_name
-from reservoir_pipelines.files import data_folder
-from reservoir_pipelines.preparation.downloads import download
-from reservoir_pipelines.preparation.folders import latest, settings_folder, short_hash
-from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.preparation.source_files import source_contents
+from reservoir.tasks import SPLITS, TASKS, Source, Tokens
+from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.own_data import OwnData, open_source
+from reservoir_pipelines.files import (
+    cache_root,
+    data_folder,
+    file_digest,
+    read_checked,
+    stamp,
+    write_checked,
+)
+from reservoir_pipelines.preparation.downloads import DOWNLOADS, download
+from reservoir_pipelines.preparation.prepared import INDEX, VERSION, Prepared
 from reservoir_pipelines.preparation.write import write_prepared
+
+MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
+# nanoseconds after a file's last change during which another change may carry the same time
+UNSETTLED = 2 * 10**9
 
 
 def prepare(
@@ -37,29 +52,40 @@ def prepare(
     last, with a note; your own data never does, because its files say which data is meant.
     """
     folder = download(task, cache=cache) if files.fetch else data_folder(options.data)
-    name = task if task in TASKS else own_name(task)
     source = open_source(task, data=folder, **options.given)
     try:
         source_files = source.files()
     except InputError:
-        earlier = latest(settings_folder(name, source, cache)) if task in TASKS and not folder else None
+        may_be_elsewhere = task in TASKS and not folder
+        earlier = latest(settings_folder(source, cache)) if may_be_elsewhere else None
         if earlier is None:
             raise
         note = f"task {task!r}: its files are not here; using the data prepared before, {earlier.path}"
         return replace(earlier, warnings=(*earlier.warnings, note))
-    if model and _reads_samples(model, source_files):
-        source = open_source(task, data=folder, **options.given | {"waveform": True})
-    settings = settings_folder(name, source, cache)
-    origin = source_contents(source_files, Path(task), settings)
-    final = path_below(settings, short_hash(origin))
+    if model and isinstance(source, OwnData) and _reads_samples(model, source_files):
+        source = replace(source, options=replace(source.options, waveform=True))
+
+    # Equal parameters and equal source files give the same folder, which is reused unless it is damaged.
+    settings = settings_folder(source, cache)
+    contents = source_contents(source_files, Path(task), settings)
+    final = path_below(settings, short_hash(contents))
     if final.exists():
         try:
             return Prepared.open(final)
         except InputError:
             shutil.rmtree(final)
-    write_prepared(
-        source, origin, final, cluster, lambda: source_contents(source_files, Path(task), settings)
-    )
+
+    # The folder gets its name when it is complete. Another process may prepare the same data meanwhile;
+    # its folder is as good.
+    with new_folder(final, keep_existing=True) as unfinished:
+        write_prepared(source, contents, unfinished, cluster)
+        after = source_contents(source_files, Path(task), settings)
+        changed = [file["name"] for file, same in zip(contents, after, strict=True) if file != same]
+        if changed:
+            raise InputError(
+                f"task {source.task.name!r}: the file {changed[0]} changed while it was read",
+                "run the command again when it is complete",
+            )
     return Prepared.open(final, reused=False)
 
 
@@ -69,3 +95,102 @@ def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
     from reservoir.reservoir import reads_samples  # imports torch, which other data do not need
 
     return reads_samples(model)
+
+
+def settings_folder(source: Source, cache: Path | None = None) -> Path:
+    """Return the folder of a task and its parameters, with a subfolder per state of its files."""
+    name = (
+        source.name if isinstance(source, OwnData) else source.task.name
+    )  # the task of own data reads its rows
+    digest = short_hash({"version": VERSION, **source.settings()})
+    return path_below(cache_root(cache), "prepared", f"{name}-{digest}")
+
+
+def latest(settings: Path, *, verify: bool = True) -> Prepared | None:
+    """Return the most recently prepared data in a folder of `settings_folder`, if any."""
+    indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+    return Prepared.open(indices[-1].parent, verify=verify) if indices else None
+
+
+def short_hash(value: Any) -> str:
+    """Return 16 digits of the SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
+
+
+def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str, Any]]:
+    """Return name, bytes and SHA-256 of each file; files below the folder ``task`` are named by their path in it.
+
+    A file is not read again if its size, inode, modification time and change time are the same: the folder
+    ``settings`` remembers the checksums.
+    """
+    remembered = dict[str, Any]()
+    settled = dict[str, Any]()
+    contents = list[dict[str, Any]]()
+    with suppress(OSError, ValueError):
+        remembered = read_checked(settings / MEMO)
+    for file in _regular_files(files):
+        name = str(file.absolute())
+        now = stamp(file)
+        read = time.time_ns()
+        line = remembered.get(name)
+        if line is None or line["stamp"] != now:
+            line = {"stamp": now, "sha256": file_digest(file), "read": read}
+        # A file that was changed just before it was read may change again with the same times.
+        if line["stamp"][-1] + UNSETTLED < line["read"]:
+            settled[name] = line
+        title = os.fspath(file.relative_to(task)) if task in file.parents else file.name
+        contents.append({"name": title, "size": line["stamp"][0], "sha256": line["sha256"]})
+    if not settled.items() <= remembered.items():
+        with suppress(OSError):  # the cache may be read-only; then the files are read again next time
+            settings.mkdir(parents=True, exist_ok=True)
+            write_checked(settings / MEMO, settled)
+    return contents
+
+
+def _regular_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files, and those in the folders, of some paths."""
+    files = list[Path]()
+    for path in paths:
+        files += sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"{file}: not a regular file", "remove it, or replace it by a regular file")
+    return files
+
+
+def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:
+    """Return one row per named task, with its default parameters.
+
+    ``tokens`` is the length of the longest sequence, ``input`` the form of a token ("16 values", "25
+    symbols"), ``splits`` the rows of each split or None, and ``data`` "generated", "here", "prepared"
+    or "missing".
+    """
+    folder, table = data_folder(data), []
+    for name in TASKS:
+        source = open_source(name, data=folder)
+        task, earlier = source.task, latest(settings_folder(source, cache), verify=False)
+        rows, remedy = earlier.rows if earlier else None, ""
+        try:
+            status = "here" if source.files() else "generated"
+        except InputError as error:
+            status = "prepared" if rows else "missing"
+            if not rows:
+                remedy = (
+                    f"{error}; or reservoir prepare {name} --download" if name in DOWNLOADS else str(error)
+                )
+        if rows is None and status == "generated" and "train_rows" in task.parameters:
+            rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
+        form = task.form
+        table.append(
+            {
+                "task": name,
+                "tokens": task.max_tokens,
+                "input": f"{form.vocabulary} symbols" if isinstance(form, Tokens) else f"{form.dim} values",
+                "classes": task.classes,
+                "labels_per_row": task.readout_tokens * task.outputs,
+                "splits": rows,
+                "data": status,
+                "remedy": remedy,
+            }
+        )
+    return table

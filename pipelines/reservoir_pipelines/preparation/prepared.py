@@ -16,7 +16,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.records import check_arrays, fits
 from reservoir.tasks import SPLITS, Scaling, Split, Task, Vectors
 from reservoir_pipelines.data.hdf5 import dataset_of
-from reservoir_pipelines.data.texts import UNSEEN
+from reservoir_pipelines.data.rows import UNSEEN
 from reservoir_pipelines.files import stamp
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 GAP = 64  # gaps of up to this number of rows between two wanted rows are read too; longer gaps are skipped
 INDEX = "prepared.json"
+VERSION = 11  # version of the file format; part of the folder's name, so that other versions are not read
 
 
 @dataclass(frozen=True)

@@ -2,55 +2,45 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import file_crc32, new_file, new_folder, publish_json, replace_file
+from reservoir_cache import file_crc32, new_file, publish_json, replace_file
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, check_split
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.output import meter
-from reservoir_pipelines.preparation.folders import VERSION
-from reservoir_pipelines.preparation.prepared import INDEX, PreparedSplit, scaling_to_json, split_order
+from reservoir_pipelines.preparation.prepared import (
+    INDEX,
+    VERSION,
+    PreparedSplit,
+    scaling_to_json,
+    split_order,
+)
 from reservoir_pipelines.workers import map_pieces
 
 
 def write_prepared(
-    source: Source,
-    origin: list[dict[str, Any]],
-    final: Path,
-    cluster: ClusterOptions,
-    contents: Callable[[], list[dict[str, Any]]],
+    source: Source, contents: list[dict[str, Any]], folder: Path, cluster: ClusterOptions
 ) -> None:
-    """Write all pieces and the index into a temporary folder, then rename it, so that it is complete or absent.
-
-    ``contents`` returns the present state of the source files, which must still be ``origin``.
-    """
-    # Another process may prepare the same data meanwhile; its folder is as good.
-    with new_folder(final, keep_existing=True) as folder:
-        for_workers = _with_full_paths(source) if cluster.scheduler else source
-        tasks = [(for_workers, piece, number, folder) for number, piece in enumerate(source.pieces())]
-        with meter("prepare", len(tasks), "pieces") as bar:
-            written = map_pieces(
-                _write_piece,
-                tasks,
-                workers=cluster.workers,
-                scheduler=cluster.scheduler,
-                done=lambda _: bar.advance(1),
-            )
-        _write_index(source, origin, folder, written)
-        for before, after in zip(origin, contents(), strict=True):
-            if before != after:
-                raise InputError(
-                    f"task {source.task.name!r}: the file {before['name']} changed while it was read",
-                    "run the command again when it is complete",
-                )
+    """Write all pieces of a source and the index into a folder; ``contents`` is the state of the source's files."""
+    for_workers = _with_full_paths(source) if cluster.scheduler else source
+    tasks = [(for_workers, piece, number, folder) for number, piece in enumerate(source.pieces())]
+    with meter("prepare", len(tasks), "pieces") as bar:
+        written = map_pieces(
+            _write_piece,
+            tasks,
+            workers=cluster.workers,
+            scheduler=cluster.scheduler,
+            on_result=lambda _: bar.advance(1),
+        )
+    _write_index(source, contents, folder, written)
 
 
 def _with_full_paths(source: Source) -> Source:
@@ -76,13 +66,11 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
             y = y.astype(np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max()))))
         arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
         arrays["ids"] = split.ids
-        if (
-            split.ids is not None and split.ids.dtype.kind == "U"
-        ):  # HDF5's strings of a fixed size are bytes
+        # HDF5's strings of a fixed size are bytes.
+        if split.ids is not None and split.ids.dtype.kind == "U":
             arrays["ids"] = np.char.encode(split.ids, "utf-8", "surrogatepass")
-        replace_file(
-            path, partial(_write_arrays, arrays), durable=False
-        )  # the whole folder is synced at its end
+        # Not durable, because the whole folder is synced at its end.
+        replace_file(path, partial(_write_arrays, arrays), durable=False)
         sums = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
         counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
         hashes = None if source.task.name in TASKS else _hashes(split.x, arrays["lengths"])
@@ -101,7 +89,7 @@ def _write_arrays(arrays: Mapping[str, np.ndarray | None], path: Path) -> None:
 
 
 def _write_index(
-    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
+    source: Source, contents: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
 ) -> None:
     """Write the index of a folder: its files, the digest of the data, and the state of the source files."""
     task, scaling = source.task, scaling_to_json(source.scaling())
@@ -126,7 +114,7 @@ def _write_index(
         "scaling": scaling,
         "digest": _digest([task.to_dict(), scaling], splits),
         "splits": totals,
-        "source": origin,
+        "source": contents,
         "warnings": [*filter(None, [source.summary()]), *source.notes(), *warnings],
     }
     publish_json(folder / INDEX, index, durable=False)
