@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from reservoir.errors import InputError, as_input_error
+from reservoir.inputs.text_reader import check_class
+from reservoir.tasks import images_of
 from reservoir.tasks.patches import patches
-from reservoir.tasks.task import Vectors
+from reservoir.tasks.pictures import check_pillow
+from reservoir.tasks.task import SOUND_RATE, Task, Vectors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -140,3 +145,52 @@ def _settings_digest(processor: Any) -> str:
     """Return the SHA-256 of the settings that affect the values of a prepared image or sound."""
     settings = {name: value for name, value in processor.to_dict().items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def read_processor(
+    task: Task, name: str, folder: Path, reads: str, config: Any
+) -> PixelReader | SoundReader:
+    """Return the reader of a model of images or sounds, from the settings in its folder."""
+    remedy = "add or repair it, or use another --input"
+    with as_input_error(f"backbone {name!r}: its preprocessor_config.json is not usable", remedy):
+        if reads == "pixels":
+            return _read_pixel_processor(task, folder, config)
+        reader = _read_sound_processor(task, folder, config)
+    _check_rate(task, name, reader)
+    return reader
+
+
+def _read_pixel_processor(task: Task, folder: Path, config: Any) -> PixelReader:
+    """Return the reader of a model of images; refuse settings that name other files or classes."""
+    from transformers import AutoImageProcessor, BaseImageProcessor
+
+    check_pillow()
+    settings, _ = BaseImageProcessor.get_image_processor_dict(folder, local_files_only=True)
+    if file := settings.get("class_info_file"):  # a file anywhere on this machine or on the hub
+        raise ValueError(f"it names another file, {str(file)[:60]!r}, which is not read")
+    for key in ("image_processor_type", "feature_extractor_type"):
+        for class_name in (settings.get(key), getattr(config, key, None)):
+            # Old files name feature extractors, which transformers replaces by image processors.
+            current_name = str(class_name).replace("FeatureExtractor", "ImageProcessor")
+            check_class(current_name, "BaseImageProcessor")
+    processor = AutoImageProcessor.from_pretrained(
+        folder, backend="pil", trust_remote_code=False, local_files_only=True
+    )
+    return PixelReader(processor, config, partial(images_of, task))
+
+
+def _read_sound_processor(task: Task, folder: Path, config: Any) -> SoundReader:
+    """Return the reader of a model of sounds."""
+    from transformers import Wav2Vec2FeatureExtractor
+
+    extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder, local_files_only=True)
+    return SoundReader(extractor, config, task.max_tokens)
+
+
+def _check_rate(task: Task, name: str, reader: SoundReader) -> None:
+    """Refuse sounds that have another sampling rate than those that the model reads."""
+    rate = task.parameters.get("rate", SOUND_RATE)
+    if reader.rate != rate:
+        raise InputError(
+            f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}", f"pass --rate {reader.rate}"
+        )

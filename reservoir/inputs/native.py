@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,12 +9,11 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone, content_digest, find, load_native
 from reservoir.backbones.names import pretrained_files
-from reservoir.errors import InputError, as_input_error
-from reservoir.inputs.media_readers import PatchInput, PixelReader, SoundReader
-from reservoir.inputs.text_reader import TextReader, check_class, read_tokenizer
-from reservoir.tasks import images_of, shows_images
-from reservoir.tasks.pictures import check_pillow
-from reservoir.tasks.task import SOUND_RATE, Task, holds_samples
+from reservoir.errors import InputError
+from reservoir.inputs.media_readers import PatchInput, PixelReader, SoundReader, read_processor
+from reservoir.inputs.text_reader import TextReader, read_tokenizer
+from reservoir.tasks import shows_images
+from reservoir.tasks.task import Task, holds_samples
 
 Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a task to the tokens of a model
 
@@ -55,57 +52,8 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
     files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model")
     with pretrained_files(name, *files) as (folder, gguf):
         if has_media:
-            return _read_processor(task, name, folder, family.reads, config)
+            return read_processor(task, name, folder, family.reads, config)
         return read_tokenizer(name, folder, family.shape(config).max_tokens, **gguf)
-
-
-def _read_processor(
-    task: Task, name: str, folder: Path, reads: str, config: Any
-) -> PixelReader | SoundReader:
-    """Return the reader of a model of images or sounds, from the settings in its folder."""
-    remedy = "add or repair it, or use another --input"
-    with as_input_error(f"backbone {name!r}: its preprocessor_config.json is not usable", remedy):
-        if reads == "pixels":
-            return _read_pixel_processor(task, folder, config)
-        reader = _read_sound_processor(task, folder, config)
-    _check_rate(task, name, reader)
-    return reader
-
-
-def _read_pixel_processor(task: Task, folder: Path, config: Any) -> PixelReader:
-    """Return the reader of a model of images; refuse settings that name other files or classes."""
-    from transformers import AutoImageProcessor, BaseImageProcessor
-
-    check_pillow()
-    settings, _ = BaseImageProcessor.get_image_processor_dict(folder, local_files_only=True)
-    if file := settings.get("class_info_file"):  # a file anywhere on this machine or on the hub
-        raise ValueError(f"it names another file, {str(file)[:60]!r}, which is not read")
-    for key in ("image_processor_type", "feature_extractor_type"):
-        for class_name in (settings.get(key), getattr(config, key, None)):
-            # Old files name feature extractors, which transformers replaces by image processors.
-            current_name = str(class_name).replace("FeatureExtractor", "ImageProcessor")
-            check_class(current_name, "BaseImageProcessor")
-    processor = AutoImageProcessor.from_pretrained(
-        folder, backend="pil", trust_remote_code=False, local_files_only=True
-    )
-    return PixelReader(processor, config, partial(images_of, task))
-
-
-def _read_sound_processor(task: Task, folder: Path, config: Any) -> SoundReader:
-    """Return the reader of a model of sounds."""
-    from transformers import Wav2Vec2FeatureExtractor
-
-    extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder, local_files_only=True)
-    return SoundReader(extractor, config, task.max_tokens)
-
-
-def _check_rate(task: Task, name: str, reader: SoundReader) -> None:
-    """Refuse sounds that have another sampling rate than those that the model reads."""
-    rate = task.parameters.get("rate", SOUND_RATE)
-    if reader.rate != rate:
-        raise InputError(
-            f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}", f"pass --rate {reader.rate}"
-        )
 
 
 @dataclass(frozen=True)
