@@ -89,17 +89,13 @@ class SequenceModel(nn.Module):
 
 
 def _logit_weights(readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights (channels, logits) and the bias (logits,) by which features give the logits of a readout.
-
-    For regression, they are the coefficients and the intercept.
-    """
+    """Return the weights (features, logits) and intercepts (logits,) of a readout's logits, or of its predictions."""
     if not readout.targets.classes:
         return readout.coef, readout.intercept.reshape(-1)
-    # A readout predicts the coding of the classes, from which `targets.logits` and the temperature give logits. Both
-    # steps are linear, so they can be applied to the coefficients of each channel and to the intercept instead.
-    weight = readout.targets.logits(readout.coef) / readout.temperature
-    bias = readout.targets.logits(readout.intercept[None]) / readout.temperature
-    return weight.reshape(len(weight), -1), bias.reshape(-1)
+    # The coding of the classes and the temperature are linear, so they become a part of the weights.
+    weight = readout.targets.logits(readout.coef)
+    bias = readout.targets.logits(readout.intercept[None])
+    return weight.reshape(len(weight), -1) / readout.temperature, bias.reshape(-1) / readout.temperature
 
 
 class TokensModel(nn.Module):
