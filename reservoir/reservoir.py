@@ -13,9 +13,9 @@ from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
-from reservoir.fpt import FPT, GAIN, InputLayer, kernels
-from reservoir.inputs.edges import edges
+from reservoir.fpt import FPT
 from reservoir.inputs.native import Reader, open_native
+from reservoir.inputs.random_input import GAIN, InputLayer, edges, kernels
 from reservoir.options import ReservoirOptions
 from reservoir.processor import faster_precision
 from reservoir.random import generator

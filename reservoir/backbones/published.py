@@ -208,10 +208,18 @@ class AudioFrontEnd(nn.Module):
 
 def _adapt_audio(model: Any, config: Any) -> nn.Module:
     """Collect the audio front end in one module, and name the last norm ``final``, if there is one."""
-    model.front_end, model.final = AudioFrontEnd(model), nn.Identity()
+    # The front end is a module of its own, so the model has no parts of it left.
+    model.front_end = AudioFrontEnd(model)
+    model.feature_extractor = None
+    model.feature_projection = None
+    # The adapter shortens sequences after the last block, which hidden states do not need.
+    model.adapter = None
+    # With stable layer norm, the norm of the encoder follows the last block: it becomes ``final``, which `_run_audio`
+    # applies, and an identity takes its place. Other models normalise before the first block, where the norm stays.
+    model.final = nn.Identity()
     if config.do_stable_layer_norm:
-        model.final, model.encoder.layer_norm = model.encoder.layer_norm, model.final
-    model.feature_extractor = model.feature_projection = model.adapter = None
+        model.final = model.encoder.layer_norm
+        model.encoder.layer_norm = nn.Identity()
     if hasattr(model, "masked_spec_embed"):  # only training uses it
         del model.masked_spec_embed
     return model

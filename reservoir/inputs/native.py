@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,14 +9,11 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone, content_digest, find, load_native
 from reservoir.backbones.names import pretrained_files
-from reservoir.errors import InputError, as_input_error
-from reservoir.inputs.pixel_reader import PatchInput, PixelReader
-from reservoir.inputs.sound_reader import SoundReader
+from reservoir.errors import InputError
+from reservoir.inputs.media_readers import PatchInput, PixelReader, SoundReader, read_processor
 from reservoir.inputs.text_reader import TextReader, read_tokenizer
-from reservoir.inputs.trusted_files import check_class
-from reservoir.tasks import images_of, shows_images
-from reservoir.tasks.pictures import check_pillow
-from reservoir.tasks.task import SOUND_RATE, Task, holds_samples
+from reservoir.tasks import shows_images
+from reservoir.tasks.task import Task, holds_samples
 
 Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a task to the tokens of a model
 
@@ -57,40 +52,8 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
     files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model")
     with pretrained_files(name, *files) as (folder, gguf):
         if has_media:
-            return _read_processor(task, name, folder, family.reads, config)
+            return read_processor(task, name, folder, family.reads, config)
         return read_tokenizer(name, folder, family.shape(config).max_tokens, **gguf)
-
-
-def _read_processor(
-    task: Task, name: str, folder: Path, reads: str, config: Any
-) -> PixelReader | SoundReader:
-    """Return the reader of a model of images or sounds, from the settings in its folder."""
-    from transformers import AutoImageProcessor, BaseImageProcessor, Wav2Vec2FeatureExtractor
-
-    remedy = "add or repair it, or use another --input"
-    with as_input_error(f"backbone {name!r}: its preprocessor_config.json is not usable", remedy):
-        if reads == "pixels":
-            check_pillow()
-            settings, _ = BaseImageProcessor.get_image_processor_dict(folder, local_files_only=True)
-            if file := settings.get("class_info_file"):  # a file anywhere on this machine or on the hub
-                raise ValueError(f"it names another file, {str(file)[:60]!r}, which is not read")
-            for key in ("image_processor_type", "feature_extractor_type"):
-                for named in (settings.get(key), getattr(config, key, None)):
-                    check_class(
-                        str(named).replace("FeatureExtractor", "ImageProcessor"), "BaseImageProcessor"
-                    )
-            processor = AutoImageProcessor.from_pretrained(
-                folder, backend="pil", trust_remote_code=False, local_files_only=True
-            )
-            return PixelReader(processor, config, partial(images_of, task))
-        extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder, local_files_only=True)
-        reader = SoundReader(extractor, config, task.max_tokens)
-    rate = task.parameters.get("rate", SOUND_RATE)
-    if reader.rate != rate:
-        raise InputError(
-            f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}", f"pass --rate {reader.rate}"
-        )
-    return reader
 
 
 @dataclass(frozen=True)

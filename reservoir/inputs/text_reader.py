@@ -13,7 +13,6 @@ from torch import nn
 
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError, as_input_error
-from reservoir.inputs.trusted_files import check_class
 from reservoir.tasks.task import Tokens
 from reservoir.tasks.words import shown, texts_of
 
@@ -150,20 +149,22 @@ class TextReader:
 
     def _places(self, text: str) -> np.ndarray:
         """Return the position of the last token of each letter, or of each word if spaces separate letters."""
-        read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
-        tokens = len(read["input_ids"])
+        has_offsets = self._tokenizer.is_fast
+        encoding = self._tokenize(text, return_offsets_mapping=has_offsets)
+        tokens = len(encoding["input_ids"])
         self._refuse_long(text, tokens)
-        ends = np.array([match.end() for match in re.finditer(r"\S+" if self.spaced else r".", text, re.S)])
-        if self._tokenizer.is_fast:
-            # Special tokens span no letters. The last token that begins before the end of a letter has read it.
-            spans = [(low, token) for token, (low, high) in enumerate(read["offset_mapping"]) if high > low]
-            begins, numbers = np.array(spans).T
-            return numbers[np.searchsorted(begins, ends) - 1]
-        if tokens - len(self._tokenize("")["input_ids"]) != len(ends):
+        labelled = r"\S+" if self.spaced else r"."
+        letter_ends = np.array([match.end() for match in re.finditer(labelled, text, re.S)])
+        if has_offsets:
+            return _places_by_offsets(encoding["offset_mapping"], letter_ends)
+        # Without offsets, only a tokenizer with one token for each letter can be aligned: the token of a letter has
+        # the letter's number, after the class token, if there is one.
+        special_tokens = len(self._tokenize("")["input_ids"])
+        if tokens - special_tokens != len(letter_ends):
             raise InputError(
                 "labels of every token need a model with a tokenizer.json", "use another model"
             )
-        return np.arange(len(ends)) + self.has_cls
+        return np.arange(len(letter_ends)) + self.has_cls
 
     def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
         # The rules in a damaged tokenizer.json fail only on some texts.
@@ -207,6 +208,19 @@ class TextReader:
         return (
             f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens and are {how}"
         )
+
+
+def _places_by_offsets(offsets: Sequence[tuple[int, int]], letter_ends: np.ndarray) -> np.ndarray:
+    """Return the number of the last token of each letter, (letters,).
+
+    ``offsets`` are the positions in the text at which each token begins and ends, and ``letter_ends`` those at which
+    letters end, ascending.
+    """
+    # Special tokens are empty spans of the text.
+    spans = [(begin, token) for token, (begin, end) in enumerate(offsets) if end > begin]
+    token_begins, token_numbers = np.array(spans).T
+    # The last token that begins before the end of a letter has read it.
+    return token_numbers[np.searchsorted(token_begins, letter_ends) - 1]
 
 
 def _words(tokenizer: Any) -> list[str]:
@@ -278,3 +292,15 @@ def _check_tokenizer(folder: Path) -> None:
             raise ValueError(f"its special_tokens_map.json sets {name[:60]!r}, which is not a token")
     for named in (settings, read("config.json")):
         check_class(named.get("tokenizer_class"), "PreTrainedTokenizerBase")
+
+
+def check_class(name: object, kind: str) -> None:
+    """Refuse the name of a class of transformers of another kind, which may download files or offer to run code."""
+    import transformers
+
+    # transformers looks for the name without "Fast" too. A placeholder only says which packages the class needs.
+    named = getattr(transformers, re.sub("(Fast)+$", "", str(name)), None)
+    is_kind = isinstance(named, type) and issubclass(named, getattr(transformers, kind))
+    is_placeholder = hasattr(named, "_backends")
+    if named is not None and not is_kind and not is_placeholder:
+        raise ValueError(f"it names the class {str(name)[:60]!r}, which is not a {kind}")

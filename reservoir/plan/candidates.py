@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from reservoir.column import Column, Columns
 from reservoir.errors import InputError
 from reservoir.options import ExtractOptions, FitOptions
-from reservoir.plan.budget import Names
+from reservoir.plan.basis import Kind, kind_of, reasons_of
 from reservoir.plan.columns import (
     FEWER_POOLINGS,
     INPUT_LAYER,
@@ -15,12 +15,11 @@ from reservoir.plan.columns import (
     SEGMENTS,
     SYMBOL_POOLINGS,
     VALUE_POOLINGS,
+    Names,
     by_segment,
     default_layers,
     split_names,
 )
-from reservoir.plan.kinds import Kind, kind_of
-from reservoir.plan.reasons import reasons_of
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task
 

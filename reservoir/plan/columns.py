@@ -4,8 +4,11 @@ The defaults of a kind of data are the first that fit a budget: `column_sets` li
 and `Budget.first_that_fits` is the one rule that takes one.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from reservoir.backbones import check_layers, layer_names
 from reservoir.column import Column
@@ -13,13 +16,12 @@ from reservoir.errors import InputError
 from reservoir.features import column_shapes
 from reservoir.inputs.native import Reader
 from reservoir.options import ExtractOptions
-from reservoir.plan.budget import Budget, ColumnSet, Names
-from reservoir.plan.kinds import Kind
-from reservoir.plan.model_view import ModelView
-from reservoir.plan.reasons import is_given, reasons_of
+from reservoir.plan.basis import Kind, ModelView, is_given, reasons_of
 from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling
-from reservoir.tasks.task import Task, Tokens, holds_samples
+from reservoir.tasks.task import Task, Tokens, Vectors, holds_samples
 from reservoir.tasks.words import are_words
+
+Names: TypeAlias = tuple[str, ...]
 
 INPUT_LAYER = ("embed",)
 MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix is rows x rows
@@ -61,6 +63,13 @@ INPUT_POOLINGS: Sequence[Names] = (
     ("std", "max", "min"),
     ("std", "max"),
 )
+
+MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of default columns: the larger of bytes and times the input
+TOO_LARGE = "all columns would take more than 200 MB and 4 times the input"
+# The work of default columns is limited by the windows of all rows together. Processor seconds of one core for 2**21
+# windows of 32 values: block of mini 16, input layer with its largest values 2, with quantiles and shares also 4.
+MAX_BLOCK_WINDOWS = 2**21  # more windows pass through the input layer alone
+MAX_SORTED_WINDOWS = 2**24  # more windows are not sorted for quantiles and shares
 
 
 @dataclass(frozen=True)
@@ -225,3 +234,97 @@ def _check_columns(
         )
     if not layers or not poolings:
         raise InputError("no columns: name a layer and a pooling")
+
+
+@dataclass(frozen=True)
+class ColumnSet:
+    """Each of the layers under each of the poolings."""
+
+    layers: Names
+    poolings: Names
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns, layer by layer."""
+        return [Column(layer, pooling) for layer in self.layers for pooling in self.poolings]
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a block of the model runs."""
+        return self.layers != ("embed",)
+
+    @property
+    def sorts(self) -> bool:
+        """Whether a pooling sorts the values of each channel."""
+        return any(find_pooling(name).sorts for name in self.poolings)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a stored value: one pooling that needs float32 decides for all."""
+        return 4 if any(find_pooling(name).needs_float32 for name in self.poolings) else 2
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Which limits some columns exceed, each with a message; empty messages for limits that they keep."""
+
+    size: str = ""
+    blocks: str = ""
+    sorting: str = ""
+
+    @property
+    def any(self) -> bool:
+        """Whether a limit is exceeded."""
+        return bool(self.size or self.blocks or self.sorting)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits of default columns for a number of rows in all splits."""
+
+    task: Task
+    seen: Task  # the task as the model sees it, with windows as tokens
+    width: int
+    rows: int
+    limits_size: bool  # whether bytes count
+    limits_work: bool  # whether windows count
+
+    def first_that_fits(self, sets: Sequence[ColumnSet]) -> tuple[ColumnSet, dict[str, str]]:
+        """Return the first columns within the budget, else the last, and the reason for each changed option."""
+        default = sets[0]
+        chosen = next((columns for columns in sets if not self.excess(columns).any), sets[-1])
+        excess, changes = self.excess(default), dict[str, str]()
+        if chosen.layers != default.layers:
+            changes["layers"] = excess.blocks or excess.size
+        if chosen.poolings != default.poolings:
+            changes["pool"] = "; ".join(filter(None, [excess.sorting, excess.size]))
+        return chosen, changes
+
+    def note(self, default: ColumnSet) -> str:
+        """Return a note that names the columns that fewer rows would have."""
+        options = f"--layers {','.join(default.layers)} --pool {','.join(default.poolings)}"
+        takes = f"{options} takes {self._bytes(default) / 1e9:.1f} GB"
+        return f"with {self.rows:,} rows, fewer columns are stored by default; {takes}"
+
+    def excess(self, columns: ColumnSet) -> Excess:
+        """Return which limits columns exceed."""
+        channels = self.task.form.dim if isinstance(self.task.form, Vectors) else 1
+        input_bytes = 4 * self.rows * self.task.max_tokens * channels
+        windows = self.rows * self.seen.max_tokens
+        large = self.limits_size and self._bytes(columns) > max(MAX_BYTES, MAX_RATIO * input_bytes)
+        long_blocks = self.limits_work and columns.has_blocks and windows > MAX_BLOCK_WINDOWS
+        long_sorting = self.limits_work and columns.sorts and windows > MAX_SORTED_WINDOWS
+        return Excess(
+            size=TOO_LARGE if large else "",
+            blocks=f"{windows:,} windows; blocks read at most {MAX_BLOCK_WINDOWS:,} by default"
+            if long_blocks
+            else "",
+            sorting=f"{windows:,} windows; at most {MAX_SORTED_WINDOWS:,} are sorted by default"
+            if long_sorting
+            else "",
+        )
+
+    def _bytes(self, columns: ColumnSet) -> int:
+        """Return the bytes of columns on disk."""
+        shapes = column_shapes(self.seen, self.width, columns.columns)
+        return self.rows * columns.value_bytes * sum(tokens * width for tokens, width in shapes.values())

@@ -1,4 +1,4 @@
-"""Where a model computes, and the precision of its products and of its features on disk."""
+"""How a model computes: its device, the precision of products and on disk, and the rows of a block and of a batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,19 @@ from dataclasses import dataclass
 import torch
 
 from reservoir.backbones.family import Family
+from reservoir.column import Column
+from reservoir.inputs.native import Reader
 from reservoir.options import ExtractOptions
-from reservoir.plan.kinds import Kind
-from reservoir.plan.reasons import reasons_of
+from reservoir.plan.basis import Kind, ModelView, reasons_of
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import choose_compute, choose_device
+from reservoir.tasks.task import Task, Vectors
+
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches
+# A killed process loses at most a block. With this many rows, padding is under 5% of the tokens of a batch.
+BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
+IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
+BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 
 @dataclass(frozen=True)
@@ -38,3 +46,46 @@ def choose_precision(
     }
     store = options.store or ("float32" if precise else "float16")
     return Precision(device, compute, store, reasons_of(options, reasons))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The rows of a block and of a batch of a new entry."""
+
+    block_rows: int
+    batch_rows: int  # of the longest sequences
+    reasons: Mapping[str, str]
+
+
+def choose_blocks(
+    options: ExtractOptions, view: ModelView, shapes: Mapping[Column, tuple[int, int]], device_kind: str
+) -> Blocks:
+    """Return the rows of a block and of a batch; an explicit batch is at most a block."""
+    block_rows, batch_rows = rows_at_a_time(view.seen, view.reader, shapes, device_kind, view.pieces)
+    reasons = {
+        "block_rows": "a killed run loses little",
+        "batch_rows": f"about {BATCH_TOKENS[device_kind]:,} tokens, or a block",
+    }
+    if options.batch_rows is not None:
+        batch_rows = options.batch_rows
+    return Blocks(block_rows, min(block_rows, batch_rows), reasons_of(options, reasons))
+
+
+def rows_at_a_time(
+    seen: Task,
+    reader: Reader | None,
+    shapes: Mapping[Column, tuple[int, int]],
+    device_kind: str,
+    pieces: int,
+) -> tuple[int, int]:
+    """Return the number of rows per block and per batch.
+
+    ``seen`` is the task as the model sees it, and a row has up to ``pieces`` pieces.
+    """
+    row_tokens = reader.row_tokens if reader else seen.max_tokens
+    row_bytes = 4 * pieces * sum(tokens * width for tokens, width in shapes.values())
+    if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory
+        row_bytes = max(row_bytes, 4 * row_tokens * seen.form.dim)
+    most_rows = IMAGE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[device_kind]
+    block_rows = max(1, min(most_rows, BLOCK_BYTES // row_bytes))
+    return block_rows, max(1, BATCH_TOKENS[device_kind] // row_tokens)

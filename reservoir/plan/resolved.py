@@ -9,13 +9,10 @@ from typing import Any
 from reservoir import devices
 from reservoir.column import Column, Columns, joined_name
 from reservoir.options import ExtractOptions
-from reservoir.plan.blocks import choose_blocks
+from reservoir.plan.basis import GIVEN, ModelView, kind_of
 from reservoir.plan.candidates import choose_candidates
 from reservoir.plan.columns import choose_columns
-from reservoir.plan.kinds import kind_of
-from reservoir.plan.model_view import ModelView
-from reservoir.plan.precision import choose_precision
-from reservoir.plan.reasons import GIVEN
+from reservoir.plan.precision import choose_blocks, choose_precision
 from reservoir.plan.windows import choose_model
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task

@@ -1,4 +1,4 @@
-"""The model of a plan, and the windows of values or symbols that are its tokens."""
+"""The model of a plan, and its tokens: windows of values or symbols, or those of its own tokenizer or patches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,17 +7,18 @@ from types import MappingProxyType
 from typing import Any
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
-from reservoir.backbones import choose_init
+from reservoir.backbones import choose_init, find
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
+from reservoir.inputs.native import open_reader
+from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions
-from reservoir.plan.kinds import SERIES_KERNEL, SYMBOL_KERNEL, kind_of
-from reservoir.plan.native import native_obstacle, suits
-from reservoir.plan.reasons import PLAIN, reasons_of
+from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
-from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.task import Task, Tokens, holds_samples
 from reservoir.tasks.variants import variant_of
+from reservoir.tasks.words import UNKNOWN, are_words
 
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
@@ -51,7 +52,11 @@ def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoi
     why = PLAIN
     if windows and options.input in (None, windows["input"]):
         reservoir = resolve_model(options, windows, random_inits=random_inits)
-        why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
+        why = (
+            "the model reads this kind of data"
+            if native
+            else f"the best in our measurements for {kind_of(task)}"
+        )
     reasons = _reasons(task, options, reservoir, why)
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
     if reservoir.stride > 1 and why != PLAIN and not native:
@@ -117,3 +122,37 @@ def default_windows(task: Task) -> dict[str, Any]:
         # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
     return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}
+
+
+def is_native(task: Task, reservoir: Reservoir) -> bool:
+    """Return whether a model was pretrained on the task's kind of data, and can read it by its own input."""
+    return suits(task, reservoir) and not native_obstacle(task, reservoir)
+
+
+def suits(task: Task, reservoir: Reservoir) -> bool:
+    """Return whether a model was pretrained on the task's kind of data: text or letters, images, or sounds."""
+    media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
+    if reservoir.init != "pretrained" or not (task.alphabet or media):
+        return False
+    reads = find(reservoir.backbone)[0].reads
+    return reads == media if media else reads in ("letters", "text")
+
+
+def native_obstacle(task: Task, reservoir: Reservoir) -> str:
+    """Return why a model that suits the task cannot read it natively; empty if it can."""
+    if not reservoir.plain:
+        return "the options of windows, such as --patch, do not fit its own input"
+    if task.alphabet and not has_tokenizer(reservoir.backbone):
+        return "its folder has no tokenizer, such as a tokenizer.json or a vocab.txt"
+    # Words suit every model of text. The processor of images or sounds is checked when it is opened.
+    reads_words = are_words(task.alphabet) and find(reservoir.backbone)[0].reads == "text"
+    if reads_words or not task.alphabet:
+        return ""
+    if reservoir.backbone in SHIPPED:
+        return "random kernels suit letters better than a model of words"
+    try:
+        reader = open_reader(task, reservoir.backbone, reservoir.init)
+    except InputError as error:  # with a random input layer the model needs no tokenizer
+        return str(error)
+    letters = task.alphabet.removeprefix(UNKNOWN).replace(" ", "")
+    return reader.obstacle(letters) if isinstance(reader, TextReader) else ""

@@ -8,9 +8,8 @@ import numpy as np
 from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
-from reservoir.readouts.products import arithmetic
+from reservoir.readouts.products import arithmetic, report_work
 from reservoir.records import check_arrays, from_json
-from reservoir.work import report_work
 
 Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]

@@ -27,10 +27,9 @@ from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, LinearPath, Targets, score_path
 from reservoir.readouts.moments import BLOCK_ROWS, Moments, inverse
 from reservoir.readouts.penalties import LOGISTIC_ALPHAS, check_penalties
-from reservoir.readouts.products import LARGE_MATRIX, blas_threads
+from reservoir.readouts.products import LARGE_MATRIX, blas_threads, report_work
 from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather
 from reservoir.readouts.sweep import Sweep
-from reservoir.work import report_work
 
 ValueAndGradient = tuple[float, np.ndarray]  # of a function at a point
 EPSILON = float(np.finfo(np.float64).eps)

@@ -1,7 +1,7 @@
-"""Matrix products of the readouts: with NumPy on the CPU, or with torch on a device."""
+"""Matrix products of the readouts, with NumPy on the CPU or with torch on a device, and reports of their work."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,8 +12,6 @@ import numpy as np
 from scipy.linalg import get_blas_funcs
 from threadpoolctl import ThreadpoolController
 
-from reservoir.work import report_work
-
 _add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 
 # From this number of multiplications of a product, or rows of a reduced matrix, BLAS uses all its
@@ -21,12 +19,31 @@ _add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 # threads and 7 s in one.
 LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
 
+# What is called with the work of each large product, such as a line of progress.
+_listeners: ContextVar[tuple[Callable[[float], object], ...]] = ContextVar("listeners", default=())
+
 _blas = cache(ThreadpoolController)
 
 
 def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
     """Return a context in which BLAS and LAPACK use one thread, or with ``many`` all of their threads."""
     return _blas().limit(limits=None if many else 1, user_api="blas")
+
+
+def report_work(multiplications: float) -> None:
+    """Report that work is done, in multiplications of numbers in a product of large matrices."""
+    for listener in _listeners.get():
+        listener(multiplications)
+
+
+@contextmanager
+def listening(listener: Callable[[float], object]) -> Iterator[None]:
+    """Call ``listener`` with all work that is reported within the context."""
+    token = _listeners.set((*_listeners.get(), listener))
+    try:
+        yield
+    finally:
+        _listeners.reset(token)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from functools import partial
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigvalsh_tridiagonal, get_lapack_funcs
 
-from reservoir.readouts.products import LARGE_MATRIX, blas_threads
-from reservoir.work import report_work
+from reservoir.readouts.products import LARGE_MATRIX, blas_threads, report_work
 
 _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(
     ("sytrd", "sytrd_lwork", "ormqr", "ptsv"), dtype=np.float64

@@ -11,8 +11,8 @@ from reservoir_pipelines.output import Meter
 
 from reservoir.readouts.linear import Targets
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
+from reservoir.readouts.products import listening
 from reservoir.readouts.sweep import cross_sweep, sweep
-from reservoir.work import listening
 
 SIZES = [
     *((400, 1000, 4, 5, 1), (400, 1000, 300, 5, 1), (300, 500, 4, 0, 1), (300, 500, 4, 3, 3)),

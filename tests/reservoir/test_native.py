@@ -13,7 +13,7 @@ from reservoir import InputError
 from reservoir.backbones.names import SHIPPED
 from reservoir.column import Column
 from reservoir.features import forward
-from reservoir.inputs import sound_reader
+from reservoir.inputs import media_readers
 from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan import resolve, resolve_model
@@ -433,7 +433,7 @@ def sounds_by_hand(folder: Path, samples: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def test_features_equal_a_script_with_transformers_in_any_batch(folder, monkeypatch):
-    monkeypatch.setattr(sound_reader, "MAX_SAMPLES", 500)  # two of the three sounds of 250 samples go together
+    monkeypatch.setattr(media_readers, "MAX_SAMPLES", 500)  # two of the three sounds of 250 samples go together
     model, x = load_sounds(folder), sounds()
     batches: list[int] = []
     model.reader.convolutions.register_forward_hook(lambda _m, given, _o: batches.append(len(given[0])))

@@ -181,7 +181,10 @@ def test_each_value_of_a_plan_has_a_reason():
     plan = plan_of(SERIES, gain=2.0, layers="embed", compute="float32")
     table = {option: (value, why) for option, value, why in plan.table()}
     assert table["gain"] == ("2.0", "given") and table["layers"] == ("embed", "given")
-    assert table["compute"] == ("float32", "given") and table["patch"] == ("9", "found best for series")
+    assert table["compute"] == ("float32", "given") and table["patch"] == (
+        "9",
+        "the best in our measurements for series",
+    )
     assert all(why for _, why in table.values())
     reservoir = as_group(ExtractOptions(), ReservoirOptions).to_dict()
     assert reservoir.keys() | {"layers", "pool", "store", "compute", "device", "batch_rows"} <= table.keys()
@@ -193,8 +196,12 @@ def test_only_long_rows_have_a_stride_and_its_reason(values, stride):
     task = replace(SERIES, max_tokens=values)
     plan = plan_of(task)
     assert plan.reservoir.stride == stride and plan.reservoir.windowed(task).max_tokens <= 1024
-    reason = "found best for series" if stride == 1 else f"rows of up to {values:,} values become at most 1,024 windows"
-    assert plan.reasons["stride"] == reason and plan.reasons["patch"] == "found best for series"
+    reason = (
+        "the best in our measurements for series"
+        if stride == 1
+        else f"rows of up to {values:,} values become at most 1,024 windows"
+    )
+    assert plan.reasons["stride"] == reason and plan.reasons["patch"] == "the best in our measurements for series"
 
 
 def test_windows_are_learned_from_training_rows():

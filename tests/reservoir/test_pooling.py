@@ -13,8 +13,8 @@ from reservoir_pipelines.data.labels import encode_labels, split_rows
 from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.features import forward
-from reservoir.fpt import InputLayer, kernels
 from reservoir.hidden_states import HiddenStates
+from reservoir.inputs.random_input import InputLayer, kernels
 from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
 from reservoir.plan import resolve
 from reservoir.pooling import POOLINGS, check_poolings, find_pooling

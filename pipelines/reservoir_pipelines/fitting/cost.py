@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from reservoir.readouts.linear import SCORE_WORK
+from reservoir.readouts.products import listening
 from reservoir.readouts.tridiagonal import REDUCTION_WORK
-from reservoir.work import listening
 from reservoir_pipelines.output import Meter, meter, size_text, time_text
 
 # Multiplications per second of one core: 1.0 to 1.9e10 on a server of 2023, for fits of 400 to 40,000 rows.

@@ -1,0 +1,196 @@
+"""Images and sounds as the tokens of a pretrained model: patches by its own processor, or its own convolutions."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from reservoir.errors import InputError, as_input_error
+from reservoir.inputs.text_reader import check_class
+from reservoir.tasks import images_of
+from reservoir.tasks.patches import patches
+from reservoir.tasks.pictures import check_pillow
+from reservoir.tasks.task import SOUND_RATE, Task, Vectors
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_SIDE = 4096  # pixels; the largest models read 1,024
+# Sizes of two images that show whether a processor gives all images one size.
+BLANKS = ((97, 61), (50, 120))
+MAX_SAMPLES = 2**18  # samples in a batch of sounds; the first convolution makes 400 bytes of each
+
+
+class PatchInput(nn.Module):
+    """The class token of a vision model, and its convolution over flattened patches, channels last."""
+
+    def __init__(self, embeddings: Any) -> None:
+        super().__init__()
+        self.cls_token, self.projection = embeddings.cls_token, embeddings.patch_embeddings.projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, patches, values) to (batch, 1 + patches, width)."""
+        embedded = linear(x, self.projection.weight.permute(0, 2, 3, 1).flatten(1), self.projection.bias)
+        first = self.cls_token.expand(x.shape[0], -1, -1)  # len(x) would be a constant for torch.export
+        return torch.cat([first, embedded], dim=1)
+
+
+class PixelReader:
+    """Converts stored images to the patches that a model reads."""
+
+    kind = "processor"
+    has_cls = True
+    note = ""
+    special = 1, 0  # special tokens before and after those of the patches
+
+    def __init__(
+        self, processor: Any, config: Any, images: Callable[[np.ndarray], Iterable["Image"]]
+    ) -> None:
+        from PIL import Image
+
+        self._processor, self._images = processor, images
+        settings = processor.to_dict()
+        sizes = [settings.get(name) or {} for name in ("size", "crop_size", "pad_size")]
+        if (longest := max(side or 0 for size in sizes for side in size.values())) > MAX_SIDE:
+            raise ValueError(f"it gives images of {longest:,} pixels, more than {MAX_SIDE:,}")
+        size, other = (self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS)
+        if size != other:
+            raise ValueError(
+                "it gives images of several sizes; set a size with height and width, or a crop"
+            )
+        self.patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+        # The model reads whole patches of the pixels (channels, height, width) that the processor gives.
+        self.height, self.width = (side // self.patch * self.patch for side in size)
+        self.max_tokens = self.row_tokens = 1 + self.height * self.width // self.patch**2
+        self.form = Vectors(self.patch**2 * config.num_channels)
+        self.pixels = config.num_channels, *size
+        self.digest = _settings_digest(processor)
+        sizes_text = f"{self.width}x{self.height} pixels, a class token and {self.max_tokens - 1:,} patches"
+        self.description = f"the model's own processor, as {sizes_text}"
+
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return patches (rows, patches, values), and the number of tokens of each image with its class token."""
+        pixels = self._pixels(list(self._images(x)))[:, : self.height, : self.width]
+        return patches(pixels, self.patch), np.full(len(pixels), self.max_tokens, np.int32)
+
+    def save(self, path: Path) -> None:
+        """Write the processor's settings, as transformers reads them."""
+        path.write_text(self._processor.to_json_string())
+
+    def _pixels(self, images: list["Image"]) -> np.ndarray:
+        """Return the prepared pixels of images, (rows, height, width, channels) of float32."""
+        pixels = self._processor(images, return_tensors="np")["pixel_values"]
+        return np.asarray(pixels, np.float32).transpose(0, 2, 3, 1)
+
+
+class SoundReader:
+    """Passes stored samples through the convolutions of a model, with sounds of one length together."""
+
+    kind = "processor"
+    has_cls = False
+    note = ""
+    special = 0, 0
+
+    convolutions: nn.Module
+    """The convolutions of the model; set after the model is loaded."""
+
+    def __init__(self, extractor: Any, config: Any, most_samples: int) -> None:
+        self._extractor = extractor
+        self._steps = list(zip(config.conv_kernel, config.conv_stride, strict=True))
+        self.form = Vectors(config.conv_dim[-1])
+        self._least = 1  # samples of the shortest sound with a token
+        for kernel, stride in reversed(self._steps):
+            self._least = (self._least - 1) * stride + kernel
+        self.max_tokens = self.row_tokens = self._tokens(most_samples)
+        self.rate = int(extractor.sampling_rate)
+        self.digest = _settings_digest(extractor)
+        self.description = f"the model's own convolutions, as up to {self.max_tokens:,} tokens"
+
+    @torch.inference_mode()
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return vectors (rows, tokens, channels) of samples (rows, samples, 1), and each row's number of tokens."""
+        device = next(self.convolutions.parameters()).device
+        tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
+        features = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
+        # The first convolution of the base models is normalised over the whole sound: padding would change every token.
+        for length in np.unique(lengths):
+            same_length = np.flatnonzero(lengths == length)
+            batches = -(-len(same_length) * length // MAX_SAMPLES)
+            for rows in np.array_split(same_length, batches):
+                samples = list(x[rows, :length, 0])
+                inputs = self._extractor(samples, sampling_rate=self.rate, return_tensors="np")
+                # Sounds that are shorter than one token are padded with silence.
+                pad = (0, 0), (0, max(0, self._least - length))
+                padded = np.pad(inputs["input_values"], pad).astype(np.float32)
+                vectors = self.convolutions(torch.from_numpy(padded).to(device)).transpose(1, 2)
+                features[rows, : vectors.shape[1]] = vectors.float().cpu().numpy()
+        return features, tokens
+
+    def _tokens(self, samples: int) -> int:
+        """Return the number of tokens for a number of samples, at least one."""
+        samples = max(samples, self._least)
+        for kernel, stride in self._steps:
+            samples = (samples - kernel) // stride + 1
+        return samples
+
+
+def _settings_digest(processor: Any) -> str:
+    """Return the SHA-256 of the settings that affect the values of a prepared image or sound."""
+    settings = {name: value for name, value in processor.to_dict().items() if not name.startswith("_")}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def read_processor(
+    task: Task, name: str, folder: Path, reads: str, config: Any
+) -> PixelReader | SoundReader:
+    """Return the reader of a model of images or sounds, from the settings in its folder."""
+    remedy = "add or repair it, or use another --input"
+    with as_input_error(f"backbone {name!r}: its preprocessor_config.json is not usable", remedy):
+        if reads == "pixels":
+            return _read_pixel_processor(task, folder, config)
+        reader = _read_sound_processor(task, folder, config)
+    _check_rate(task, name, reader)
+    return reader
+
+
+def _read_pixel_processor(task: Task, folder: Path, config: Any) -> PixelReader:
+    """Return the reader of a model of images; refuse settings that name other files or classes."""
+    from transformers import AutoImageProcessor, BaseImageProcessor
+
+    check_pillow()
+    settings, _ = BaseImageProcessor.get_image_processor_dict(folder, local_files_only=True)
+    if file := settings.get("class_info_file"):  # a file anywhere on this machine or on the hub
+        raise ValueError(f"it names another file, {str(file)[:60]!r}, which is not read")
+    for key in ("image_processor_type", "feature_extractor_type"):
+        for class_name in (settings.get(key), getattr(config, key, None)):
+            # Old files name feature extractors, which transformers replaces by image processors.
+            current_name = str(class_name).replace("FeatureExtractor", "ImageProcessor")
+            check_class(current_name, "BaseImageProcessor")
+    processor = AutoImageProcessor.from_pretrained(
+        folder, backend="pil", trust_remote_code=False, local_files_only=True
+    )
+    return PixelReader(processor, config, partial(images_of, task))
+
+
+def _read_sound_processor(task: Task, folder: Path, config: Any) -> SoundReader:
+    """Return the reader of a model of sounds."""
+    from transformers import Wav2Vec2FeatureExtractor
+
+    extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder, local_files_only=True)
+    return SoundReader(extractor, config, task.max_tokens)
+
+
+def _check_rate(task: Task, name: str, reader: SoundReader) -> None:
+    """Refuse sounds that have another sampling rate than those that the model reads."""
+    rate = task.parameters.get("rate", SOUND_RATE)
+    if reader.rate != rate:
+        raise InputError(
+            f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}", f"pass --rate {reader.rate}"
+        )

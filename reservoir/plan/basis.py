@@ -1,0 +1,76 @@
+"""What every decision of a plan starts from: the kind of data, the model's view of it, and the reasons of options."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from reservoir.backbones import find_shape
+from reservoir.backbones.family import Family
+from reservoir.inputs.native import Reader, open_reader
+from reservoir.option_fields import Options
+from reservoir.reservoir import MAX_SYMBOLS, Reservoir
+from reservoir.tasks import TASKS
+from reservoir.tasks.task import Task, Tokens
+
+Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]
+
+SERIES_KERNEL = 9  # values of a window of a series, as in MiniRocket
+SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
+
+# The reason of an option that the user passed, and that of a default that no data decide.
+GIVEN = "given"
+PLAIN = "default"
+
+
+def kind_of(task: Task) -> Kind:
+    """Return the kind of data of a task; series and symbols are long enough for windows."""
+    if task.each:
+        return "labels of every token"
+    if task.name in TASKS:
+        return "named task"
+    one_label = task.readout_tokens == 1
+    if isinstance(task.form, Tokens):
+        few_symbols = task.form.vocabulary <= MAX_SYMBOLS
+        return "symbols" if one_label and few_symbols and task.max_tokens >= SYMBOL_KERNEL else "tokens"
+    is_series = one_label and not task.pictures and task.max_tokens >= SERIES_KERNEL
+    return "series" if is_series else "vectors"
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A task as a model sees it, without the model's weights."""
+
+    family: Family
+    width: int  # of hidden states
+    depth: int  # number of blocks
+    reader: Reader | None  # of native input
+    seen: Task  # with windows or the reader's tokens as tokens
+    pieces: int  # most pieces of a row, if long texts are read in pieces
+
+    @property
+    def native(self) -> bool:
+        """Whether the model reads the task by its own input."""
+        return self.reader is not None
+
+    @classmethod
+    def of(cls, task: Task, reservoir: Reservoir) -> "ModelView":
+        """Return the view of a task; raise `InputError` if the model cannot read it."""
+        family, shape = find_shape(reservoir.backbone, reservoir.depth)
+        seen = reservoir.windowed(task)
+        reader = None
+        if reservoir.input == "native":
+            reader = open_reader(seen, reservoir.backbone, reservoir.init)
+            seen = replace(seen, form=reader.form, max_tokens=reader.max_tokens)
+        pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
+        return cls(family, shape.width, shape.depth, reader, seen, pieces)
+
+
+def is_given(options: Options, name: str) -> bool:
+    """Return whether an option differs from its default; False if these options do not have it."""
+    defaults = {item.name: item.default for item in fields(options)}
+    return name in defaults and getattr(options, name) != defaults[name]
+
+
+def reasons_of(options: Options, defaults: Mapping[str, str]) -> dict[str, str]:
+    """Return the reason for each option: `GIVEN` if it was given, else that of its default."""
+    return {name: GIVEN if is_given(options, name) else why for name, why in defaults.items()}
