@@ -67,7 +67,7 @@ def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})", f"{instead}") from error
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})", instead) from error
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
