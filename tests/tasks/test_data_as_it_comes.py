@@ -107,9 +107,13 @@ STEPS = [[*cells, step] for step in range(2) for cells in CELLS]
 BAD = [["ERR" if n in {0, 7} else n, *cells[1:3]] for n, cells in enumerate(CELLS)]
 RECORDS = "".join(f">r{n} {KIND[n % 2]}\n{'A' * (n + 1)}\n" for n in range(ROWS))
 WITH_IDS = {
-    "no ids, bad rows": (lambda path: table(path / "t.csv", BAD), {"skip_bad_rows": True}, int),
-    "a column id": (lambda path: table(path / "t.csv", CELLS, "v0,v1,label,id"), {}, "p{}".format),
-    "--id": (lambda path: table(path / "t.csv", CELLS, "v0,v1,label,plot"), {"id": "plot"}, "p{}".format),
+    "no ids, bad rows": (lambda path: table(path / "t.csv", BAD), {"skip_bad_rows": True, "values": True}, int),
+    "a column id": (lambda path: table(path / "t.csv", CELLS, "v0,v1,label,id"), {"values": True}, "p{}".format),
+    "--id": (
+        lambda path: table(path / "t.csv", CELLS, "v0,v1,label,plot"),
+        {"id": "plot", "values": True},
+        "p{}".format,
+    ),
     "long form": (lambda path: table(path / "t.csv", STEPS, "v0,v1,label,id,time"), {}, "p{}".format),
     "records of FASTA": (lambda path: (path / "t.fasta").write_text(RECORDS), {}, "r{}".format),
     "files of a folder": (write_recordings, {}, lambda n: f"{KIND[n % 2]}/r{n}.csv"),

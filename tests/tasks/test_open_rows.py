@@ -46,7 +46,7 @@ def test_a_format_is_a_reader_and_its_suffixes(tmp_path, monkeypatch):
 
 
 def test_data_are_described_with_the_flags_of_their_columns(tmp_path):
-    lines = ["kind,a,b,c", *(f"{'uv'[n % 2]},{n},{n * n},{n % 3}" for n in range(30))]
+    lines = ["kind,a,b,c", *(f"{'uv'[n % 2]},{-n},{n * n},{n % 3}" for n in range(30))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     source = open_source(str(tmp_path / "t.csv"), label="kind")
     assert source.summary() == "t.csv: 30 rows of 3 tokens, with 2 classes, --label kind"

@@ -185,7 +185,7 @@ def test_bad_fasta(tmp_path, text, parameters, message):
 
 
 def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
-    text = wide({"id": np.arange(60) // 4, "u": range(9, 69), "v": range(60), "y": np.arange(60) % 2})
+    text = wide({"id": np.arange(60) // 4, "u": range(69, 9, -1), "v": range(0, 120, 2), "y": np.arange(60) % 2})
     source = source_of(tmp_path / "t.csv", text, group="id")
     assert_refused("repeats the same ids.* --group id", tmp_path / "t.csv")
     assert_refused("the label differs from earlier rows.* pass --group id", tmp_path / "t.csv", time="v")
@@ -595,7 +595,7 @@ def test_labels_that_are_written_differently_are_different_classes(tmp_path, nam
         path.write_text(wide({"text": [f"A{'CG' * n}" for n in range(60)], "kind": label}))
     elif form == "jsonl":
         path = tmp_path / "mine.jsonl"
-        path.write_text("".join(json.dumps({"a": n, "b": -n, "label": one}) + "\n" for n, one in enumerate(label)))
+        path.write_text("".join(json.dumps({"a": n / 8, "b": -n, "label": one}) + "\n" for n, one in enumerate(label)))
     elif form == "each token":
         path = tmp_path / "mine.jsonl"
         rows = [{"text": "ACDE"[: len(cells)], "label": np.roll(cells, n).tolist()} for n in range(60)]
@@ -656,7 +656,7 @@ def test_decimal_numbers_and_exponents_are_targets_and_whole_ones_may_be_classes
 )
 def test_a_switch_of_json_is_not_a_number(tmp_path, values, expected):
     path, label = tmp_path / "t.jsonl", (values * 60)[:60]
-    path.write_text("".join(json.dumps({"a": n, "b": -n, "label": one}) + "\n" for n, one in enumerate(label)))
+    path.write_text("".join(json.dumps({"a": n / 8, "b": -n, "label": one}) + "\n" for n, one in enumerate(label)))
     assert list(open_source(str(path)).task.labels) == expected
 
 
@@ -708,7 +708,7 @@ def test_labels_that_no_readout_can_learn_are_refused_in_tables(tmp_path, form):
         if form == "csv":
             write(path, {**WIDE, "label": label})
         else:
-            path.write_text("".join(f'{{"a": {n}, "b": 2, "label": {cell}}}\n' for n, cell in enumerate(label)))
+            path.write_text("".join(f'{{"a": {-n}, "b": 2, "label": {cell}}}\n' for n, cell in enumerate(label)))
         assert_refused(f"{place}.*{message}", path)
     label = [str(2**64 + n % 2) for n in range(ROWS)]
     write(path.with_suffix(".csv"), {**WIDE, "label": label})

@@ -86,7 +86,7 @@ def test_a_split_has_a_conventional_name(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["time", "timestamp", "Time"])
 def test_times_of_rows_that_are_sequences_are_left_out(tmp_path, name):
-    source = open_source(str(write(tmp_path / "t.csv", {name: range(ROWS), **WIDE, "label": LABEL})))
+    source = open_source(str(write(tmp_path / "t.csv", {name: VALUES[:, 0], **WIDE, "label": LABEL})))
     assert source.task.parameters["columns"] == [*WIDE] and f"{name!r} is left out" in " ".join(source.notes())
 
 
@@ -136,7 +136,7 @@ def test_several_outputs_are_called_y0_y1_and_so_on(tmp_path):
 
 @pytest.mark.parametrize("name", ["index", "row_id", "series_id", "step", "fault"])
 def test_no_other_name_has_a_meaning(tmp_path, name):
-    source = open_source(str(write(tmp_path / "t.csv", {name: range(ROWS), **WIDE, "label": LABEL})))
+    source = open_source(str(write(tmp_path / "t.csv", {name: VALUES[:, 0], **WIDE, "label": LABEL})))
     assert source.task.parameters["columns"] == [name, *WIDE]
     assert f"4 values per row: {name}, v0, v1, v2" in " ".join(source.notes())
 
@@ -166,7 +166,10 @@ REFUSALS = {
     "decimal commas": ({"u": COMMAS, "v": COMMAS, "label": LABEL}, {}, "is not a number", "--decimal ,"),
     "one column of decimal commas": ({"u": COMMAS, "label": LABEL}, {}, "neither single numbers", "--decimal ,"),
     "numbers with units": ({"u": [f"{n} mV" for n in range(ROWS)], "label": LABEL}, {}, "neither single", "--text u"),
-    "thousands": ({"u": ["1,037,000", "2,960,000"] * 20, "label": LABEL}, {}, "neither single numbers", "--text u"),
+    "a counter of rows": ({**WIDE, "n": range(1, 41), "label": LABEL}, {}, "counts the rows", "--drop n"),
+    "a second counter": ({"n": range(40), "m": range(5, 45), **WIDE, "y": LABEL}, {"drop": "n"}, "rows", "--drop n,m"),
+    "a counter of steps": ({"case": SERIES // 4, "t": np.arange(ROWS) % 8, "u": VALUES[:, 0],
+                            "label": np.repeat(LABEL[:5], 8)}, {}, "counts the steps", "--id case --time t"),
     "digits": ({"bits": [f"{n % 16:04b}" for n in range(ROWS)], "label": LABEL}, {}, "neither single", "--text bits"),
 }  # fmt: skip
 
@@ -180,6 +183,18 @@ def test_what_no_rule_decides_is_refused_with_a_command_that_works(tmp_path, cac
     assert arguments[:2] == ["prepare", str(tmp_path / "t.csv")]
     assert shlex.join(shlex.split(options)) in shlex.join(arguments), message
     assert run(arguments) == 0
+
+
+def test_a_counter_is_a_value_if_the_user_says_so(tmp_path):
+    path = write(tmp_path / "t.csv", {"n": range(ROWS), **WIDE, "label": LABEL})
+    assert open_source(str(path), values=True).task.parameters["columns"] == ["n", *WIDE]
+
+
+@pytest.mark.parametrize("others", [{}, WIDE])
+@pytest.mark.parametrize("cell", ["1,037", "1,037,000"])
+def test_a_comma_that_may_separate_thousands_is_refused_without_choosing_for_the_user(tmp_path, others, cell):
+    message = message_of(write(tmp_path / "t.csv", {"u": [cell] * ROWS, **others, "label": LABEL}))
+    assert "may separate thousands" in message and "for example" not in message
 
 
 @pytest.mark.parametrize("header", ["run,fault,severity", "run,label,target"])

@@ -122,6 +122,13 @@ def holds_digits(column: Any) -> bool:
     return bool(texts.str.fullmatch(r"\d+").all() and (texts.str.len() > 1).any())
 
 
+def may_separate_thousands(column: Any) -> bool:
+    """Return whether a comma in the cells may separate thousands: every cell with one is like 1,037."""
+    texts = as_texts(filled(column))
+    with_comma = texts[texts.str.contains(",")]
+    return bool(with_comma.str.fullmatch(r"[-+]?[1-9]\d{0,2}(,\d{3})+").all())
+
+
 def holds_words(column: Any) -> bool:
     """Return whether most filled cells are texts that are not made of numbers."""
     texts = [cell for cell in filled(column) if isinstance(cell, str)]
@@ -288,7 +295,13 @@ def _refuse_column(
     column = table.frame[name]
     cell = str(column[row]).strip()
     only_texts = not any(table.frame[other].dtype.kind in "biuf" for other in names)
-    if re.fullmatch(r"[-+]?\d+,\d+", cell) and table.decimal == ".":
+    if re.fullmatch(r"[-+]?\d+(,\d+)+", cell) and table.decimal == ".":
+        if may_separate_thousands(column):  # 1,037 is read in two ways, of which no example may choose one
+            raise InputError(
+                f"{table.path}, {table.bad.places[row]}: the comma of {cell[:40]!r} in column {name!r} may separate "
+                "thousands",
+                "remove such commas, or pass --decimal , if they are decimal marks",
+            )
         flag, value = "decimal", ","
     elif times_of(column) is not None:
         flag, value = "time", name

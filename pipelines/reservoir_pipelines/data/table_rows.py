@@ -12,7 +12,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
 from reservoir_pipelines.data.media import check_inside, media_rows
-from reservoir_pipelines.data.roles import roles_by_cells, roles_by_name
+from reservoir_pipelines.data.roles import refuse_counters, roles_by_cells, roles_by_name
 from reservoir_pipelines.data.rows import BadRows, Rows, TextCodes, padded, text_rows
 from reservoir_pipelines.data.table import Table, read_table
 from reservoir_pipelines.data.table_forms import (
@@ -25,7 +25,7 @@ from reservoir_pipelines.data.table_forms import (
 )
 
 NEEDS_NO_FLAG = {"labels": ("label", "y"), "group": ("groups",)}
-"""Columns that new data need not be told, because their conventional names find them again."""
+"""Columns that a readout does not record: new data has them under the same conventional names."""
 
 
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
@@ -103,6 +103,8 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
     if reading.remembered.get("long") or _is_long(reading, ids_repeat=ids_repeat):
         skipped = read_long_form(reading)
     else:
+        if not reading.new:
+            refuse_counters(table, roles, options)
         _read_wide(reading, ids, ids_repeat=ids_repeat)
         readable = table.bad.readable()
         skipped = table.bad.skipped(reading.arrays.get("ids", ()))

@@ -69,7 +69,8 @@ def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
     """Return the ridge fitter of a baseline beside a fitter of columns."""
     if not isinstance(fitter, RidgeFitter):
         return RidgeFitter(classes=fitter.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
-    # A single penalty was chosen for the columns. Without a choice, it is that of all readouts.
+    # A single penalty was chosen by the user for the columns, so a baseline tries all penalties. If the folds cannot
+    # choose, the single penalty is the fixed one, and baselines use it, too.
     if len(fitter.alphas) == 1 and chooses:
         return replace(fitter, alphas=DEFAULT_ALPHAS, widens=True)
     return fitter

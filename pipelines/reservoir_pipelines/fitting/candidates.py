@@ -62,9 +62,8 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
         if known.columns:
             remedy = f"name some of {', '.join(names_of(known.columns))}"
         raise InputError(f"{known.entry.path}: no columns to fit", remedy)
-    sources = [
-        known.source(names) for names in columns
-    ]  # refuses raw input whose prepared data was removed
+    # Opening a source refuses raw input whose prepared data was removed.
+    sources = [known.source(names) for names in columns]
     chooses = not folds or folds_can_choose(sources[0], known.task.classes)
     fitter = make_fitter(options, known.task.classes, folds, repeats)
     # If nothing can be chosen, there is nothing to compare settings with either.
