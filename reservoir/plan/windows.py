@@ -91,7 +91,7 @@ def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[st
         **dict.fromkeys(WINDOW_OPTIONS, why),
         "backbone": backbone,
         "init": "published" if reservoir.init == "pretrained" else "no published weights",
-        "depth": "all blocks",
+        "depth": "there are none" if reservoir.backbone.partition(":")[0] == KERNELS else "all blocks",
     }
 
 
