@@ -167,7 +167,9 @@ class Crew:
         """Forget the workers that are no longer ``present``, and say of each that it was lost."""
         for worker in [worker for worker in self.names if worker not in present]:
             name = self.names.pop(worker)
-            left = count_text(len(self.names), "other worker") if self.names else "the next worker that joins"
+            left = (
+                count_text(len(self.names), "other worker") if self.names else "the next worker that joins"
+            )
             notify(
                 f"{self.scheduler}: worker {name} was lost with the pieces that it was computing; "
                 f"the job goes on with {left}"

@@ -199,9 +199,7 @@ def test_blocks_of_a_killed_worker_go_to_another_and_its_end_is_said(
     assert extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings).reused
 
 
-def test_a_worker_that_is_killed_near_the_end_is_said_too(
-    cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch
-):
+def test_a_worker_that_is_killed_near_the_end_is_said_too(cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch):
     """The command asks the scheduler for its workers only once before the last piece is computed."""
     monkeypatch.setattr(cluster_module, "CHECK", 600)
     settings = SETTINGS | {"scheduler": cluster.scheduler_address}
