@@ -2,23 +2,22 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError, nearest
+from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks import TASKS, task_named, unknown_parameter
 from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 from reservoir.tasks.words import UNKNOWN, are_words, shown
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
-from reservoir_pipelines.data.hub import PREFIX, is_hub
+from reservoir_pipelines.data.hub import is_hub
 from reservoir_pipelines.data.labels import Labels, encode_labels, split_rows
 from reservoir_pipelines.data.rows import OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
 from reservoir_pipelines.data.values import (
@@ -34,25 +33,6 @@ from reservoir_pipelines.data.values import (
 )
 
 NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
-
-
-def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
-    """Return the source of a named task, or of the data of a path or of the hub.
-
-    ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`; ``data`` is the
-    folder of the files of named tasks.
-    """
-    if name in TASKS:
-        return task_named(name, data=data, **parameters)
-    is_path = Path(name).suffix or "/" in name or Path(name).is_dir()
-    if not (is_path or name.startswith(PREFIX)):
-        remedy = f"give one of {', '.join(TASKS)}, or the path of your own data{nearest(name, TASKS)}"
-        raise InputError(f"no task {name!r}", remedy)
-    names = [field.name for field in fields(OwnDataOptions)]
-    for parameter in parameters:
-        if parameter not in names:
-            raise unknown_parameter(name, parameter, names)
-    return OwnData(name, OwnDataOptions(**parameters))
 
 
 def own_name(origin: str) -> str:
