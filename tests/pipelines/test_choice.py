@@ -16,13 +16,13 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import choose_candidates
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fitter import ColumnFit, fit_source
-from reservoir_pipelines.fitting.folds import can_choose, held_out_units
+from reservoir_pipelines.fitting.folds import can_choose
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import better_baseline, choose_fit, fit_columns, select
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError, held_out_units
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from sklearn.feature_extraction.text import CountVectorizer
@@ -96,7 +96,7 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     x, y = motifs(120, 1.0)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 3)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max")
-    known = Pool.of(features).known
+    known = Pool.open_entries(features).known
     candidates = choose_candidates(known, FitOptions())
     fitter = candidates.fitter
     fits, _ = fit_columns(known, candidates)
@@ -122,7 +122,7 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     x, y = motifs(200, 0.3)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 2)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean", **MODEL)
-    known = Pool.of(features).known
+    known = Pool.open_entries(features).known
     candidates = choose_candidates(known, FitOptions())
     fitter = candidates.fitter
     fits, _ = fit_columns(known, candidates)
@@ -184,11 +184,11 @@ def series_entry(tmp_path, narrow_mini):
 def chosen_and_refitted(features, **settings):
     """Return all that `fit` chooses: results, learning curve, baselines, refitted readouts and held-out scores."""
     options = FitOptions(**settings)
-    known = Pool.of(features).known
+    known = Pool.open_entries(features).known
     candidates = choose_candidates(known, options)
-    candidates = replace(candidates, curve_sizes=(20, 40) if candidates.fitter.has_curve else ())
+    candidates = replace(candidates, curve_sizes=(20, 40) if candidates.fitter.kind == "ridge" else ())
     selection = select(known, candidates, fit_baselines)
-    finals = list(refit_all(known, selection))
+    finals = list(refit_all(selection, known.task))
     x = np.concatenate([block for block, _ in finals[0].source.blocks("valid")])
     return {
         "table": [fit_.results for fit_ in selection.fits],
@@ -246,7 +246,7 @@ def test_what_estimators_select_from_has_no_way_to_test_rows():
 
 
 def test_what_selects_has_no_way_to_test_rows(series_entry):
-    known, mean = Pool.of(series_entry(False)).known, Column("embed", "mean")
+    known, mean = Pool.open_entries(series_entry(False)).known, Column("embed", "mean")
     for source in (known.source((mean,)), known.raw(), known.source((mean, RAW))):
         for read in (source.labels, source.counts, lambda split, of=source: next(of.blocks(split))):
             assert len(read("valid"))

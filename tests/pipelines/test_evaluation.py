@@ -30,10 +30,10 @@ from reservoir.plan import choose_folds
 from reservoir.readouts.evaluation import (
     evaluate_classes,
     evaluate_values,
-    p_value_of_difference,
     r2_interval,
     reliability,
 )
+from reservoir.readouts.paired import p_value_of_difference
 from reservoir.tasks.words import texts_of
 from tests.tasks.samples import write_csv
 
@@ -306,7 +306,7 @@ def fit_with_baselines(tmp_path, path, **settings):
 
 def stored(features, split):
     """Return stored sequences and their lengths, read by a source that may read this split."""
-    pool = Pool.of(features)
+    pool = Pool.open_entries(features)
     views = {features.store.entry.path: EntryView(features.store, (split,))}
     return next(pool.known.raw().on(views).rows(split))
 

@@ -28,11 +28,13 @@ from sklearn.metrics import balanced_accuracy_score, log_loss
 from reservoir import InputError
 from reservoir.column import RAW, Column
 from reservoir.options import FitOptions
-from reservoir.readouts.evaluation import evaluate_blocks, p_value_of_difference
+from reservoir.readouts.evaluation import evaluate_blocks
 from reservoir.readouts.linear import RereadableBlocks, Targets, balanced_weights
 from reservoir.readouts.moments import accumulate, fold_moments
+from reservoir.readouts.paired import p_value_of_difference
 from reservoir.readouts.penalties import LOGISTIC_ALPHAS
 from reservoir.readouts.sweep import sweep
+from reservoir.tasks.task import Task
 from tests.refusals import outcome
 
 # each column alone, chosen on the validation split and fitted to train
@@ -118,7 +120,7 @@ def test_the_raw_input_gets_half_of_the_variance_when_joined_with_columns(extrac
     from sklearn.preprocessing import StandardScaler
 
     features = extract("digits", backbone=str(tiny_gpt2), limit=limit, layers="final", pool="mean", cache=tmp_path)
-    source = Pool.of(features).known.source((Column("final", "mean"), RAW))
+    source = Pool.open_entries(features).known.source((Column("final", "mean"), RAW))
     known = [
         np.concatenate([block[part] for split in ("train", "valid") for block in source.blocks(split)])
         for part in (0, 1)
@@ -228,7 +230,7 @@ def test_other_readouts_are_chosen_saved_and_loaded(extracted, readout, tmp_path
 def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):
     from statistics import fmean, stdev
 
-    from reservoir_pipelines.fitting.seeds import fit_seeds
+    from reservoir_pipelines.fitting.fit import fit_seeds
 
     done = fit_seeds([extracted.store.entry], 3, FitOptions(out=tmp_path, columns="final/mean", alphas="1e0:1e2:3"))
     assert len({one.entry for one in done.fits}) == 3
@@ -583,9 +585,11 @@ def test_fit_says_that_the_weights_of_the_model_folder_have_changed_since(
     loads = Mock(side_effect=weight_files.load_model)
     monkeypatch.setattr(weight_files, "load_model", loads)
 
+    task = Task.from_dict(done.store.entry.spec.task)
+
     def cautions():
         capsys.readouterr()
-        weight_files.caution_if_changed(done.store.entry)
+        weight_files.caution_if_changed(done.store.entry, task)
         return [line for line in capsys.readouterr().err.splitlines() if "CAUTION" in line]
 
     assert cautions() == [] and not loads.called  # the stamps are the same

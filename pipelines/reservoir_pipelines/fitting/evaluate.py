@@ -14,13 +14,8 @@ from reservoir.readouts.evaluation import Evaluation, balanced_interval
 from reservoir.readouts.linear import Block, Tally
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.fitter import CurveReadout
-from reservoir_pipelines.fitting.predictions import (
-    LabelledRows,
-    Predicted,
-    join_predictions,
-    predict_block,
-)
-from reservoir_pipelines.fitting.refit import FinalReadout
+from reservoir_pipelines.fitting.predictions import LabelledRows, Predicted
+from reservoir_pipelines.fitting.refit import FinalReadout, join_predictions, predict_block
 from reservoir_pipelines.fitting.results import CurvePoint, Result
 from reservoir_pipelines.fitting.source import (
     IMAGE_ROWS,

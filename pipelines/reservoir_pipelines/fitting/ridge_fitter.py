@@ -35,7 +35,6 @@ class RidgeFitter(PenaltyFitter):
     """Exact ridge readouts."""
 
     kind = "ridge"
-    has_curve = True
     coding: Targets | None = None  # of the labels, if it is decided before the fit
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[Columns, KernelMatrix] = field(init=False, default_factory=dict)

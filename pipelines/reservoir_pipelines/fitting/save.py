@@ -54,11 +54,11 @@ def save(
     level = fit.raw.valid_score if fit.raw else None
     with locked(folder):  # so that all files in the folder belong to one fit
         remove_leftovers(folder, locked=True)
+        write_predictions(folder, known.task, rows, predictions)
+        Bundle.of(known, finals.saved, fit.best).write(folder)
         write_csv(fit.results, table)
         if fit.layer_scores:
             write_csv(folder / LAYERS, layers)
-        write_predictions(folder, known.task, rows, predictions)
-        Bundle.of(known, finals.saved, fit.best).write(folder)
         write_checked(folder / SUMMARY, summary)
         if options.out and default_folder.parents[1].name == "readouts":
             with suppress(OSError):  # the cache may be read-only
