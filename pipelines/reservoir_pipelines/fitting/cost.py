@@ -45,15 +45,19 @@ class RidgeSize:
         """Estimated multiplications."""
         n, w = self.samples, self.width
         t, a = self.targets, self.penalties
+        # With more features than samples: the products of samples X X' are computed once. Without folds, they are
+        # reduced to a tridiagonal matrix and solved for each penalty, and the solutions become coefficients.
         if self.has_kernel:
             products = n**2 * w / 2
             if not self.folds:
                 path = REDUCTION_WORK * n**3 + n**2 * t * (1 + a) + n * w * a * t
                 return products + path + self._scoring(self.held_out, w)
             return products + self.repeats * self._folds(n * (self.folds - 1) // self.folds)
+        # Otherwise: the products of features X' X and X' Y, which each repeat of the folds computes again.
         products = n * w**2 / 2 + n * w * (t + 1)
         if not self.folds:
-            return products + REDUCTION_WORK * w**3 + w**2 * t * (1 + a) + self._scoring(self.held_out, w)
+            path = REDUCTION_WORK * w**3 + w**2 * t * (1 + a)
+            return products + path + self._scoring(self.held_out, w)
         return self.repeats * (products + self._folds(w))
 
     def _folds(self, size: int) -> float:
@@ -64,6 +68,7 @@ class RidgeSize:
         return self.folds * system + self._scoring(self.samples, size)
 
     def _scoring(self, samples: int, width: int) -> float:
+        """Return the multiplications of the scores of some samples under all penalties."""
         return samples * self.penalties * self.targets * (width + SCORE_WORK)
 
     @property

@@ -43,7 +43,9 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     candidates = choose_candidates(known, options)
     arithmetic = _arithmetic(place)
     default_folder = known.folder(candidates.all_columns, options)
-    folder = _create(Path(options.out) if options.out else default_folder)
+    folder = Path(options.out) if options.out else default_folder
+    with writing(folder):
+        make_folder(folder)
     announce(known, candidates)
     with products_on(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
@@ -77,13 +79,6 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     )
     save(result, known, finals, scores, default_folder, options)
     return result
-
-
-def _create(folder: Path) -> Path:
-    """Create the folder of the results and return it."""
-    with writing(folder):
-        make_folder(folder)
-    return folder
 
 
 def _arithmetic(place: DeviceOptions) -> Arithmetic:

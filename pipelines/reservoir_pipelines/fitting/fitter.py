@@ -227,7 +227,8 @@ class PenaltyFitter(Fitter):
         If an end of the grid is best, and better than all others, the grid is widened once.
         """
         fit = column_fit(self.kind, source.columns, sweep_of(self.alphas))
-        others = [result.valid_score for result in fit.results if result is not fit.result]
-        is_clearly_best = fit.result.valid_score > max(others, default=math.inf)
+        other_scores = [result.valid_score for result in fit.results if result is not fit.result]
+        # A single penalty is never widened: the user, or an earlier step, has chosen it.
+        is_clearly_best = fit.result.valid_score > max(other_scores, default=math.inf)
         wider = extended_alphas(self.alphas, fit.best) if self.widens and is_clearly_best else None
         return fit if wider is None else column_fit(self.kind, source.columns, sweep_of(wider))

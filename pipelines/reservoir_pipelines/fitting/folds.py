@@ -57,9 +57,11 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
 def _draw_once(
     rows: int, folds: int, labels: bytes | None, groups: bytes | None, repeat: int
 ) -> np.ndarray:
-    """Return `draw_folds` for the bytes of the class and the group of each row, both of int64."""
-    of_rows = [None if part is None else np.frombuffer(part, np.int64) for part in (labels, groups)]
-    fold_of_row = draw_folds(rows, folds, labels=of_rows[0], groups=of_rows[1], repeat=repeat)
+    """Return `draw_folds`; classes and groups are given as bytes of int64, because a cache has no arrays as keys."""
+    class_of_row = None if labels is None else np.frombuffer(labels, np.int64)
+    group_of_row = None if groups is None else np.frombuffer(groups, np.int64)
+    fold_of_row = draw_folds(rows, folds, labels=class_of_row, groups=group_of_row, repeat=repeat)
+    # The cache returns the same array to all callers.
     fold_of_row.flags.writeable = False
     return fold_of_row
 

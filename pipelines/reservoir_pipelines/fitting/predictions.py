@@ -65,10 +65,10 @@ def write_predictions(
 ) -> None:
     """Write the predictions of readouts, most important first; of too many, only the first ones."""
     lines = sum(int(has_labels(rows.y).sum()) * task.outputs for rows in splits.values())
-    most = max(1, MAX_PREDICTIONS // max(1, lines))
-    if left_out := [readout.name for readout in readouts[most:]]:
+    max_readouts = max(1, MAX_PREDICTIONS // max(1, lines))
+    if left_out := [readout.name for readout in readouts[max_readouts:]]:
         notify(f"{PREDICTIONS} would be too large, so it leaves out {', '.join(left_out)}")
-    table = _PredictionLines(task, splits, readouts[:most])
+    table = _PredictionLines(task, splits, readouts[:max_readouts])
 
     def write(part: Path) -> None:
         with (
@@ -116,35 +116,37 @@ class _PredictionLines:
         labelled = np.broadcast_to(has_labels(y)[..., None], y.shape)
         row, *places = np.nonzero(labelled)
         truth = y[labelled]
+        # The token and the output are columns of the file if there are several.
         places = [place for place, (_, number) in zip(places, self._places(), strict=True) if number > 1]
         predicted = [_on_lines(readout, split, row, len(y)) for readout in self.readouts]
         for start in range(0, len(row), CHUNK_LINES):
-            some = slice(start, start + CHUNK_LINES)
-            columns: list[list[Any]] = [[split] * len(row[some]), rows.ids[row[some]].tolist()]
+            chunk = slice(start, start + CHUNK_LINES)
+            row_of_line, label_of_line = row[chunk], truth[chunk]
+            columns: list[list[Any]] = [[split] * len(row_of_line), rows.ids[row_of_line].tolist()]
             if rows.groups is not None:
-                columns.append(rows.groups[row[some]].tolist())
-            columns += [place[some].tolist() for place in places]
+                columns.append(rows.groups[row_of_line].tolist())
+            columns += [place[chunk].tolist() for place in places]
             columns.append(
-                self._names(truth[some]) if self.task.classes else truth[some].astype(str).tolist()
+                self._names(label_of_line) if self.task.classes else label_of_line.astype(str).tolist()
             )
             for readout, lines in zip(self.readouts, predicted, strict=True):
-                columns += self._cells(readout, lines, some, len(row[some]))
+                columns += self._cells(readout, lines, chunk, len(row_of_line))
             yield columns
 
     def _cells(
-        self, readout: ReadoutPredictions, lines: "_Lines | None", some: slice, number: int
+        self, readout: ReadoutPredictions, lines: "_Lines | None", chunk: slice, size: int
     ) -> list[list[Any]]:
-        """Return the columns of a readout for some lines, with empty cells for rows that it does not predict."""
-        empty = [""] * number
+        """Return the columns of a readout for a chunk of lines, with empty cells for rows that it does not predict."""
+        empty = [""] * size
         if lines is None:
             return [empty, empty] if readout.has_probabilities else [empty]
-        labels = lines.labels[some]
+        labels = lines.labels[chunk]
         texts = [self._names(labels) if self.task.classes else np.char.mod("%.9g", labels).tolist()]
         if lines.probabilities is not None:
-            texts.append(np.char.mod("%.6f", lines.probabilities[some]).tolist())
+            texts.append(np.char.mod("%.6f", lines.probabilities[chunk]).tolist())
         if lines.covered is None:
             return texts
-        covered = lines.covered[some].tolist()
+        covered = lines.covered[chunk].tolist()
         return [
             [cell if shown else "" for cell, shown in zip(column, covered, strict=True)] for column in texts
         ]

@@ -79,7 +79,7 @@ def select(
     # A baseline that is clearly better than the reservoir is saved in its place, if it may be.
     rivals = [baseline.fit for baseline in baselines] if candidates.baseline_may_win else []
     better = better_baseline(best_fit, rivals, units)
-    saved_fit = best_fit if better is None else better
+    saved_fit = better or best_fit
     return Selection(
         fits=fits,
         left_out=left_out,
@@ -157,16 +157,19 @@ def better_baseline(
 
 
 def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
-    """Return whether a fit is better on the same held-out samples by more than a standard error of the difference."""
+    """Return whether a fit is better than another on the same held-out rows, by more than a standard error.
+
+    The standard error is that of the difference of their scores; ``units`` as in `choose_fit`.
+    """
     if fit.sample_scores is None or other.sample_scores is None:
         return False  # there is no evidence
     if fit.result.sort_key <= other.result.sort_key:
         return False
-    # A column with a sample for each readout token is compared by row with one that has a sample for each row.
-    sample_scores = fit.sample_scores(), other.sample_scores()
-    samples = min(len(values) for values in sample_scores)
-    ours, others = (values.reshape(samples, -1).mean(axis=1) for values in sample_scores)
-    differences = ours - others
+    # One column may have a sample for each readout token, and the other a sample for each row. The mean score of the
+    # samples of a row is then compared.
+    scores, other_scores = fit.sample_scores(), other.sample_scores()
+    samples = min(len(scores), len(other_scores))
+    differences = scores.reshape(samples, -1).mean(axis=1) - other_scores.reshape(samples, -1).mean(axis=1)
     return float(differences.mean()) > standard_error(differences, _units_of_samples(units, samples))
 
 
@@ -197,7 +200,10 @@ def _valid_error(fit: ColumnFit, units: np.ndarray) -> float | None:
 
 
 def _units_of_samples(units: np.ndarray, samples: int) -> np.ndarray:
-    """Return the unit of each of some samples, of which every row has the same number, from those of other samples."""
+    """Return the unit of each of a column's ``samples``, (samples,), from the units (n,) of another column's samples.
+
+    Every row has the same number of samples in one column, but columns may differ in this number.
+    """
     if len(units) >= samples:
         return units.reshape(samples, -1)[:, 0]
     return np.repeat(units, samples // len(units))
