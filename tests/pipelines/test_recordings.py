@@ -59,6 +59,17 @@ def test_probabilities_of_a_recording_are_the_means_of_its_windows(tmp_path):
     assert evaluation.scores["accuracy"] == pytest.approx(np.mean([row.label == row.truth for row in joined]))
 
 
+@pytest.mark.parametrize("readout", ["ridge", "sklearn.svm.LinearSVC"])
+def test_fit_scores_the_test_recordings_as_predict_joins_them(tmp_path, readout):
+    np.savez(tmp_path / "long.npz", **waves())
+    features = extract(tmp_path / "long.npz", cache=tmp_path / "cache", pool="mean", window=20, step=8, **SMALL)
+    found = fit(features, out=tmp_path / "r", select="valid", readout=readout, columns="block01/mean")
+    test = {int(name.partition("[")[0]) for name in features["test"].ids}
+    joined = [row for row in predict(found.saved, tmp_path / "long.npz", trust=True) if row.id in test]
+    share = np.mean([row.label == row.truth for row in joined])
+    assert found.evaluation.scores["accuracy_of_recordings"] == pytest.approx(share) and 5 < len(test) < 20
+
+
 def test_readouts_without_probabilities_vote(tmp_path):
     saved = fitted(tmp_path, waves(), readout="sklearn.svm.LinearSVC", window=20, step=5)
     windows = by_recording(predict(saved, tmp_path / "long.npz", windows=True, trust=True))
