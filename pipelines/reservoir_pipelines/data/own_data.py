@@ -44,9 +44,10 @@ def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> So
     """
     if name in TASKS:
         return task_named(name, data=data, **parameters)
-    if not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
-        tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
-        raise InputError(f"no task {name!r}", f"{tasks}{nearest(name, TASKS)}")
+    is_path = Path(name).suffix or "/" in name or Path(name).is_dir()
+    if not (is_path or name.startswith(PREFIX)):
+        remedy = f"give one of {', '.join(TASKS)}, or the path of your own data{nearest(name, TASKS)}"
+        raise InputError(f"no task {name!r}", remedy)
     names = [field.name for field in fields(OwnDataOptions)]
     for parameter in parameters:
         if parameter not in names:
@@ -127,8 +128,9 @@ class OwnData(Source):
 
     def pieces(self) -> list[Piece]:
         """Return ranges of rows."""
-        rows, step = len(self._rows), self._rows.piece_rows
-        return [Piece("rows", low, min(low + step, rows)) for low in range(0, rows, step)]
+        row_count = len(self._rows)
+        step = self._rows.piece_rows
+        return [Piece("rows", low, min(low + step, row_count)) for low in range(0, row_count, step)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return a range of rows, divided into its splits."""
@@ -164,15 +166,17 @@ class OwnData(Source):
             return Scaling.constant(1.0, form.dim)
         errors: list[np.ndarray] = []  # of rounding to float32, by piece
 
+        # The values are read piece by piece, because they may be larger than memory.
         def training_tokens() -> Iterator[np.ndarray]:
             for piece in self.pieces():
-                x, lengths = self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]
-                is_training = self._split[piece.lo : piece.hi] == "train"
-                stored = self._stored(piece)
+                rows = slice(piece.lo, piece.hi)
+                is_training = self._split[rows] == "train"
+                stored = self._stored(piece)  # also refuses values of other splits that cannot be stored
                 if is_training.any():
-                    real = np.arange(stored.shape[1]) < lengths[is_training, None]
-                    tokens = stored[is_training][real]
-                    errors.append(rounding(x.reshape(*x.shape[:2], -1)[is_training][real], tokens))
+                    x = self._rows.x[rows]
+                    is_token = np.arange(stored.shape[1]) < self._lengths[rows][is_training, None]
+                    tokens = stored[is_training][is_token]
+                    errors.append(rounding(x.reshape(*x.shape[:2], -1)[is_training][is_token], tokens))
                     yield tokens
 
         scaling = standardisation(self.origin, training_tokens())
