@@ -14,8 +14,8 @@ from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
 from reservoir.inputs.native import Reader, open_native
-from reservoir.inputs.random_input import GAIN, draw_input
-from reservoir.options import ReservoirOptions
+from reservoir.inputs.random_input import draw_input
+from reservoir.options import GAIN, ReservoirOptions
 from reservoir.processor import faster_precision
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
@@ -125,16 +125,22 @@ def load_model(
     """Load or draw the model for a task, in evaluation mode on its device."""
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
+    # Weights that are rounded for the products anyway need no float32 copy.
+    own_precision = dtype_name == "bfloat16"
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
     if settings.input == "native":
-        native = open_native(seen, settings.backbone, settings.init, settings.depth)
+        native = open_native(
+            seen, settings.backbone, settings.init, settings.depth, own_precision=own_precision
+        )
         seen, backbone = native.seen, native.backbone
         inputs, reader = native.inputs, native.reader
         input_digests = native.digests
     else:
-        backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
+        backbone = load_backbone(
+            settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
+        )
         inputs = draw_input(
             settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
         )

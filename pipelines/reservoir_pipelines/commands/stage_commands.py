@@ -133,7 +133,7 @@ def fit(
 
 def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: Path | None) -> Answer:
     """Fit reservoirs with several seeds, and return each with the mean of their scores."""
-    from reservoir_pipelines.fitting.seeds import fit_seeds
+    from reservoir_pipelines.fitting.fit import fit_seeds
 
     readout, device = as_group(options, opt.FitOptions), as_group(options, opt.DeviceOptions)
     results = fit_seeds(entries, seeds, readout, device, data=data)
