@@ -68,16 +68,16 @@ def prepare(
     # Equal parameters and equal source files give the same folder, which is reused unless it is damaged.
     settings_dir = settings_folder(source, cache)
     contents = source_contents(source_files, Path(task), settings_dir)
-    final_dir = path_below(settings_dir, short_hash(contents))
-    if final_dir.exists():
+    final = path_below(settings_dir, short_hash(contents))
+    if final.exists():
         try:
-            return Prepared.open(final_dir)
+            return Prepared.open(final)
         except InputError:
-            shutil.rmtree(final_dir)
+            shutil.rmtree(final)
 
     # The folder gets its name when it is complete. Another process may prepare the same data meanwhile;
     # its folder is as good.
-    with new_folder(final_dir, keep_existing=True) as unfinished:
+    with new_folder(final, keep_existing=True) as unfinished:
         write_prepared(source, contents, unfinished, cluster)
         contents_now = source_contents(source_files, Path(task), settings_dir)
         changed_files = [file["name"] for file in contents if file not in contents_now]
@@ -86,7 +86,7 @@ def prepare(
                 f"task {source.task.name!r}: the file {changed_files[0]} changed while it was read",
                 "run the command again when it is complete",
             )
-    return Prepared.open(final_dir, reused=False)
+    return Prepared.open(final, reused=False)
 
 
 def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
