@@ -77,7 +77,9 @@ def load_backbone(
         if init in ("random", "random-flat"):
             lean = family.loader.lean(config, depth, words=family.is_generic)
             _check_memory(name, family, lean, torch.float32)
-            with usable_configuration(name), SkipInitialisation():
+            # A class that nobody has described may draw constants, such as the time steps of Mamba.
+            with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
                 model = family.loader.build(lean)
             backbone = Backbone(model, family, config, depth)
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
