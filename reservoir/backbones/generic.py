@@ -204,7 +204,7 @@ def _draw(
 
 
 def check_backbone(backbone: Backbone) -> None:
-    """Test the layers of a generic backbone; `Backbone.can_pad` becomes False if padding changes its hidden states.
+    """Test the layers of a generic backbone, and set `Backbone.causal` and `Backbone.can_pad` by tests.
 
     Raises
     ------
@@ -215,7 +215,8 @@ def check_backbone(backbone: Backbone) -> None:
         f"model type {backbone.config.model_type!r}: it does not run", "choose another model"
     ):
         _check_layers(backbone)
-        backbone.can_pad = _is_safe_to_pad(backbone)
+        backbone.causal = _is_causal(backbone)
+        backbone.can_pad = backbone.causal or _is_safe_to_pad(backbone)
 
 
 def _check_layers(backbone: Backbone) -> None:
@@ -248,6 +249,15 @@ def _agree(recorded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bo
     return all(
         layer in recorded and _are_close(recorded[layer], hidden) for layer, hidden in expected.items()
     )
+
+
+def _is_causal(backbone: Backbone) -> bool:
+    """Return whether the hidden states of the tokens before the last one are the same for another last token."""
+    embeds = _random_embeds(backbone)
+    changed = embeds.clone()
+    changed[:, -1] = -changed[:, -1]
+    with torch.inference_mode():
+        return _are_close(backbone(changed)[:, :-1], backbone(embeds)[:, :-1])
 
 
 def _is_safe_to_pad(backbone: Backbone) -> bool:

@@ -85,6 +85,11 @@ def test_layers_and_features_are_those_of_transformers_with_and_without_padding(
                 torch.testing.assert_close(features[column][row], expected, atol=1e-5, rtol=1e-4)
 
 
+def test_causal_models_are_recognised(folder):
+    kinds = {"gpt_neox", "olmo2", "phi3", "mamba2", "gpt_oss", "qwen3_moe", "opt"}
+    assert load_backbone(str(folder), "pretrained").causal == (folder.name in kinds)
+
+
 def test_a_text_enters_by_the_token_embeddings(folder):
     backbone, words = load_native(str(folder))
     tokens = torch.randint(20, VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(1))
