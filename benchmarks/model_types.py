@@ -79,8 +79,8 @@ def result_of(kind: str) -> str:
         return "own family"
     if config_class not in transformers.MODEL_MAPPING:
         return "no model without a head"
-    classes = transformers.MODEL_MAPPING[config_class]
-    model_class = classes[0] if isinstance(classes, tuple | list) else classes
+    classes: Any = transformers.MODEL_MAPPING[config_class]
+    model_class: Any = classes[0] if isinstance(classes, tuple | list) else classes
     if "inputs_embeds" not in inspect.signature(model_class.forward).parameters:
         return "takes no input embeddings"
     try:

@@ -6,6 +6,7 @@
   transformers.
 * `generic.py`: any other model of transformers that takes input embeddings.
 * `esn.py`: echo state networks.
+* `kernels.py`: random kernels alone, without blocks.
 * `registry.py`: these families, those of `reservoir.paper`, and those of other packages.
 """
 

@@ -112,8 +112,8 @@ def _class_of(config: Any) -> type[nn.Module]:
     silence_transformers()
     if type(config) not in transformers.MODEL_MAPPING:
         raise _refusal(config, "transformers has no model without a head for it")
-    classes = transformers.MODEL_MAPPING[type(config)]
-    model_class = classes[0] if isinstance(classes, list | tuple) else classes
+    classes: Any = transformers.MODEL_MAPPING[type(config)]
+    model_class: type[nn.Module] = classes[0] if isinstance(classes, list | tuple) else classes
     if getattr(config, "is_encoder_decoder", False):
         raise _refusal(config, "it is an encoder with a decoder")
     values = config.to_dict()
