@@ -42,6 +42,10 @@ class ColumnFit:
         assert self.solve is not None, "only the best fit keeps its model"
         return self.solve()
 
+    def without_model(self) -> "ColumnFit":
+        """Return the results alone, because the models of many columns need much memory."""
+        return replace(self, solve=None, sample_scores=None, held_out=None)
+
 
 def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit:
     """Return the fit of columns side by side by a kind of ``readout``, from its sweep over penalties."""
@@ -79,7 +83,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     best = max(fits, key=lambda fit: fit.result.sort_key)
     for number, fit in enumerate(fits[1:], start=1):
         if fit is not best and fit.columns != (RAW,):
-            fits[number] = replace(fit, solve=None, sample_scores=None, held_out=None)
+            fits[number] = fit.without_model()
 
 
 class CurveReadout(NamedTuple):
@@ -170,9 +174,10 @@ def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
 
 
 def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:
+    """Return what each sample of valid adds to the score of the best setting of a fit, (n,)."""
     readout = fit.readout
-    pairs = [(readout.scores(x), y) for x, y in source.blocks("valid")]
-    return readout.targets.sample_scores(*map(np.concatenate, zip(*pairs, strict=True)))
+    scores, labels = zip(*((readout.scores(x), y) for x, y in source.blocks("valid")), strict=True)
+    return readout.targets.sample_scores(np.concatenate(scores), np.concatenate(labels))
 
 
 @dataclass(frozen=True, kw_only=True)

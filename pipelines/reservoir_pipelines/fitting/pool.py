@@ -72,10 +72,10 @@ class Pool:
         """Return all columns that every split of an entry holds, numbered by entry if there are several."""
         columns: list[Column] = []
         for number, store in enumerate(self.stores, start=1):
-            splits = [store[split].columns for split in store.splits]
-            whole = [name for name in store["train"].columns if all(name in names for names in splits)]
+            in_every_split = set.intersection(*(set(store[split].columns) for split in store.splits))
+            names = [name for name in store["train"].columns if name in in_every_split]
             entry = number if len(self.stores) > 1 else None
-            columns += [replace(Column.parse(name), entry=entry) for name in whole]
+            columns += [replace(Column.parse(name), entry=entry) for name in names]
         return [column for column in columns if self.only is None or column in self.only]
 
     @property
