@@ -49,6 +49,7 @@ class ColumnFit:
 
 def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit:
     """Return the fit of columns side by side by a kind of ``readout``, from its sweep over penalties."""
+    # One result for each penalty, in the order of the sweep.
     path = sweep_result.path
     settings = zip(path.alphas, sweep_result.accuracy, sweep_result.loss, path.converged, strict=True)
     results = tuple(
@@ -63,6 +64,7 @@ def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit
         )
         for alpha, score, loss, converged in settings
     )
+    # A sweep on valid has no scores of single samples; `fit_source` adds them.
     sample_scores = None
     if sweep_result.sample_scores is not None:
         sample_scores = partial(np.asarray, sweep_result.sample_scores)

@@ -56,10 +56,12 @@ class Pool:
         stores = [_open_store(entry) for entry in features]
         if not stores:
             raise InputError("fit: give at least one entry")
+        # Columns of several entries stand side by side, so their rows must be the same.
         specs = [store.entry.spec for store in stores]
         if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
             names = " and ".join(store.entry.path.name for store in stores)
             raise InputError(f"{names} hold different rows", "extract with the same --limit")
+        # The test rows of some tasks are their validation rows: nothing could be chosen and then scored.
         task = Task.from_dict(specs[0].task)
         if obstacle := source_of(task).no_selection:
             problem = f"{task.name}: {obstacle.reason}, which choose readouts"
