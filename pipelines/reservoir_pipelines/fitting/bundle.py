@@ -90,6 +90,7 @@ class Bundle:
 
     def radius(self, coverage: float, where: Path) -> float:
         """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``."""
+        # Rounded, so that products such as 20 * 0.95 are whole numbers.
         rows = len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if not rows:

@@ -112,6 +112,7 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, .
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
     """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
     readout, balanced = options.readout, options.class_weight == "balanced"
+    # Refuse what this kind of readout does not do.
     if not classes and (balanced or readout == "logistic"):
         flag = "--class-weight balanced" if balanced else "--readout logistic"
         raise InputError(f"{flag}: the task has no classes", "remove the flag")
@@ -119,11 +120,13 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         raise InputError(
             f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
         )
+    # Any other name is the import path of an estimator.
     if readout not in ("ridge", "logistic"):
         if options.alphas:
             problem = f"--alphas: {readout} takes its parameters after a colon"
             raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
         return EstimatorFitter.parse(readout, classes, balanced=balanced)
+    # Penalties that the user names are all that are tried.
     default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
     alphas = parse_alphas(options.alphas) if options.alphas else default
     shared: dict[str, Any] = {

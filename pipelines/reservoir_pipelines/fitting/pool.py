@@ -56,10 +56,12 @@ class Pool:
         stores = [_open_store(entry) for entry in features]
         if not stores:
             raise InputError("fit: give at least one entry")
+        # Columns of several entries stand side by side, so their rows must be the same.
         specs = [store.entry.spec for store in stores]
         if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
             names = " and ".join(store.entry.path.name for store in stores)
             raise InputError(f"{names} hold different rows", "extract with the same --limit")
+        # The test rows of some tasks are their validation rows: nothing could be chosen and then scored.
         task = Task.from_dict(specs[0].task)
         if obstacle := source_of(task).no_selection:
             problem = f"{task.name}: {obstacle.reason}, which choose readouts"
@@ -72,10 +74,10 @@ class Pool:
         """Return all columns that every split of an entry holds, numbered by entry if there are several."""
         columns: list[Column] = []
         for number, store in enumerate(self.stores, start=1):
-            splits = [store[split].columns for split in store.splits]
-            whole = [name for name in store["train"].columns if all(name in names for names in splits)]
+            in_every_split = set.intersection(*(set(store[split].columns) for split in store.splits))
+            names = [name for name in store["train"].columns if name in in_every_split]
             entry = number if len(self.stores) > 1 else None
-            columns += [replace(Column.parse(name), entry=entry) for name in whole]
+            columns += [replace(Column.parse(name), entry=entry) for name in names]
         return [column for column in columns if self.only is None or column in self.only]
 
     @property

@@ -301,6 +301,7 @@ class RawSource(EntrySamples[S]):
         yield from self._memory[split]
 
     def _computed(self, split: S) -> Iterator[Block]:
+        """Yield the blocks of `blocks`, computed from stored sequences."""
         features = self.features or partial(raw_features, self.task, self.scaling)
         labels, start = self.view[split].labels[self.selected_rows(split)], 0
         for x, lengths in self.rows(split):

@@ -63,6 +63,7 @@ class Statistic:
         return self._counts(x, lengths)
 
     def _vectorizer(self) -> Any:
+        """Return tf-idf of scikit-learn with the vocabulary and the frequencies of this statistic."""
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=WORDS, vocabulary=self.words)
