@@ -8,6 +8,7 @@ import pytest
 from reservoir_pipelines import extract, fit, predict, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.own_data import open_source
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
@@ -32,7 +33,7 @@ def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("each")
     path = write_csv(folder / "ss.csv", proteins(), "sequence,label")
     features = extract(path, cache=folder / "cache", store="float32", compute="float32", **SMALL)
-    return features, fit(features, out=folder / "readout", select="valid", alphas="1:1:1")
+    return features, fit(features, out=folder / "readout", select="valid", alphas="1:1:1", columns="block01/all")
 
 
 def test_readout_is_that_of_all_residues_of_the_training_rows(fitted):
@@ -105,6 +106,21 @@ def test_targets_of_every_value_of_a_series(tmp_path):
     assert found.best.metric == "R²" and (found.best.test_score or 0) > 0.5
     lengths = np.load(tmp_path / "level.npz")["lengths"]
     assert [len(one.label) for one in predict(found.saved, tmp_path / "level.npz")] == lengths.tolist()
+
+
+def test_windows_of_the_raw_input_are_saved_if_they_are_clearly_better_and_predict_alike(tmp_path, capsys):
+    path = write_csv(tmp_path / "ss.csv", proteins(90), "sequence,label")
+    features = extract(path, cache=tmp_path / "cache", **SMALL)
+    found = fit(features, out=tmp_path / "readout")
+    assert found.best.columns == ("raw, windows of 9",) and (found.best.test_score or 0) > 0.95
+    answers = list(predict(found.saved, write_csv(tmp_path / "new.csv", proteins(9, seed=1), "sequence,label")))
+    assert ["".join(answer.label) for answer in answers] == [label for _, label in proteins(9, seed=1)]
+    # The windows of a damaged readout are refused before they take memory.
+    card = read_checked(tmp_path / "readout" / "readout.json")
+    card["parts"][0]["windows"]["patch"] = 2**30
+    write_checked(tmp_path / "readout" / "readout.json", card)
+    with pytest.raises(InputError, match="not readable"):
+        predict(found.saved, path)
 
 
 def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from reservoir.column import RAW, Baseline
-from reservoir.raw_input import raw_features
+from reservoir.raw_input import RawWindows
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
@@ -145,9 +145,5 @@ def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSo
     cut = known.entry.spec.input  # imported features have it, too
     patch = cut.patch if cut.patch > 1 else WINDOW
     windows = Windows(patch=patch, dilations=cut.dilations, pad="same")
-
-    def features(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        values = raw_features(task, raw.scaling, x, lengths)
-        return windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))[0]
-
+    features = RawWindows(task, raw.scaling, windows)
     return replace(raw, baseline=Baseline(f"{RAW}, windows of {patch}"), features=features)

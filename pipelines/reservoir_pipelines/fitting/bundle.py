@@ -17,16 +17,18 @@ from reservoir_cache import read_regular, replace_file
 
 from reservoir.column import RAW, names_of
 from reservoir.errors import InputError, as_input_error
+from reservoir.raw_input import RawWindows
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.records import check_arrays, from_json
-from reservoir.reservoir import Reservoir
+from reservoir.reservoir import MAX_WINDOW, Reservoir
 from reservoir.tasks.task import Scaling, Task
+from reservoir.tasks.windows import Windows
 from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_fitter import EstimatorReadout
-from reservoir_pipelines.fitting.source import RawSource
+from reservoir_pipelines.fitting.source import ColumnSource, RawSource
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
@@ -50,10 +52,11 @@ class Part:
     # SHA-256 of tokenizer and embeddings, if input is native
     input_digests: dict[str, str] = field(default_factory=dict)
     statistic: Statistic | None = None  # of the raw sequences, which is then the only column
+    windows: Windows | None = None  # of the raw input around each token, which are then the only column
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the folder of this machine."""
-        absent = {"run"} | ({"statistic"} if self.statistic is None else set())
+        absent = {"run"} | {name for name in ("statistic", "windows") if getattr(self, name) is None}
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
@@ -75,31 +78,29 @@ class Bundle:
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
         parts: list[Part] = []
-        # A readout of a statistic of the raw input reads no model.
-        statistic = chosen.source.features if isinstance(chosen.source, RawSource) else None
-        if isinstance(statistic, Statistic):
-            parts.append(
-                Part(
-                    reservoir=None,
-                    digest="",
-                    compute="",
-                    columns=chosen.result.columns,
-                    statistic=statistic,
-                )
-            )
-        for column in () if parts else chosen.source.columns:
+        # A baseline has learnt its features; those of columns are the same for all readouts.
+        is_baseline = isinstance(chosen.source, RawSource)
+        sources = [chosen.source] if is_baseline else map(known.column, chosen.source.columns)
+        for source in sources:
+            assert isinstance(source, ColumnSource | RawSource)
             # Raw input and imported features have no model that predict could run; a column has that of its entry.
-            source = known.column(column)
+            if isinstance(source, RawSource):
+                parts.append(_raw_part(source))
+                continue
             entry = source.view.entry
-            digest = "" if isinstance(source, RawSource) else entry.spec.backbone.digest
-            if isinstance(source, RawSource) or entry.spec.init.kind == IMPORTED:
+            if entry.spec.init.kind == IMPORTED:
                 parts.append(
-                    Part(reservoir=None, digest=digest, compute="", columns=names_of(source.columns))
+                    Part(
+                        reservoir=None,
+                        digest=entry.spec.backbone.digest,
+                        compute="",
+                        columns=names_of(source.columns),
+                    )
                 )
                 continue
             part = Part(
                 reservoir=Reservoir(**entry.made_with["reservoir"]),
-                digest=digest,
+                digest=entry.spec.backbone.digest,
                 compute=entry.spec.compute,
                 columns=(source.column.name,),
                 input_digests=entry.spec.input.digests,
@@ -232,6 +233,19 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     return EstimatorReadout(model=model, targets=targets, name=name)
 
 
+def _raw_part(source: RawSource[Any]) -> Part:
+    """Return the part of the raw input, of a statistic of it, or of its windows."""
+    features = source.features
+    return Part(
+        reservoir=None,
+        digest="",
+        compute="",
+        columns=names_of(source.columns),
+        statistic=features if isinstance(features, Statistic) else None,
+        windows=features.windows if isinstance(features, RawWindows) else None,
+    )
+
+
 def _part(values: dict[str, Any]) -> Part:
     if values["compute"] not in ("", "float32", "bfloat16"):
         raise ValueError(f"unknown precision {str(values['compute'])[:40]!r}")
@@ -242,9 +256,15 @@ def _part(values: dict[str, Any]) -> Part:
     }
     if values.get("statistic"):
         parsed["statistic"] = from_json(Statistic, values["statistic"])
+    if values.get("windows"):
+        windows = parsed["windows"] = from_json(Windows, values["windows"])
+        sizes = (windows.patch, windows.stride, *windows.dilations)
+        if min(sizes) < 1 or windows.patch * len(windows.dilations) > MAX_WINDOW:
+            raise ValueError("its windows have no values, or too many")
     part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | parsed)
-    statistic = (part.statistic.name,) if part.statistic and not part.reservoir else (RAW.name,)
-    if not part.columns or not (part.reservoir or part.digest or part.columns == statistic):
+    of_input = part.statistic.name if part.statistic and not part.reservoir else RAW.name
+    is_of_input = part.columns == (of_input,) or (part.windows and len(part.columns) == 1)
+    if not part.columns or not (part.reservoir or part.digest or is_of_input):
         raise ValueError("a part reads no known column")
     return part
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reservoir_cache import Entry, FeatureStore, path_below
 
-from reservoir.column import Baseline, Column, Columns, joined_name
+from reservoir.column import ROLLING, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
 from reservoir.reservoir import Reservoir
@@ -25,6 +25,7 @@ from reservoir_pipelines.fitting.source import (
     RawSource,
     SomeRows,
 )
+from reservoir_pipelines.fitting.statistics import rolling_statistics
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 
 # What `fit` takes: the result of `extract`, or the folder of an entry.
@@ -167,7 +168,10 @@ class Known:
     def column(self, column: Column | Baseline) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
         """Return the samples of a single column, or of the raw input."""
         if isinstance(column, Baseline):
-            if raw := self.raw():
-                return raw
-            raise InputError("raw: the prepared data was removed", "run reservoir prepare")
+            raw = self.raw()
+            if raw is None:
+                raise InputError(f"{column}: the prepared data was removed", "run reservoir prepare")
+            if column == ROLLING:
+                return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
+            return raw
         return ColumnSource(self.views[(column.entry or 1) - 1], column, self.some)
