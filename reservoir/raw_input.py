@@ -79,7 +79,12 @@ class RawWindows:
 
 
 def with_tokens(features: np.ndarray, tokens: int) -> np.ndarray:
-    """Return features (rows, tokens, width) with another number of tokens: without the last ones, or with zeros."""
+    """Return features with a number of tokens, (rows, tokens, width), for labels of every token.
+
+    Those of tokens are cut off, or followed by zeros; those of whole rows (rows, width) are repeated.
+    """
+    if features.ndim == 2:
+        return np.repeat(features[:, None], tokens, axis=1)
     features = features[:, :tokens]
     missing = tokens - features.shape[1]
     return np.pad(features, ((0, 0), (0, missing), (0, 0))) if missing else features
