@@ -216,8 +216,9 @@ def _fewer_poolings(kind: Kind, default: Names) -> Sequence[Names]:
     """Return the poolings for more rows than those with the ``default`` poolings of a kind, from most to fewest."""
     if kind != "labels of every token":
         return FEWER_POOLINGS.get(kind, ())
-    widths = max(find_pooling(name).number for name in default)  # 0 without windows around a token
-    return [(f"around{number}",) for number in range(widths, 0, -1)]
+    # The widest windows tell most, so none is left out.
+    around = tuple(name for name in default if find_pooling(name).pattern == "aroundK")
+    return [around] if around else []
 
 
 def _with_fewer_layers(columns: ColumnSet) -> list[ColumnSet]:
