@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from reservoir_cache import Entry, FeatureStore, path_below
 
-from reservoir.column import Baseline, Column, Columns, joined_name
+from reservoir.column import ROLLING, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
 from reservoir.reservoir import Reservoir
@@ -28,6 +28,7 @@ from reservoir_pipelines.fitting.source import (
     SomeRows,
     groups_of_splits,
 )
+from reservoir_pipelines.fitting.statistics import rolling_statistics
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.weight_files import caution_if_changed
 
@@ -186,7 +187,10 @@ class Known:
     def column(self, column: Column | Baseline) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
         """Return the samples of a single column, or of the raw input."""
         if isinstance(column, Baseline):
-            if raw := self.raw():
-                return raw
-            raise InputError("raw: the prepared data was removed", "run reservoir prepare")
+            raw = self.raw()
+            if raw is None:
+                raise InputError(f"{column}: the prepared data was removed", "run reservoir prepare")
+            if column == ROLLING:
+                return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
+            return raw
         return ColumnSource(self.views[(column.entry or 1) - 1], column, self.some)
