@@ -43,6 +43,8 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
     counts = np.concatenate([source.counts(split) for split in KNOWN])
     labels = np.concatenate([source.labels(split) for split in KNOWN])
     groups = groups_of_splits(source)
+    # Rows are assigned, and each sample has the fold of its row. Groups are numbered, so that their names
+    # may be of any type.
     codes = None if groups is None else np.unique(groups, return_inverse=True)[1]
     classes_of_rows = _as_bytes(_row_classes(source, labels, classes))
     draws = [
