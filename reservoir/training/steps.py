@@ -1,12 +1,14 @@
-"""The steps of end-to-end training: the loss, Adam on the trained parameters, and scores on a split."""
+"""The steps of end-to-end training: the loss, Adam on the trained parameters, scores on a split, frozen tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reservoir.backbones.weights import content_digest
 from reservoir.features import batches
 from reservoir.fpt import FPT
 from reservoir.options import TrainOptions
@@ -14,20 +16,6 @@ from reservoir.random import random_key
 from reservoir.readouts.linear import Tally, Targets
 from reservoir.training.rows import TrainingBatch, TrainingRows
 from reservoir.training.trainer import Processes
-
-DEFAULT_STEPS = 5000
-
-LEARNING_RATE = 1e-3
-LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
-"""Learning rates of Lu et al. (2021) for LSTMs and for homology; `LEARNING_RATE` applies to everything else."""
-
-TOLERANCE = 0.01  # a validation score has converged when it stays this close to its last value
-VALIDATIONS = 3  # smallest number of validations that can show convergence
-
-
-def default_rate(family: str, task: str) -> float:
-    """Return the learning rate of Lu et al. (2021) for a family of backbones and a task."""
-    return LEARNING_RATES.get(family) or LEARNING_RATES.get(task) or LEARNING_RATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +45,16 @@ class FPTSteps:
     forward: Callable[[Tensor, Tensor], Tensor]
     rows: TrainingRows
     options: TrainOptions
+    learning_rate: float
     seed: int
     ranks: Processes
     keeps_last: bool = False  # whether the last weights are kept instead of the best
 
     def __post_init__(self) -> None:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        rate = self.options.learning_rate or LEARNING_RATE
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self._parameters, lr=rate, fused=True)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            self._parameters, lr=self.learning_rate, fused=True
+        )
         self._classes = self.model.task.classes
         self.names: tuple[str, ...] = ("loss", "accuracy", "norm") if self._classes else ("loss", "norm")
 
@@ -139,6 +129,16 @@ class FPTSteps:
         return range(first, first + self.options.accumulate)
 
 
+@contextmanager
+def frozen_unchanged(model: nn.Module) -> Iterator[None]:
+    """Raise `RuntimeError` if a parameter or buffer that is not trained changes within the context."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    before = content_digest(model, trained)
+    yield
+    if content_digest(model, trained) != before:
+        raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
+
+
 def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
     r"""Return the loss of each row, the mean over its tokens and outputs: cross-entropy, or the squared error."""
     if classes:
@@ -146,33 +146,3 @@ def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
     else:
         losses = (logits[..., 0].float() - y).square()
     return losses.view(len(y), -1).mean(dim=1)
-
-
-def baseline(y: np.ndarray, classes: int) -> float:
-    """Return the score of the best constant output for labels (rows, readout_tokens, outputs); 0 for R²."""
-    if not classes:
-        return 0.0
-    labels = y.reshape(len(y), -1)
-    return float(np.mean([np.bincount(column).max() / len(y) for column in labels.T]))
-
-
-def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
-    """Return the first validated step after which the score stays close to its last value.
-
-    ``history`` has the step and the score of each validation. None if the score still moves, if there are
-    too few validations, or if the last score is not above ``floor``, the score of a constant output: such a
-    run has not learned anything that could converge.
-    """
-    if len(history) < VALIDATIONS:
-        return None
-    last_step, last_score = history[-1]
-    if not last_score > floor:
-        return None
-    # Walk back from the end while the scores stay close to the last one.
-    first_close = last_step
-    for step, score in reversed(history):
-        if not abs(score - last_score) <= TOLERANCE:
-            break
-        first_close = step
-    # One close score, the last one itself, does not show that the score stays there.
-    return first_close if first_close < last_step else None

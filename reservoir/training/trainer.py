@@ -30,6 +30,13 @@ class State:
     best_step: int = 0
     best: dict[str, float] = field(default_factory=dict)
 
+    def is_stale(self, patience: int | None, eval_every: int) -> bool:
+        """Return whether ``patience`` validations, one every ``eval_every`` steps, brought no improvement.
+
+        The steps since the best validation decide, so that a resumed run stops where an uninterrupted one does.
+        """
+        return patience is not None and self.step - self.best_step >= patience * eval_every
+
 
 class DivergedError(FailedError):
     """The loss of a step is not finite or above its bound; ``state`` is the last state before that step."""
@@ -66,6 +73,8 @@ class Steps(Protocol):
 class Trainer:
     """Loop that takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
+    With ``patience`` it also stops when so many validations have brought no improvement.
+
     ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation,
     including one after the last step; ``keep`` is called with the `State` after every validation. A
     run that resumes with the weights and moments of a state ends with the bits of one never stopped.
@@ -77,10 +86,11 @@ class Trainer:
     report: Callable[[int, dict[str, float]], None]
     keep: Callable[[State], None]
     state: State = field(default_factory=State)
+    patience: int | None = None
 
     def run(self, last: int) -> State:
-        """Train until step ``last``; raise `DivergedError` if the loss diverges."""
-        while self.state.step < last:
+        """Train until step ``last`` or until patience ends; raise `DivergedError` if the loss diverges."""
+        while self.state.step < last and not self.state.is_stale(self.patience, self.eval_every):
             first = self.state.step
             pause = min(last, (first // self.eval_every + 1) * self.eval_every)
             started = time.monotonic()

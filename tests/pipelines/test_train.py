@@ -13,7 +13,7 @@ from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.training.result import Training
+from reservoir_pipelines.training.result import Training, baseline, converged_step
 from reservoir_pipelines.training.run_folder import RunFolder
 from reservoir_pipelines.training.trainable import load_run
 from safetensors.torch import load_file, save_file
@@ -22,7 +22,6 @@ from sklearn import metrics
 from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.training import trainer
-from reservoir.training.steps import baseline, converged_step
 from tests.processes import Child, assert_same_bits, pair
 
 SMALL = "gpt2:n_layer=2,n_embd=32,n_head=4,n_positions=16,initializer_range=0.1"
@@ -33,7 +32,7 @@ QUICK = {**PLAIN, "backbone": TINY, "parameters": FEW}
 
 
 def weights(done):
-    return load_file(RunFolder(done.path).last / "trained.safetensors")
+    return load_file(RunFolder(done.path).last.path / "trained.safetensors")
 
 
 def linear_accuracy(run):

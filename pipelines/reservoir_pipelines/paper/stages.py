@@ -17,8 +17,8 @@ from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.paper.families import paper_counts
+from reservoir.plan.rates import TRAIN_STEPS
 from reservoir.reservoir import choose_device
-from reservoir.training.steps import DEFAULT_STEPS
 from reservoir_pipelines import attention, extract, fit, plan, prepare, pretrain, train
 from reservoir_pipelines.card import card
 from reservoir_pipelines.files import versions
@@ -232,7 +232,7 @@ def _try_training(task: str, settings: Mapping[str, Any], folder: Path) -> Cost:
     step_seconds = result.seconds / result.steps
     # Validations pass their rows forward only; there is one after every ``eval_every`` steps.
     recipe = as_group(settings, opt.TrainOptions)
-    steps = recipe.steps or DEFAULT_STEPS
+    steps = recipe.steps or TRAIN_STEPS
     validated_rows = min(valid_rows, settings.get("limit") or valid_rows) * steps / recipe.eval_every
     seconds = step_seconds * steps + FORWARD * step_seconds / recipe.batch * validated_rows
     return Cost(seconds, folder_bytes(folder))
