@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -34,7 +35,7 @@ from reservoir.options import TrainOptions
 from reservoir.plan.rates import TRAIN_RATE
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
-from reservoir.training.rows import StoredRows, TrainingRows, raw_rows
+from reservoir.training.rows import StoredRows, TrainingRows, raw_batch
 from reservoir.training.steps import FPTSteps
 from reservoir.training.trainer import Processes, Trainer
 
@@ -66,7 +67,7 @@ def our_steps(
     """Return a function that runs a number of further steps, as `train` does."""
     if compiled:
         compile_blocks(model.fpt.backbone.blocks)
-    convert = raw_rows(model, None)
+    convert = partial(raw_batch, model, None)
     rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
     engine = FPTSteps(
         model.fpt, model.fpt, rows, TrainOptions(batch=batch, dropout=dropout), TRAIN_RATE, 0, Processes()

@@ -1,14 +1,12 @@
-"""The steps of end-to-end training: the loss, Adam on the trained parameters, scores on a split, frozen tensors."""
+"""The steps of end-to-end training: the loss, Adam on the trained parameters, and scores on a split."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.weights import content_digest
 from reservoir.features import batches
 from reservoir.fpt import FPT
 from reservoir.options import TrainOptions
@@ -127,16 +125,6 @@ class FPTSteps:
     def _passes(self, step: int) -> range:
         first = (step * self.ranks.count + self.ranks.rank) * self.options.accumulate
         return range(first, first + self.options.accumulate)
-
-
-@contextmanager
-def frozen_unchanged(model: nn.Module) -> Iterator[None]:
-    """Raise `RuntimeError` if a parameter or buffer that is not trained changes within the context."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    before = content_digest(model, trained)
-    yield
-    if content_digest(model, trained) != before:
-        raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
 
 
 def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:

@@ -30,12 +30,10 @@ class State:
     best_step: int = 0
     best: dict[str, float] = field(default_factory=dict)
 
-    def is_stale(self, patience: int | None, eval_every: int) -> bool:
-        """Return whether ``patience`` validations, one every ``eval_every`` steps, brought no improvement.
-
-        The steps since the best validation decide, so that a resumed run stops where an uninterrupted one does.
-        """
-        return patience is not None and self.step - self.best_step >= patience * eval_every
+    @property
+    def stale_steps(self) -> int:
+        """Number of steps since the best validation."""
+        return self.step - self.best_step
 
 
 class DivergedError(FailedError):
@@ -73,7 +71,8 @@ class Steps(Protocol):
 class Trainer:
     """Loop that takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
-    With ``patience`` it also stops when so many validations have brought no improvement.
+    It also stops when ``patience`` steps or more have passed since the best validation; a resumed run stops where
+    one never stopped does.
 
     ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation,
     including one after the last step; ``keep`` is called with the `State` after every validation. A
@@ -90,7 +89,7 @@ class Trainer:
 
     def run(self, last: int) -> State:
         """Train until step ``last`` or until patience ends; raise `DivergedError` if the loss diverges."""
-        while self.state.step < last and not self.state.is_stale(self.patience, self.eval_every):
+        while self.state.step < last and not (self.patience and self.state.stale_steps >= self.patience):
             first = self.state.step
             pause = min(last, (first // self.eval_every + 1) * self.eval_every)
             started = time.monotonic()

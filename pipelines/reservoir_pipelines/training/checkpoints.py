@@ -59,13 +59,13 @@ class Display:
 class TrainedSteps:
     """The end of the steps of a run: the state, and why it is before the last step.
 
-    ``diverged_step`` is the step at which the loss diverged; ``patience`` the number of validations without
-    improvement after which the training stopped. Both are None if the training took all steps.
+    ``diverged_step`` is the step at which the loss diverged. ``lost_patience`` says that the training stopped
+    because the validation score had not improved for long.
     """
 
     state: State
     diverged_step: int | None = None
-    patience: int | None = None
+    lost_patience: bool = False
 
 
 def train_in_folder(
@@ -82,8 +82,8 @@ def train_in_folder(
 ) -> TrainedSteps:
     """Train until a run has ``options.steps`` steps, starting from its last checkpoint; keep the best weights.
 
-    Only the first of the ``ranks`` writes to the folder. The training stops earlier after ``patience``
-    validations without improvement. If the loss diverges, `DivergedError` is raised, unless
+    Only the first of the ``ranks`` writes to the folder. The training stops earlier if the validation has not
+    improved for ``patience`` steps. If the loss diverges, `DivergedError` is raised, unless
     ``on_divergence`` is ``report``. In the end the model has the weights of the best validation.
     """
     ranks = ranks or Processes()
@@ -104,8 +104,7 @@ def train_in_folder(
         )
         try:
             end = trainer.run(last_step)
-            stopped_early = end.step < last_step
-            trained = TrainedSteps(end, patience=patience if stopped_early else None)
+            trained = TrainedSteps(end, lost_patience=end.step < last_step)
         except DivergedError as error:
             if on_divergence == "stop":
                 raise

@@ -54,8 +54,9 @@ class Training(Record):
         validations, or if the last score is not above ``floor``.
     diverged_step : int or None
         Step at which the loss diverged, if it did.
-    patience : int or None
-        Number of validations without improvement after which the run stopped; None if it did not stop early.
+    stopped_step : int or None
+        Step at which the run stopped because the validation score had not improved for ``--patience``
+        validations; None if it did not stop early.
     groups : tuple of str
         The groups that were trained.
     trained : int
@@ -87,7 +88,7 @@ class Training(Record):
     frozen_tensors: int
     seconds: float
     evaluation: Evaluation | None = field(compare=False)
-    patience: int | None = None
+    stopped_step: int | None = None
     swept: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -136,13 +137,14 @@ def training_result(
     fpt = job.model.fpt
     task = job.prepared.task
     state = trained.state
-    tested = _test(job, folder, steps) if state.step and test else None
     floor = max(baseline(steps.rows.valid.y, task.classes), task.floor or 0.0)
     scores = [
         (line["step"], line["valid_score"])
         for line in folder.history
         if line.get("valid_score") is not None
     ]
+    converged = converged_step(scores, floor)
+    tested = _test(job, folder, steps) if state.step and test else None
     trained_parameters = [parameter for parameter in fpt.parameters() if parameter.requires_grad]
     return Training(
         run=str(folder.path),
@@ -155,9 +157,9 @@ def training_result(
         test_loss=tested.loss if tested else None,
         test_score_of_all=job.prepared.kept("test") * tested.score if tested and task.classes else None,
         floor=floor,
-        converged_step=converged_step(scores, floor),
+        converged_step=converged,
         diverged_step=trained.diverged_step,
-        patience=trained.patience,
+        stopped_step=state.step if trained.lost_patience else None,
         groups=tuple(job.options.train or ()),
         trained=sum(parameter.numel() for parameter in trained_parameters),
         frozen_tensors=len(fpt.state_dict()) - len(trained_parameters),

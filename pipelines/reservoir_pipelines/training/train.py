@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from reservoir.backbones.weights import frozen_unchanged
 from reservoir.errors import InputError
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
-from reservoir.training.steps import frozen_unchanged
 from reservoir.training.trainer import processes
 from reservoir_pipelines.files import cache_root, write_checked
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.training.checkpoints import Display, train_in_folder
-from reservoir_pipelines.training.inputs import make_steps
+from reservoir_pipelines.training.inputs import inputs_of
 from reservoir_pipelines.training.job import load_job
 from reservoir_pipelines.training.result import Training, training_result
 from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RESULT, RunFolder
@@ -73,13 +73,14 @@ def train_once(
         # 3. The result, if there is one and no step is left to take.
         options = job.options
         last_step = options.steps or 0
+        patience = options.patience and options.patience * options.eval_every  # in steps
         state = folder.state
         result = folder.result(Training.from_dict)
         if result:
-            has_all_steps = state.step >= last_step or state.is_stale(options.patience, options.eval_every)
+            is_stale = patience is not None and state.stale_steps >= patience
             has_diverged = result.diverged_step is not None and result.diverged_step <= last_step
             is_reported = options.on_divergence == "report" and not options.resume
-            is_finished = has_all_steps or (has_diverged and is_reported)
+            is_finished = state.step >= last_step or is_stale or (has_diverged and is_reported)
             # A run of a sweep has not been scored on the test rows; then only the scores are missing.
             has_scores = result.best_step is None or result.test_score is not None
             if is_finished and state.step > last_step and ranks.first:
@@ -97,7 +98,7 @@ def train_once(
         if job.keeps_last and ranks.first:
             notify(f"{task}: the test rows are the validation rows, so the last step is scored")
         with frozen_unchanged(job.model.fpt):
-            steps = make_steps(job)
+            steps = inputs_of(job).steps()
             trained = train_in_folder(
                 folder,
                 job.config,
@@ -106,7 +107,7 @@ def train_once(
                 options,
                 CLASSES if job.prepared.task.classes else VALUES,
                 ranks=ranks,
-                patience=options.patience,
+                patience=patience,
                 on_divergence=options.on_divergence,
             )
         # 5. The scores on the test rows, and the plots.
