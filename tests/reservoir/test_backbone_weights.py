@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 from reservoir.backbones import describe_weights, find, load_backbone, weights_digest
 from reservoir.backbones.weights import draw_parameters
 from reservoir.column import Column
-from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
 from tests.refusals import outcome
-from tests.reservoir.models import save, save_as_gguf
+from tests.reservoir.models import make_fpt, save, save_as_gguf
 
 # Parameters of the published models without pooling layer and head, from their papers and model cards.
 PUBLISHED = {
@@ -123,7 +122,9 @@ def test_statistics_keep_mean_and_deviation_of_every_tensor(llama):
 def test_echo_state_network_equals_reservoirpy():
     nodes = pytest.importorskip("reservoirpy.nodes")
     task = Task(name="t", form=Vectors(4), max_tokens=50, classes=2)
-    fpt = FPT(task, load_backbone("esn:units=80,sr=1.2,lr=0.35,input_scaling=1.7,rc_connectivity=0.3", seed=2), seed=2)
+    fpt = make_fpt(
+        task, load_backbone("esn:units=80,sr=1.2,lr=0.35,input_scaling=1.7,rc_connectivity=0.3", seed=2), seed=2
+    )
     x = torch.randn(1, 50, 4, generator=torch.Generator().manual_seed(0))
     column = Column("block01", "all")
     ours = fpt.features(x, torch.tensor([50]), [column])[column][0]

@@ -16,10 +16,9 @@ from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions
 from reservoir.plan import is_native, resolve_model
 from reservoir.plan.rates import TRAIN_STEPS, train_rate
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import source_of
+from reservoir.tasks import Variant, source_of, variant_of
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, holds_samples
-from reservoir.tasks.variants import Variant, variant_of
 from reservoir.training.rows import TargetScale
 from reservoir.training.trainer import Processes
 from reservoir_pipelines.extraction.extract import origin_of
