@@ -59,6 +59,41 @@ def test_asking_for_fewer_steps_returns_the_finished_run(go, cache, capsys):
     assert go(steps=2, resume=True).to_dict() | {"seconds": 0} == done.to_dict() | {"seconds": 0}
 
 
+def test_training_stops_when_patience_ends_and_a_killed_run_stops_at_the_same_step(go, cache, monkeypatch):
+    settings = {"steps": 40, "learning_rate": 0.1, "patience": 3}
+    whole = go(**settings)
+    stopped = whole.stopped_step
+    scores = {
+        line["step"]: (line["valid_score"], -line["valid_loss"]) for line in whole.history if "valid_score" in line
+    }
+    assert stopped == max(scores) == whole.steps == whole.best_step + 6 < 40  # three validations, two steps apart
+    assert max(scores, key=scores.get) == whole.best_step
+    assert go(**settings) == whole  # a stopped run has finished
+
+    monkeypatch.setattr(STAGE, "training_result", Mock(side_effect=KeyboardInterrupt))
+    for steps in (whole.best_step + 2, 40):  # killed between two steps without improvement, then before the result
+        with pytest.raises(KeyboardInterrupt):
+            go(**settings | {"steps": steps}, run=cache / "killed", resume=True)
+    monkeypatch.undo()
+    resumed = go(**settings, run=cache / "killed", resume=True)
+    assert resumed.losses == whole.losses
+    assert resumed.to_dict() | {"run": "", "seconds": 0} == whole.to_dict() | {"run": "", "seconds": 0}
+
+    with pytest.raises(InputError, match=f"at step {stopped} of 40"):
+        go(**settings | {"patience": None})
+    longer = go(**settings | {"patience": None}, resume=True)
+    assert (longer.stopped_step, longer.steps) == (None, 40)
+
+
+def test_each_validation_prints_its_score_and_the_best_step(go, capsys):
+    done = go(steps=6)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "validation" in line]
+    last = done.history[-1]
+    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4", "step 6"]
+    assert f"loss {last['valid_loss']:.4f}, accuracy {last['valid_score']:.1%}" in lines[-1]
+    assert lines[-1].endswith(f"step {done.best_step}")
+
+
 def test_a_diverged_run_is_finished_and_continues_on_request(go, monkeypatch):
     monkeypatch.setattr(trainer, "BOUND", 20.0)
     settings = {"steps": 8, "on_divergence": "report", "learning_rate": 30.0}

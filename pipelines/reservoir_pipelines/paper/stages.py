@@ -94,8 +94,8 @@ def _train(task: str, settings: dict[str, Any], _: Path) -> CellRun:
     result = train(task, **_keywords(train, settings))
     recipe = as_group(settings, opt.TrainOptions)
     # A sweep costs the time and the rows of all its runs.
-    cost = sum(run["seconds"] for run in result.swept) or result.seconds
-    passes = result.steps * recipe.batch * recipe.accumulate * max(1, len(result.swept))
+    cost = sum(trial["seconds"] for trial in result.trials) or result.seconds
+    passes = result.steps * recipe.batch * recipe.accumulate * max(1, len(result.trials))
     values = train_values(result) | {"cost": cost, "passes": passes}
     commands = [typed("train", [task], *groups("train", settings))]
     return CellRun(commands, result.path, folder_bytes(result.path), values)

@@ -160,15 +160,19 @@ def load_job(
     ranks: Processes,
 ) -> Job:
     """Prepare the data, load the model, and decide the defaults."""
-    variant = variant_of(source.given, task)
-    settings = resolve_model(reservoir, random_inits=variant.random_inits)
     # 1. The data.
     with ranks.first_alone():
         prepared = prepare(task, source, cache=place.cache, model=reservoir)
+    # 2. The variant and the source of the task, and the settings of the model.
+    variant = variant_of(source.given, task)
+    generator = source_of(prepared.task)
+    settings = resolve_model(reservoir, random_inits=variant.random_inits)
     if ranks.first:
         notify(*prepared.notes_for(native=settings.input == "native"))
-    # 2. The kind of the rows of a step: the first that the task has, or the one that the options name.
-    generator = source_of(prepared.task)
+    # Samples of a wave go through the model's own input layer, else each would be a token.
+    if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
+        settings = replace(settings, input="native")
+    # 3. The kind of the rows of a step: the first that the task has, or the one that the options name.
     possible = {"fresh": generator.endless, "augmented": generator.augments}
     row_kinds = [kind for kind, can in possible.items() if can and not options.from_cache] + ["stored"]
     if options.rows not in ("auto", *row_kinds):
@@ -176,9 +180,6 @@ def load_job(
             f"--rows {options.rows}: neither task {task!r} nor the cache has such rows", "use --rows stored"
         )
     row_kind = row_kinds[0] if options.rows == "auto" else options.rows
-    # 3. The input: samples of a wave go through the model's own input layer, else each would be a token.
-    if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
-        settings = replace(settings, input="native")
     # 4. The model.
     model, groups = load_trainable(
         prepared.task,

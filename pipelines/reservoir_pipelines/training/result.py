@@ -67,8 +67,8 @@ class Training(Record):
         Wall time of the steps, without validations.
     evaluation : Evaluation or None
         Measures on the test split, in the unit of the data.
-    swept : tuple of dict
-        Tried values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run`` of each run of a sweep, best run first.
+    trials : tuple of dict
+        Values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run`` of each run of a sweep, best run first.
     """
 
     run: str
@@ -89,7 +89,7 @@ class Training(Record):
     seconds: float
     evaluation: Evaluation | None = field(compare=False)
     stopped_step: int | None = None
-    swept: tuple[dict[str, Any], ...] = ()
+    trials: tuple[dict[str, Any], ...] = ()
 
     @property
     def path(self) -> Path:
@@ -117,8 +117,12 @@ class Training(Record):
     def from_dict(cls, values: dict[str, Any]) -> "Training":
         """Build a result from what `to_dict` returned."""
         evaluation = Evaluation.from_dict(values["evaluation"]) if values["evaluation"] else None
-        lists = {"groups": tuple(values["groups"]), "swept": tuple(values["swept"])}
-        return from_json(cls, {**values, **lists, "evaluation": evaluation})
+        fields = dict(values)
+        trials = fields.pop("swept", None) or fields.get("trials", ())  # earlier versions wrote "swept"
+        groups = tuple(values["groups"])
+        return from_json(
+            cls, {**fields, "groups": groups, "trials": tuple(trials), "evaluation": evaluation}
+        )
 
 
 @dataclass(frozen=True)

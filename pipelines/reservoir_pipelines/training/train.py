@@ -43,7 +43,7 @@ def train(
     # The steps of the best trial are in its folder: this call continues there, and scores the test rows.
     chosen_options = trials[0].options if trials else options
     result = train_once(task, reservoir, source, chosen_options, place)
-    return replace(result, swept=tuple(trial.row for trial in trials))
+    return replace(result, trials=tuple(trial.row for trial in trials))
 
 
 def train_once(

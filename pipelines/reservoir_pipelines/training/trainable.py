@@ -56,10 +56,14 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
     with as_input_error(
         f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
     ):
-        settings, reservoir = config["settings"], Reservoir(**config["reservoir"])
-        spec, output_init = settings["spec"], settings["recipe"].get("output_init", "orthogonal")
-        task, digest = Task.from_dict(spec["task"]), spec["backbone"]["digest"]
-        groups, trained_in = split_names(settings["train"]), spec["compute"]
+        settings = config["settings"]
+        reservoir = Reservoir(**config["reservoir"])
+        groups = split_names(settings["train"])
+        output_init = settings["recipe"].get("output_init", "orthogonal")
+        spec = settings["spec"]
+        task = Task.from_dict(spec["task"])
+        digest = spec["backbone"]["digest"]
+        trained_in = spec["compute"]
         getattr(torch, trained_in).itemsize  # noqa: B018, only a data type has it
     model, _ = load_trainable(task, reservoir, groups, device, compute or trained_in, output_init)
     check_digest(model, digest, f"run {folder}")
