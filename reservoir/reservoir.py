@@ -125,16 +125,22 @@ def load_model(
     """Load or draw the model for a task, in evaluation mode on its device."""
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
+    # Weights that are rounded for the products anyway need no float32 copy.
+    own_precision = dtype_name == "bfloat16"
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
     if settings.input == "native":
-        native = open_native(seen, settings.backbone, settings.init, settings.depth)
+        native = open_native(
+            seen, settings.backbone, settings.init, settings.depth, own_precision=own_precision
+        )
         seen, backbone = native.seen, native.backbone
         inputs, reader = native.inputs, native.reader
         input_digests = native.digests
     else:
-        backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
+        backbone = load_backbone(
+            settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
+        )
         inputs = draw_input(
             settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
         )

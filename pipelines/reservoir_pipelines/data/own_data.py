@@ -20,7 +20,7 @@ from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import PREFIX, is_hub
 from reservoir_pipelines.data.labels import Labels, encode_labels, split_rows
-from reservoir_pipelines.data.rows import OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
+from reservoir_pipelines.data.rows import OF_RECORDINGS, OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
 from reservoir_pipelines.data.values import (
     MAX_SYMBOLS,
     SAMPLE,
@@ -76,7 +76,14 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        return {"asked": self.options}  # the name that it has in the digests of prepared folders
+        # Options of recordings count only if they are given, so that data that was prepared before they existed
+        # keeps its folder. "asked" is the name that the options have in the digests of these folders.
+        options = {
+            name: value
+            for name, value in vars(self.options).items()
+            if name not in OF_RECORDINGS or value is not None
+        }
+        return {"asked": options}
 
     @property
     def name(self) -> str:
@@ -263,15 +270,7 @@ class OwnData(Source):
     @cached_property
     def _labels_per_row(self) -> np.ndarray | None:
         """Number of labels of each row, if every token has one."""
-        if "each" in self._rows.parameters:  # the reader has seen labels of tokens
-            return self._lengths
-        # y0, y1 ... of a table are several outputs.
-        if self._rows.holds == "images" or "columns" in self._rows.parameters:
-            return None
-        # Of sequences of one token, a label (rows, 1) is that of the whole row.
-        rows_and_tokens, label_shape = self._shape[:2], self._y.shape
-        one_label_per_token = label_shape[:2] == rows_and_tokens and rows_and_tokens[1] > 1
-        return self._lengths if one_label_per_token else None
+        return self._lengths if self._rows.labels_tokens else None
 
     @property
     def _y(self) -> np.ndarray:

@@ -171,9 +171,8 @@ class RunFolder:
         old_settings = self.config["settings"] if CONFIG in names else {}
         if self.is_new:
             return
-        new_settings = json.loads(
-            json.dumps(config["settings"])
-        )  # as they are read back: tuples become lists
+        # The new settings as they would be read back: tuples become lists.
+        new_settings = json.loads(json.dumps(config["settings"]))
         for name, old, new in differences(old_settings, new_settings):
             raise InputError(
                 f"{self.path}: the folder has a run with {name} = {old}, not {new}", "name another folder"
