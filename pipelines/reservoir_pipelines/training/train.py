@@ -64,32 +64,24 @@ def train_once(
                 f"--sweep of {task}: {job.generator.no_selection.reason}, which would choose the value",
                 f"remove --sweep, or {job.generator.no_selection.remedy}",
             )
-        # 2. The folder, which no other process may use meanwhile, and the result if the run has finished.
+        # 2. The folder, which no other process may use meanwhile.
         folder = RunFolder(job.folder)
         with ranks.first_alone():
             if ranks.first:
                 stack.enter_context(folder.lock())
                 folder.check(job.config)
-        # 3. The result, if there is one and no step is left to take.
+        # 3. A finished run is returned. If it is a run of a sweep, its test rows may have to be scored first.
         options = job.options
         last_step = options.steps or 0
-        patience = options.patience and options.patience * options.eval_every  # in steps
         state = folder.state
         result = folder.result(Training.from_dict)
-        if result:
-            is_stale = patience is not None and state.stale_steps >= patience
-            has_diverged = result.diverged_step is not None and result.diverged_step <= last_step
-            is_reported = options.on_divergence == "report" and not options.resume
-            is_finished = state.step >= last_step or is_stale or (has_diverged and is_reported)
-            # A run of a sweep has not been scored on the test rows; then only the scores are missing.
-            has_scores = result.best_step is None or result.test_score is not None
-            if is_finished and state.step > last_step and ranks.first:
+        if result and job.is_finished(state, result.diverged_step):
+            if state.step > last_step and ranks.first:
                 notify(f"{folder.path}: this run already has {state.step:,} steps; printing its result")
-            if is_finished and (has_scores or not test):
+            has_scores = result.best_step is None or result.test_score is not None
+            if has_scores or not test:
                 return result
-        else:
-            is_finished = False
-        if state.step and not options.resume and not is_finished:
+        elif state.step and not options.resume:
             raise InputError(
                 f"{folder.path}: this run is at step {state.step:,} of {last_step:,}",
                 "pass --resume to continue it, or remove the folder to start over",
@@ -107,7 +99,7 @@ def train_once(
                 options,
                 CLASSES if job.prepared.task.classes else VALUES,
                 ranks=ranks,
-                patience=patience,
+                patience=job.patience,
                 on_divergence=options.on_divergence,
             )
         # 5. The scores on the test rows, and the plots.
