@@ -123,6 +123,7 @@ class FPTSteps:
         )
 
     def _passes(self, step: int) -> range:
+        """Return the numbers of the forward passes of this process in a step."""
         first = (step * self.ranks.count + self.ranks.rank) * self.options.accumulate
         return range(first, first + self.options.accumulate)
 

@@ -89,7 +89,9 @@ class Trainer:
 
     def run(self, last: int) -> State:
         """Train until step ``last`` or until patience ends; raise `DivergedError` if the loss diverges."""
-        while self.state.step < last and not (self.patience and self.state.stale_steps >= self.patience):
+        while self.state.step < last:
+            if self.patience is not None and self.state.stale_steps >= self.patience:
+                break
             first = self.state.step
             pause = min(last, (first // self.eval_every + 1) * self.eval_every)
             started = time.monotonic()
@@ -118,18 +120,23 @@ class Trainer:
                     waiting.clear()
 
     def _validate(self, step: int, seconds: float) -> None:
+        """Validate after ``step`` steps, and keep the new state; ``seconds`` is the time of all steps so far."""
         self.model.eval()
         values = self.steps.validate(step)
         self.report(step, values)
         self._check("the validation loss", step, next(iter(values.values())), 0.0)
-        before = self.state
-        best_step, best = step, values
-        if before.step and not self.steps.better(values, before.best):
-            best_step, best = before.best_step, before.best
-        self.state = State(step=step, seconds=seconds, best_step=best_step, best=best)
+        earlier = self.state
+        is_best = earlier.step == 0 or self.steps.better(values, earlier.best)
+        self.state = State(
+            step=step,
+            seconds=seconds,
+            best_step=step if is_best else earlier.best_step,
+            best=values if is_best else earlier.best,
+        )
         self.keep(self.state)
 
     def _check(self, which: str, step: int, loss: float, norm: float) -> None:
+        """Raise `DivergedError` if a loss or the norm of its gradients is not finite, or the loss is above `BOUND`."""
         if math.isfinite(loss) and math.isfinite(norm) and loss <= BOUND:
             return
         gradients = f", with gradients of norm {norm:.4g}" if math.isfinite(loss) and norm else ""

@@ -229,7 +229,7 @@ def _recorded(
             sync(journal)
             save_checkpoint(folder.path / CHECKPOINTS, model, steps.optimizer, state)
             scores = display.validation.format(**validation)
-            notify(f"step {state.step:,}: {scores}; the best is that of step {state.best_step:,}")
+            notify(f"step {state.step:,}: {scores}; best so far: step {state.best_step:,}")
 
         yield _Record(report, keep)
 
