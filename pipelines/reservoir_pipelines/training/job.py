@@ -20,7 +20,7 @@ from reservoir.tasks import Variant, source_of, variant_of
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, holds_samples
 from reservoir.training.rows import TargetScale
-from reservoir.training.trainer import Processes, State
+from reservoir.training.trainer import Processes
 from reservoir_pipelines.extraction.extract import origin_of
 from reservoir_pipelines.extraction.spec import draw_rows, make_spec
 from reservoir_pipelines.files import cache_root
@@ -94,15 +94,6 @@ class Job:
         """The number of steps without a better validation after which the training stops; None if it does not."""
         options = self.options
         return None if options.patience is None else options.patience * options.eval_every
-
-    def is_finished(self, state: State, diverged_step: int | None) -> bool:
-        """Return whether a run with a result, in this state, needs no further step."""
-        options = self.options
-        last_step = options.steps or 0
-        is_stale = self.patience is not None and state.stale_steps >= self.patience
-        has_diverged = diverged_step is not None and diverged_step <= last_step
-        is_reported = options.on_divergence == "report" and not options.resume
-        return state.step >= last_step or is_stale or (has_diverged and is_reported)
 
     @property
     def title(self) -> str:

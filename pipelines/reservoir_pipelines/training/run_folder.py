@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from reservoir_cache import locked, make_folder, refuse_links, remove_leftovers
 
 from reservoir.errors import InputError, as_input_error
+from reservoir.options import TrainOptions
 from reservoir.records import fits, from_json
 from reservoir.training.trainer import State
 from reservoir_pipelines.files import json_digest, read_checked, read_lines, versions, writing
@@ -182,3 +183,12 @@ class RunFolder:
     def is_new(self) -> bool:
         """Whether the run has neither a checkpoint nor a result, so that its configuration may be replaced."""
         return self.last is None and not (self.path / RESULT).exists()
+
+    def is_finished(self, options: TrainOptions, patience: int | None, diverged_step: int | None) -> bool:
+        """Return whether a run with a result needs no further step; ``patience`` is a number of steps."""
+        state = self.state
+        last_step = options.steps or 0
+        is_stale = patience is not None and state.stale_steps >= patience
+        has_diverged = diverged_step is not None and diverged_step <= last_step
+        is_reported = options.on_divergence == "report" and not options.resume
+        return state.step >= last_step or is_stale or (has_diverged and is_reported)

@@ -75,7 +75,7 @@ def train_once(
         last_step = options.steps or 0
         state = folder.state
         result = folder.result(Training.from_dict)
-        if result and job.is_finished(state, result.diverged_step):
+        if result and folder.is_finished(options, job.patience, result.diverged_step):
             if state.step > last_step and ranks.first:
                 notify(f"{folder.path}: this run already has {state.step:,} steps; printing its result")
             has_scores = result.best_step is None or result.test_score is not None
