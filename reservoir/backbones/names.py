@@ -156,7 +156,7 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
     with usable_configuration(name):
         shape = family.shape(config)
     sizes = {
-        "blocks": shape.depth,
+        "blocks": shape.depth if family.blocks else None,
         "width": shape.width,
         "positions": shape.max_tokens,
         "attention heads": getattr(config, "num_attention_heads", getattr(config, "n_head", None)),
@@ -173,6 +173,8 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         raise InputError(
             f"backbone {name!r}: its configuration has {shape.depth} blocks", f"give at most {MAX_BLOCKS}"
         )
+    if depth is not None and not family.blocks:
+        raise InputError(f"depth {depth}: backbone {name!r} has no blocks", "leave out --depth")
     if depth is not None and not 1 <= depth <= shape.depth:
         raise InputError(
             f"depth {depth}: backbone {name!r} has {shape.depth} blocks", f"keep 1 to {shape.depth} of them"
