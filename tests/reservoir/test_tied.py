@@ -1,4 +1,4 @@
-"""With ``--init tied`` the keys equal the queries, which are orthogonal by head; everything else is as in ``random``."""
+"""With ``--init tied`` the keys equal the queries, which are orthogonal by head; all else is as in ``random``."""
 
 import numpy as np
 import pytest
@@ -119,3 +119,22 @@ def test_families_without_queries_and_keys_are_refused(name):
 
 def test_generic_families_are_refused(tmp_path):
     assert "gpt_neox has no" in outcome(load_backbone, str(save_generic("gpt_neox", tmp_path / "gpt_neox")), "tied")
+
+
+def share_of_bits(init):
+    """Return the share of the bits of new strings that ridge regression of one block recalls."""
+    source = BitMemory(n=32, patterns=3, token_bits=16, train_rows=1000, valid_rows=1, test_rows=400)
+    model = make_fpt(source.task, load_backbone("gpt2:n_layer=1,n_embd=256,n_head=8,n_positions=16", init))
+    column, features, labels = Column("block01", "last"), {}, {}
+    for piece in source.pieces():
+        (part, split), = source.read(piece).items()  # fmt: skip
+        states = model.features(torch.from_numpy(split.x).float(), torch.from_numpy(split.lengths), [column])[column]
+        features[part], labels[part] = states.flatten(0, 1).numpy(), split.y.reshape(-1, 16)
+    coef, intercept = ridge_by_definition(features["train"], 2.0 * labels["train"] - 1, 1e-3)
+    return ((features["test"] @ coef + intercept > 0) == labels["test"]).mean()
+
+
+def test_tied_attention_recalls_bits_that_random_attention_does_not():
+    """Copying the visible bits and guessing the others gives 75%, by the majority of the three strings 87.5%."""
+    assert share_of_bits("tied") > 0.94
+    assert share_of_bits("random") < 0.83
