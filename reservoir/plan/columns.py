@@ -136,6 +136,8 @@ def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
     """Return the default layers, and the reason."""
     if native or kind in ("named task", "vectors"):
         return "all", "any layer may be best"
+    if kind == "forecasts":
+        return "block01", "the last step of its first block has seen the whole past"
     layers = "embed,block01,block02" if kind == "tokens" else "embed,block01"
     return layers, f"deeper layers cost more than they add for {kind}"
 
@@ -146,6 +148,8 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
         return "all", "every token has a label"
     if reader:
         return _native_poolings(task, reader)
+    if kind == "forecasts":
+        return "last", "the newest step, which has seen all steps before it"
     if kind == "series":
         return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
     if kind == "named task" or task.readout_tokens > 1:

@@ -118,7 +118,7 @@ def default_windows(task: Task) -> dict[str, Any]:
         return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
     # Only long rows have a stride: many rows get fewer columns and layers, because skipped values cost accuracy.
     kernels = {"input": "kernels", "stride": -(-task.max_tokens // MAX_WINDOWS), "pad": "same"}
-    if kind == "series":
+    if kind == "series" or (kind == "forecasts" and task.max_tokens >= SERIES_KERNEL):
         # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
     return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}

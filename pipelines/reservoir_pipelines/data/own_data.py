@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from reservoir_pipelines.data.values import (
     standardisation,
 )
 
+LATER_OPTIONS = ("forecast", "past")  # that the digests of prepared folders have only if they are given
 NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
 
 
@@ -74,7 +75,13 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        return {"asked": self.options}  # the name that it has in the digests of prepared folders
+        # Options of later versions count only if they are given, so that data that was prepared before is still found.
+        options = {
+            name: value
+            for name, value in vars(self.options).items()
+            if value is not None or name not in LATER_OPTIONS
+        }
+        return {"asked": options}  # the name that it has in the digests of prepared folders
 
     @property
     def name(self) -> str:
@@ -278,7 +285,9 @@ class OwnData(Source):
 
     @cached_property
     def _labels(self) -> Labels:
-        return encode_labels(self.origin, self._y, self.options, self._labels_per_row, self._rows.label)
+        # Values to forecast are numbers, also if all are whole.
+        options = replace(self.options, regression=True) if self.options.forecast else self.options
+        return encode_labels(self.origin, self._y, options, self._labels_per_row, self._rows.label)
 
     @cached_property
     def _split(self) -> np.ndarray:

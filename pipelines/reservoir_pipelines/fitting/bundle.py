@@ -122,8 +122,11 @@ class Bundle:
             held_out=chosen.held_out(),
         )
 
-    def radius(self, coverage: float, where: Path) -> float:
-        """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``."""
+    def radius(self, coverage: float, where: Path) -> float | np.ndarray:
+        """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``.
+
+        For a forecast of several values it is an array with the score of each, (horizon,).
+        """
         rows = len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if not rows:
@@ -137,7 +140,8 @@ class Bundle:
                 f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}",
                 "lower the coverage",
             )
-        return float(self.held_out[rank - 1])
+        score = self.held_out[rank - 1]
+        return score if self.held_out.ndim > 1 else float(score)
 
     def write(self, folder: Path) -> Path:
         """Write the bundle into a folder that the caller has locked; return the path of its JSON file."""
@@ -196,8 +200,9 @@ class Bundle:
                 readout = LinearReadout.from_arrays(arrays, card["readout"])
             else:
                 readout = _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
-            held_out = np.sort(arrays.get("held_out", np.zeros(0)))
-            check_arrays({"held_out": held_out}, {"held_out": (held_out.size,)})
+            held_out = np.sort(arrays.get("held_out", np.zeros(0)), axis=0)
+            each_value = (task.outputs,) if held_out.ndim > 1 else ()  # a forecast has scores of each value
+            check_arrays({"held_out": held_out}, {"held_out": (len(held_out), *each_value)})
             labels = readout.targets.outputs, readout.targets.classes
             if labels not in [(task.outputs * number, task.classes) for number in (1, task.readout_tokens)]:
                 raise ValueError("its labels are not those of its task")

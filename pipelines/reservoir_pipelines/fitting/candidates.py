@@ -17,6 +17,7 @@ from reservoir.tasks import TASKS
 from reservoir_pipelines.fitting.cost import cost_line
 from reservoir_pipelines.fitting.fitter import Fitter, size_of
 from reservoir_pipelines.fitting.folds import folds_can_choose, groups_of_splits
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -53,7 +54,9 @@ class Candidates:
 def choose_candidates(known: Known, options: FitOptions) -> Candidates:
     """Return the columns to try, the fitter that compares their readouts, and the rows of a race and a curve."""
     groups = groups_of_splits(known.view)
-    folds, repeats = choose_folds(options, known.rows, None if groups is None else len(np.unique(groups)))
+    task = known.task
+    number_of_groups = None if groups is None else len(np.unique(groups))
+    folds, repeats = choose_folds(options, known.rows, number_of_groups, in_time=task.horizon > 0)
     # The columns are those that the user names, or the defaults of the task.
     named = _named_columns(known, options.columns)
     columns = _default_columns(known, cross_validated=bool(folds)) if named is None else named
@@ -64,16 +67,19 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
         raise InputError(f"{known.entry.path}: no columns to fit", remedy)
     # Opening a source refuses raw input whose prepared data was removed.
     sources = [known.source(names) for names in columns]
-    chooses = not folds or folds_can_choose(sources[0], known.task.classes)
-    fitter = make_fitter(options, known.task.classes, folds, repeats)
+    chooses = not folds or folds_can_choose(sources[0], task.classes)
+    # Of several series, as many windows begin at one time.
+    gap = task.horizon * int(task.parameters.get("series", 1)) - 1 if task.horizon else None
+    fitter = make_fitter(options, task.classes, folds, repeats, gap)
     # If nothing can be chosen, there is nothing to compare settings with either.
     fitter = fitter if chooses else fitter.without_choice()
     may_race = named is None and options.select == "auto" and chooses and len(columns) >= RACED_COLUMNS
+    may_race &= not task.horizon  # random rows have no folds in time
     # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
-    is_own_data = known.task.name not in TASKS and not known.task.each
+    is_own_data = task.name not in TASKS and not task.each
     return Candidates(
         all_columns=columns,
-        default=default_columns(columns) if named is None else None,
+        default=default_columns(columns, task) if named is None else None,
         fitter=fitter,
         chooses=chooses,
         baseline_may_win=options.columns == "all" and is_own_data and chooses,
@@ -115,8 +121,13 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, .
     )
 
 
-def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
-    """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
+def make_fitter(
+    options: FitOptions, classes: int, folds: int = 0, repeats: int = 1, gap: int | None = None
+) -> Fitter:
+    """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned.
+
+    Forecasts have a ``gap``, see `ForecastFitter`.
+    """
     readout, balanced = options.readout, options.class_weight == "balanced"
     if not classes and (balanced or readout == "logistic"):
         flag = "--class-weight balanced" if balanced else "--readout logistic"
@@ -140,6 +151,8 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
     }
     if readout == "logistic":
         return LogisticFitter(**shared)
+    if gap is not None:
+        return ForecastFitter(**shared, folds=folds, gap=gap)
     return RidgeFitter(
         **shared,
         folds=folds,
@@ -197,10 +210,9 @@ def _how(candidates: Candidates, rows: int) -> str:
         name = joined_name(candidates.columns[0])
         instead = f"the readout is {name} with a fixed penalty, and validation scores mean nothing"
         return f"{problem}; {instead}; add rows (or groups) of each class"
-    grouped = " by group" if candidates.grouped else ""
-    how = (
-        f"{candidates.fitter.folds}-fold cross-validation{grouped}" if candidates.fitter.folds else "valid"
-    )
+    fitter = candidates.fitter
+    kind = " by group" if candidates.grouped else " in time" if isinstance(fitter, ForecastFitter) else ""
+    how = f"{fitter.folds}-fold cross-validation{kind}" if fitter.folds else "valid"
     return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {how}"
 
 

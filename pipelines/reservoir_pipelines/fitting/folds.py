@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import Block, FoldBlock
+from reservoir.readouts.time_sweep import TimeFold
 from reservoir_pipelines.fitting.source import KNOWN, EntryView, KnownSplit, Source
 
 
@@ -164,6 +165,27 @@ def _held_out_in(splitter: Any, labels: np.ndarray, groups: np.ndarray | None) -
         for number, (_, held_out) in enumerate(splitter.split(labels, labels, groups)):
             fold_of_row[held_out] = number
     return fold_of_row
+
+
+def time_folds(samples: int, folds: int, gap: int) -> list[TimeFold]:
+    """Return folds of samples in time, as scikit-learn's ``TimeSeriesSplit`` divides them.
+
+    The held-out samples of the folds are the newest half: they are of one size, follow each other, and end
+    with the newest sample. A model is fitted to all samples before them but the last ``gap``.
+    """
+    # A readout of a sixth of the samples, with which TimeSeriesSplit begins by default, needs another penalty than one
+    # of all of them. On 25 generated and UCR series (benchmarks/forecasts.py), held-out halves had 8% smaller errors.
+    size = max(1, samples // (2 * folds))
+    from sklearn.model_selection import TimeSeriesSplit
+
+    with as_input_error(
+        f"forecasts: {samples} windows are too few for {folds} folds in time with a gap of {gap}",
+        "lower --forecast or --past, or give more steps",
+    ):
+        splits = [*TimeSeriesSplit(folds, gap=gap, test_size=size).split(np.empty(samples))]
+    return [
+        TimeFold(len(fitted), range(int(held_out[0]), int(held_out[-1]) + 1)) for fitted, held_out in splits
+    ]
 
 
 def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np.ndarray:

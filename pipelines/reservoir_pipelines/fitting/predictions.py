@@ -182,16 +182,27 @@ def _on_lines(readout: ReadoutPredictions, split: str, row: np.ndarray, rows: in
 def predict_held_out(
     readout: LinearReadout, source: EntrySource, scores: np.ndarray
 ) -> tuple[dict[KnownSplit, Predicted], dict[KnownSplit, slice | np.ndarray]]:
-    """Return the predictions from held-out scores (n, T) of the samples of train, then of valid, and their rows."""
-    samples = [len(source.labels(split)) for split in KNOWN]
-    assert sum(samples) == len(scores), "every sample has held-out scores"
-    predictions: dict[KnownSplit, Predicted] = {}
-    for split, part in zip(KNOWN, np.split(scores, samples[:1]), strict=True):
+    """Return the predictions from held-out scores (n, T) of the samples of train, then of valid, and their rows.
+
+    Folds in time never hold out the oldest samples, so the scores are those of the last ``n``.
+    """
+    splits: dict[KnownSplit, Predicted] = {}
+    rows: dict[KnownSplit, slice | np.ndarray] = {}
+    without_scores = sum(len(source.labels(split)) for split in KNOWN) - len(scores)
+    assert without_scores >= 0, "no more scores than samples"
+    for split in KNOWN:
+        samples = len(source.labels(split))
+        skipped = min(samples, without_scores)
+        without_scores -= skipped
+        part, scores = np.split(scores, [samples - skipped])
+        if not len(part):
+            continue
         labels, chances = readout.targets.predict(part), None
         if readout.has_probabilities:
             chances = readout.targets.probabilities(part, readout.temperature, readout.link)
-        predictions[split] = _predicted(labels, chances)
-    return predictions, {split: source.selected_rows(split) for split in KNOWN}
+        splits[split] = _predicted(labels, chances)
+        rows[split] = np.arange(skipped, samples) if skipped else source.selected_rows(split)
+    return splits, rows
 
 
 def predict_blocks(readout: Readout, blocks: Iterable[Block]) -> Predicted:

@@ -83,13 +83,16 @@ def refit(choice: Choice, task: Task) -> FinalReadout:
     calibrates = task.classes and fitter.calibrates and not fitter.folds
     if calibrates and isinstance(readout, LinearReadout):
         readout = readout.calibrate(source.blocks("valid"))
+    scores_of_rows = partial(nonconformity_scores, readout, source, fitter, alpha)
+    if task.horizon and fit.held_out:
+        scores_of_rows = partial(forecast_errors, fit.held_out)
     # Rows of valid are predicted before the readout is fitted to them.
     predictions, rows = _predict_known(fit, source, readout)
     return FinalReadout(
         result=fit.result,
         readout=fitter.refit(source, readout, alpha),
         source=source,
-        held_out=partial(nonconformity_scores, readout, source, fitter, alpha),
+        held_out=scores_of_rows,
         predictions=predictions,
         rows=rows,
     )
@@ -129,6 +132,12 @@ def nonconformity_scores(
         else:
             scores.append(np.abs(readout.predict(x) - y)[:, 0])
     return np.sort(np.concatenate(scores).astype(np.float64))
+
+
+def forecast_errors(held_out: Callable[[], tuple[np.ndarray, ...]]) -> np.ndarray:
+    """Return the absolute errors of forecasts of later windows than those that were fitted, ascending, (n, horizon)."""
+    scores, labels = held_out()
+    return np.sort(np.abs(scores - labels).astype(np.float64), axis=0)
 
 
 def _layer_choices(known: Known, selection: Selection) -> dict[str, Choice]:

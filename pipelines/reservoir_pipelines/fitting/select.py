@@ -21,9 +21,8 @@ from reservoir_pipelines.fitting.fitter import (
     fit_source,
     size_of,
 )
-from reservoir_pipelines.fitting.folds import held_out_units
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KNOWN, Source
+from reservoir_pipelines.fitting.source import Source
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,8 +66,7 @@ def select(
     """
     fitter = candidates.fitter
     fits, left_out = fit_columns(known, candidates)
-    # Fits are compared on validation rows, or on the held-out rows of all folds.
-    units = held_out_units(known.source(candidates.columns[0]), KNOWN if fitter.folds else ("valid",))
+    units = fitter.units(known.source(candidates.columns[0]))
     best_fit = choose_fit(fits, units, candidates.default)
     best = Choice(best_fit, known.source(best_fit.columns), fitter)
     sizes = candidates.curve_sizes

@@ -144,8 +144,9 @@ def _evaluate_validation(final: FinalReadout, task: Task) -> Evaluation:
     """Return the evaluation of a readout on the validation rows, or on the held-out rows of all folds."""
     source, splits = final.source, list(final.predictions)
     predicted = np.concatenate([final.predictions[split].labels for split in splits])
-    labels = np.concatenate([source.labels(split) for split in splits])
-    counts = np.concatenate([source.counts(split) for split in splits])
+    # Folds in time never hold out the oldest samples, each of which is a row.
+    labels = np.concatenate([source.labels(split) for split in splits])[-len(predicted) :]
+    counts = np.concatenate([source.counts(split) for split in splits])[-len(predicted) :]
     names = [str(task.label(number)) for number in range(task.classes)]
     return evaluate_labels(labels, predicted, names, None, counts, groups_of_splits(source.view, splits))
 

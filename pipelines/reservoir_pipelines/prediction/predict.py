@@ -180,6 +180,7 @@ class Predictions(Iterator[Prediction]):
 
     ``rows`` holds the encoded sequences, ``truths`` the label of each row in the file, None for rows
     without one. ``radius`` is the largest nonconformity score of a class in a set, or of a value in an interval.
+    A forecast has a prediction for each step.
     """
 
     bundle: Bundle
@@ -187,11 +188,12 @@ class Predictions(Iterator[Prediction]):
     file: Path
     rows: Rows
     truths: Sequence[Any]
-    radius: float | None
+    radius: float | np.ndarray | None
     abstain: bool
 
     def __post_init__(self) -> None:
-        self._stream = self._all_rows()
+        rows, horizon = self._all_rows(), self.bundle.task.horizon
+        self._stream = itertools.chain.from_iterable(map(steps_ahead, rows)) if horizon else rows
         # Blocks and batches have the sizes of an extraction, so that a row takes the same time.
         parts = zip(self.bundle.parts, self.models, strict=True)
         sizes = [_sizes(model, part.columns) if model else (BLOCK_ROWS["cpu"], 1) for part, model in parts]
@@ -199,8 +201,8 @@ class Predictions(Iterator[Prediction]):
         self._batch_rows = [batch for _, batch in sizes]
 
     def __len__(self) -> int:
-        """Return the number of rows of the file, with those that cannot be read."""
-        return len(self.rows) + len(self.rows.skipped)
+        """Return the number of predictions: rows of the file, with those that cannot be read, or steps of forecasts."""
+        return (len(self.rows) + len(self.rows.skipped)) * max(1, self.bundle.task.horizon)
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -241,7 +243,9 @@ class Predictions(Iterator[Prediction]):
                 chances = zip(classes, probabilities, strict=True)
                 among = [name for name, chance in chances if 1 - chance <= self.radius]
             elif self.radius is not None:
-                interval = [label - self.radius, label + self.radius]
+                interval = np.stack(
+                    [np.subtract(label, self.radius), np.add(label, self.radius)], axis=-1
+                ).tolist()
             yield Prediction(
                 id=ids[row],
                 label=None if self.abstain and among is not None and len(among) != 1 else label,
@@ -276,6 +280,17 @@ class Predictions(Iterator[Prediction]):
                     raise InputError(f"{self.file}: the model overflows in {row}", "correct or remove it")
                 read.append(samples(values, labels)[0])
         return np.concatenate(read, axis=1)
+
+
+def steps_ahead(forecast: Prediction) -> Iterator[Prediction]:
+    """Yield a prediction for each step of the forecast of a series, whose id is ``+1`` for the first."""
+    values = np.atleast_1d(forecast.label).tolist()
+    intervals = (
+        [None] * len(values) if forecast.interval is None else np.atleast_2d(forecast.interval).tolist()
+    )
+    series = f"{forecast.id} " if isinstance(forecast.id, str) else ""
+    for ahead, (value, interval) in enumerate(zip(values, intervals, strict=True), start=1):
+        yield replace(forecast, id=f"{series}+{ahead}", label=value, interval=interval)
 
 
 def _sizes(model: LoadedModel, columns: Sequence[str]) -> tuple[int, int]:
