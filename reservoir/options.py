@@ -91,12 +91,32 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and count them.")
     rate: int | None = option(None, "Sampling rate of sounds, in Hz.", at_least(1000), shown="16000")
     waveform: bool = option(False, "Read samples of sounds, not spectra; default for models of samples.")
+    resample: int | None = option(
+        None, "Resample each recording to this number of steps, before --window cuts it.", at_least(2)
+    )
+    window: int | None = option(
+        None,
+        "Cut each recording into windows of this number of steps, which stay in one split.",
+        at_least(2),
+    )
+    step: int | None = option(
+        None, "Steps from one window of a recording to the next.", at_least(1), shown="--window"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for first, second in (("values", "symbols"), ("regression", "classes")):
+        exclusive = (
+            ("values", "symbols"),
+            ("regression", "classes"),
+            ("resample", "symbols"),
+            ("forecast", "window"),
+            ("forecast", "resample"),
+        )
+        for first, second in exclusive:
             if getattr(self, first) and getattr(self, second):
                 raise InputError(f"--{first} --{second}: give one of the two")
+        if self.step and not self.window:
+            raise InputError(f"--step {self.step}: no --window", "pass --window, the steps of a window")
         if self.past is not None and self.forecast is None:
             raise InputError(f"--past {self.past} needs --forecast", "add the number of values to forecast")
         if self.drop is not None and not isinstance(self.drop, str):
@@ -370,7 +390,15 @@ class CoverageOptions(Options, panel="Output"):
             raise InputError("--abstain needs --coverage", "add --coverage 0.9")
 
 
-class PredictOptions(LabelsOptions, CoverageOptions, TrustOptions, DeviceOptions):
+class WindowsOptions(Options, panel="Output"):
+    """What is printed of recordings that are cut into windows."""
+
+    windows: bool = option(
+        False, "Print a prediction of each window, not one of each recording (extract --window)."
+    )
+
+
+class PredictOptions(LabelsOptions, WindowsOptions, CoverageOptions, TrustOptions, DeviceOptions):
     """How a readout is applied to new sequences."""
 
 

@@ -17,7 +17,7 @@ from reservoir_pipelines.data.table import read_table
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction import outputs
 from reservoir_pipelines.prediction.outputs import evaluate_predictions, write_predictions
-from reservoir_pipelines.prediction.predict import Prediction
+from reservoir_pipelines.prediction.prediction import Prediction
 from sklearn import metrics
 
 from reservoir.errors import InputError

@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks import TASKS, check_parameter, task_named
+from reservoir.tasks import TASKS, task_named, unknown_parameter
 from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
@@ -20,7 +20,7 @@ from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import PREFIX, is_hub
 from reservoir_pipelines.data.labels import Labels, encode_labels, split_rows
-from reservoir_pipelines.data.rows import OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
+from reservoir_pipelines.data.rows import OF_RECORDINGS, OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
 from reservoir_pipelines.data.values import (
     MAX_SYMBOLS,
     SAMPLE,
@@ -33,7 +33,9 @@ from reservoir_pipelines.data.values import (
     standardisation,
 )
 
-LATER_OPTIONS = ("forecast", "past")  # that the digests of prepared folders have only if they are given
+OF_FORECASTS = ("forecast", "past")
+"""The options of forecasts."""
+
 NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
 
 
@@ -48,8 +50,10 @@ def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> So
     if not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
         tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}", f"{tasks}{nearest(name, TASKS)}")
+    names = [field.name for field in fields(OwnDataOptions)]
     for parameter in parameters:
-        check_parameter(name, parameter, [field.name for field in fields(OwnDataOptions)])
+        if parameter not in names:
+            raise unknown_parameter(name, parameter, names)
     return OwnData(name, OwnDataOptions(**parameters))
 
 
@@ -75,13 +79,14 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        # Options of later versions count only if they are given, so that data that was prepared before is still found.
+        # Options of recordings and forecasts count only if they are given, so that data that was prepared before they
+        # existed keeps its folder. "asked" is the name that the options have in the digests of these folders.
         options = {
             name: value
             for name, value in vars(self.options).items()
-            if value is not None or name not in LATER_OPTIONS
+            if name not in (*OF_RECORDINGS, *OF_FORECASTS) or value is not None
         }
-        return {"asked": options}  # the name that it has in the digests of prepared folders
+        return {"asked": options}
 
     @property
     def name(self) -> str:
@@ -268,15 +273,7 @@ class OwnData(Source):
     @cached_property
     def _labels_per_row(self) -> np.ndarray | None:
         """Number of labels of each row, if every token has one."""
-        if "each" in self._rows.parameters:  # the reader has seen labels of tokens
-            return self._lengths
-        # y0, y1 ... of a table are several outputs.
-        if self._rows.holds == "images" or "columns" in self._rows.parameters:
-            return None
-        # Of sequences of one token, a label (rows, 1) is that of the whole row.
-        rows_and_tokens, label_shape = self._shape[:2], self._y.shape
-        one_label_per_token = label_shape[:2] == rows_and_tokens and rows_and_tokens[1] > 1
-        return self._lengths if one_label_per_token else None
+        return self._lengths if self._rows.labels_tokens else None
 
     @property
     def _y(self) -> np.ndarray:

@@ -7,12 +7,13 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from reservoir_cache import FeatureStore
+from reservoir_cache import FeatureStore, SplitFeatures
 
 from reservoir.readouts import evaluation
 from reservoir.readouts.evaluation import Evaluation, balanced_interval
-from reservoir.readouts.linear import Block, Tally
+from reservoir.readouts.linear import Block, Readout, Tally
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data.recordings import recording_name
 from reservoir_pipelines.fitting.fitter import CurveReadout
 from reservoir_pipelines.fitting.predictions import (
     LabelledRows,
@@ -75,12 +76,16 @@ class Scores:
 def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     """Return the scores of a final readout on the test rows, which are read once."""
     samples, parts = test.read(final.source), list[Predicted]()
+    window_scores = list[np.ndarray]()
+    joins_windows = "window" in task.parameters and task.readout_tokens == 1
     names = [str(task.label(number)) for number in range(task.classes)]
     test_rows = samples.view["test"]
 
     def blocks() -> Iterator[Block]:
         for x, y in samples.blocks("test"):
             parts.append(predict_block(final.readout, x))
+            if joins_windows:
+                window_scores.append(_scores_to_join(final.readout, x, task.classes))
             yield x, y
 
     counts = samples.counts("test")
@@ -88,6 +93,9 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     # Sequences that were left out as too long count as wrong in a further accuracy.
     kept_share = samples.view.entry.made_with.get("kept", {}).get("test", 1.0)
     scores = scores.with_baseline(task.floor, kept_share)
+    if joins_windows:
+        joined = _score_of_recordings(test_rows, np.concatenate(window_scores), names)
+        scores = replace(scores, scores=scores.scores | joined)
     metric = final.result.metric
     interval = balanced_interval(scores) if metric == "balanced_accuracy" else scores.interval
     return Scores(
@@ -99,6 +107,36 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
         units=test.units,
         rows=LabelledRows(ids=test_rows.ids, y=test_rows.labels, groups=test_rows.groups),
     )
+
+
+def _scores_to_join(readout: Readout, x: np.ndarray, classes: int) -> np.ndarray:
+    """Return what windows of a recording are joined by: values (n, outputs), or (n, outputs, classes).
+
+    The latter are probabilities, or 1 for the label of a readout without probabilities.
+    """
+    if not classes:
+        return readout.predict(x)
+    if readout.has_probabilities:
+        return readout.probabilities(x)
+    return np.eye(classes)[readout.predict(x).astype(int)]
+
+
+def _score_of_recordings(
+    windows: SplitFeatures, scores: np.ndarray, classes: Sequence[str]
+) -> dict[str, float]:
+    """Return the score of recordings whose scores are the means of their windows', by its name; as `predict` joins."""
+    names = [recording_name(name) for name in windows.ids.tolist()]
+    _, first, recording, counts = np.unique(
+        names, return_index=True, return_inverse=True, return_counts=True
+    )
+    sums = np.zeros((len(counts), *scores.shape[1:]))
+    np.add.at(sums, recording, scores)
+    means = sums / counts.reshape(-1, *[1] * (scores.ndim - 1))
+    predicted = means.argmax(axis=-1) if classes else means
+    y = windows.labels[first].reshape(predicted.shape)  # every window has the label of its recording
+    metric = "accuracy" if classes else "R²"
+    joined = evaluation.evaluate_labels(y, predicted, classes)
+    return {f"{metric}_of_recordings": joined.scores[metric]}
 
 
 def evaluate_all(finals: Iterable[FinalReadout], test: Test, task: Task) -> dict[FinalReadout, Scores]:
