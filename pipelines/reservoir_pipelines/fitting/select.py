@@ -67,7 +67,7 @@ def select(
     fitter = candidates.fitter
     fits, left_out = fit_columns(known, candidates)
     units = fitter.units(known.source(candidates.columns[0]))
-    best_fit = choose_fit(fits, units, candidates.default)
+    best_fit = choose_fit(fits, units, candidates.default, candidates.default_errors)
     best = Choice(best_fit, known.source(best_fit.columns), fitter)
     sizes = candidates.curve_sizes
     curve = fitter.learning_curve(best.source, sizes) if sizes else []
@@ -130,14 +130,16 @@ def _fit_each(
     return fits
 
 
-def choose_fit(fits: Sequence[ColumnFit], units: np.ndarray, default: Columns | None = None) -> ColumnFit:
+def choose_fit(
+    fits: Sequence[ColumnFit], units: np.ndarray, default: Columns | None = None, errors: float = 1.0
+) -> ColumnFit:
     """Return the fit with the best score on held-out samples, or that of a default column unless it is clearly worse.
 
-    ``units`` (n,) is the row or group of each held-out sample.
+    ``units`` (n,) is the row or group of each held-out sample; ``errors`` is as in `clearly_better`.
     """
     best = max(fits, key=lambda fit: fit.result.sort_key)
     default_fit = next((fit for fit in fits if fit.columns == default), None)
-    if default_fit is None or clearly_better(best, default_fit, units):
+    if default_fit is None or clearly_better(best, default_fit, units, errors):
         return best
     return default_fit
 
@@ -150,8 +152,8 @@ def better_baseline(
     return max(better, key=lambda fit: fit.result.sort_key) if better else None
 
 
-def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
-    """Return whether a fit is better on the same held-out samples by more than a standard error of the difference."""
+def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray, errors: float = 1.0) -> bool:
+    """Return whether a fit is better on the same held-out samples by more than ``errors`` standard errors."""
     if fit.sample_scores is None or other.sample_scores is None:
         return False  # there is no evidence
     if fit.result.sort_key <= other.result.sort_key:
@@ -161,7 +163,9 @@ def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     samples = min(len(values) for values in sample_scores)
     ours, others = (values.reshape(samples, -1).mean(axis=1) for values in sample_scores)
     differences = ours - others
-    return float(differences.mean()) > standard_error(differences, _units_of_samples(units, samples))
+    return float(differences.mean()) > errors * standard_error(
+        differences, _units_of_samples(units, samples)
+    )
 
 
 def _valid_error(fit: ColumnFit, units: np.ndarray) -> float | None:
