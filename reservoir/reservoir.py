@@ -14,8 +14,8 @@ from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
 from reservoir.inputs.native import Reader, open_native
-from reservoir.inputs.random_input import GAIN, draw_input
-from reservoir.options import ReservoirOptions
+from reservoir.inputs.random_input import draw_input
+from reservoir.options import GAIN, ReservoirOptions
 from reservoir.processor import faster_precision
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.errors import InputError
+from reservoir.options import GAIN
 from reservoir.random import generator
 from reservoir.tasks.patches import contrast_normalised, whitening
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
-
-GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
 
 # Images for `edges`: discs drawn over each other, the last one on top, in a square field.
 DISCS = 40

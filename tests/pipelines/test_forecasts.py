@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from reservoir_pipelines import extract, fit, predict, prepare
+from reservoir_pipelines.fitting import select
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.folds import time_folds
 from sklearn.linear_model import Ridge
@@ -215,11 +216,11 @@ def test_forecasts_that_repeat_values_stand_beside_the_readout(tmp_path):
         assert scores[name] == pytest.approx(r2, rel=1e-3)
 
 
-@pytest.mark.parametrize("select", ["auto", "cv3", "valid"])
-def test_intervals_are_quantiles_of_the_errors_on_later_windows(tmp_path, select):
-    path, result = fitted(tmp_path, series(), select=select)
+@pytest.mark.parametrize("rule", ["auto", "cv3", "valid"])
+def test_intervals_are_quantiles_of_the_errors_on_later_windows(tmp_path, rule):
+    path, result = fitted(tmp_path, series(), select=rule)
     errors = Bundle.load(tmp_path / "readout").held_out
-    held_out = {"auto": 10 * (148 // 20), "cv3": 3 * (148 // 6), "valid": 38}[select]
+    held_out = {"auto": 10 * (148 // 20), "cv3": 3 * (148 // 6), "valid": 38}[rule]
     assert errors.shape == (held_out, HORIZON)
     radius = errors[int(np.ceil((held_out + 1) * 0.8)) - 1]
     for ahead, prediction in enumerate(predict(tmp_path / "readout", path, coverage=0.8)):
@@ -268,3 +269,12 @@ def test_each_series_gets_its_own_forecast(tmp_path):
     fit(extracted(path, id="shop", label="load"), out=tmp_path / "readout")
     ids = [prediction.id for prediction in predict(tmp_path / "readout", path)]
     assert ids == ["a +1", "a +2", "a +3", "b +1", "b +2", "b +3"]
+
+
+def test_a_repetition_that_is_clearly_better_is_saved_and_forecasts(tmp_path, monkeypatch):
+    monkeypatch.setattr(select, "clearly_better", lambda fit, *_: str(fit.columns[0]) == "the value 6 steps before")
+    values = series()
+    path, result = fitted(tmp_path, values)
+    assert result.best.columns == ("the value 6 steps before",)
+    labels = [prediction.label for prediction in predict(tmp_path / "readout", path)]
+    np.testing.assert_allclose(labels, values[-6:-3], rtol=1e-6)

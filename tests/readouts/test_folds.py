@@ -105,11 +105,11 @@ def test_repeats_give_different_folds():
 
 
 def test_fewer_rows_or_groups_than_folds_are_refused():
-    with pytest.raises(InputError, match="5 folds for 4 rows"):
+    with pytest.raises(InputError, match="4 rows"):
         draw_folds(4, 5)
-    with pytest.raises(InputError, match="4 folds for 3 groups"):
+    with pytest.raises(InputError, match="3 groups"):
         draw_folds(6, 4, groups=np.array([0, 0, 1, 1, 2, 2]))
-    with pytest.raises(InputError, match="needs two groups or more, but there is 1"):
+    with pytest.raises(InputError, match="groups"):
         draw_folds(6, 1, groups=np.zeros(6))
     for refused in (lambda: draw_folds(4, 1), lambda: cross_sweep([], Targets(1, 2), folds=1)):
         with pytest.raises(InputError, match="1 folds"):

@@ -1,9 +1,9 @@
-"""The folds of cross-validation, the draws of a learning curve, and the units (rows or groups) that never split."""
+"""The folds of cross-validation, whether they can choose a readout, and the draws of a learning curve."""
 
 import functools
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import Block, FoldBlock
 from reservoir.readouts.time_sweep import TimeFold
-from reservoir_pipelines.fitting.source import KNOWN, EntryView, KnownSplit, Source
+from reservoir_pipelines.fitting.source import KNOWN, Source, groups_of_splits, held_out_units
 
 
 def can_choose(labels: np.ndarray, units: np.ndarray) -> bool:
@@ -37,23 +37,6 @@ def folds_can_choose(source: Source, classes: int) -> bool:
     return can_choose(labels[:, 0], held_out_units(source, KNOWN))
 
 
-def held_out_units(source: Source, splits: Sequence[KnownSplit]) -> np.ndarray:
-    """Return the number of the row, or the group, of each sample of some splits, (n,); units are independent."""
-    counts = np.concatenate([source.counts(split) for split in splits])
-    groups = groups_of_splits(source, splits)
-    return np.repeat(np.arange(len(counts)) if groups is None else groups, counts)
-
-
-def groups_of_splits(
-    rows: Source | EntryView[KnownSplit], splits: Sequence[KnownSplit] = KNOWN
-) -> np.ndarray | None:
-    """Return the group of each row in some splits, one after the other; None if the rows have no groups."""
-    groups = [rows.groups(split) for split in splits]
-    if any(of_split is None for of_split in groups):
-        return None
-    return np.concatenate([of_split for of_split in groups if of_split is not None])
-
-
 def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
     """Return the fold of each sample in train, then valid, (n, repeats); samples of a row or group share a fold."""
     if source.fold_of_sample is not None:
@@ -75,9 +58,11 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
 def _draw_once(
     rows: int, folds: int, labels: bytes | None, groups: bytes | None, repeat: int
 ) -> np.ndarray:
-    """Return `draw_folds` for the bytes of the class and the group of each row, both of int64."""
-    of_rows = [None if part is None else np.frombuffer(part, np.int64) for part in (labels, groups)]
-    fold_of_row = draw_folds(rows, folds, labels=of_rows[0], groups=of_rows[1], repeat=repeat)
+    """Return `draw_folds`; classes and groups are given as bytes of int64, because a cache has no arrays as keys."""
+    class_of_row = None if labels is None else np.frombuffer(labels, np.int64)
+    group_of_row = None if groups is None else np.frombuffer(groups, np.int64)
+    fold_of_row = draw_folds(rows, folds, labels=class_of_row, groups=group_of_row, repeat=repeat)
+    # The cache returns the same array to all callers.
     fold_of_row.flags.writeable = False
     return fold_of_row
 
