@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
+from reservoir.raw_input import MAX_WIDTH
 from reservoir.readouts.linear import Targets
 from reservoir.readouts.time_sweep import LastValue, TimeFold, time_sweep
 
@@ -104,6 +105,7 @@ def test_windows_without_a_value_to_forecast_are_left_out_and_gaps_are_filled_wi
         ({"forecast": 3, "past": 190}, {}, "too few for --past 190"),
         ({"forecast": 3}, {"load": "high"}, "one column to forecast"),
         ({"forecast": 3}, {"time": 1}, "a second row at time 1.*--id"),
+        ({"forecast": 3, "past": MAX_WIDTH + 1}, {}, f"at most {MAX_WIDTH:,} values"),
         ({"forecast": 3, "group": "load"}, {}, "--group does not apply"),
         ({"forecast": 3, "label": "price"}, {}, "no column 'price'"),
     ],

@@ -40,6 +40,9 @@ MAX_PAST = 104
 PAST_SHARE = 1 / 8
 """Share of a series that a window reads by default, so that most steps have a whole window before them."""
 
+MAX_PAST_VALUES = 6144
+"""Most values of a window: the raw past is a feature of readouts value by value, see `MAX_WIDTH` of `raw_input`."""
+
 PIECE_VALUES = 2**22  # values of the windows that are in memory at a time
 
 UNUSED = (
@@ -213,6 +216,12 @@ def _labelled_windows(
     """Return every window that has ``horizon`` steps after it, oldest first, with these as labels, and its split."""
     typical = int(np.median([len(part.steps) for part in series]))
     past = options.past or max(1, min(MAX_PAST, round(PAST_SHARE * typical)))
+    read = past * len(columns.values) * (2 if options.missing == "mask" else 1)
+    if read > MAX_PAST_VALUES:
+        raise InputError(
+            f"{origin}: --past {past:,} reads {read:,} values of {listed(columns.values)}",
+            f"lower it, so that at most {MAX_PAST_VALUES:,} values are read, or leave out columns with --drop",
+        )
     offsets = np.cumsum([0, *(len(part.steps) for part in series)])
     steps = np.concatenate([part.values for part in series])
     # Each window by its first label: the row of the table, and its distance to the end of the series. Series are
@@ -267,4 +276,5 @@ def _has_values(windows: Windows) -> np.ndarray:
     """Return which windows have a value of every channel, (rows,): those without cannot be filled."""
     present = np.isfinite(windows.steps)
     counts = np.concatenate([np.zeros((1, present.shape[1]), np.int64), present.cumsum(axis=0)])
-    return (counts[windows.starts + windows.past] > counts[windows.starts]).all(axis=1)
+    numbers = counts[windows.starts + windows.past] - counts[windows.starts]
+    return numbers.min(axis=1) > 0
