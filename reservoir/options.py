@@ -184,8 +184,8 @@ class ShapeOptions(Options, panel="Model"):
 
     backbone: str | None = option(
         None,
-        "Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.",
-        shown="mini",
+        "Frozen model: kernels (no transformer), mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.",
+        shown="kernels for your own series, else mini",
     )
     seed: int = option(0, "Seed of random weights, the input layer and the order of rows.", seed_number)
 

@@ -38,6 +38,16 @@ class InputLayer(nn.Module):
         return self.dropout(self.map(x))
 
 
+class NoInputLayer(nn.Module):
+    """Passes on tokens that have the backbone's width already, such as the responses of kernels."""
+
+    special = 0, 0  # it adds no special tokens before and after those of the data
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens (batch, tokens, width) as they are."""
+        return x
+
+
 def draw_input(
     kind: str, task: Task, windows: Windows, width: int, *, seed: int = 0, gain: float = GAIN
 ) -> InputLayer:

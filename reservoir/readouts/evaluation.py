@@ -149,19 +149,35 @@ def _confusion(y: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray
 def _class_scores(
     y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None = None
 ) -> dict[str, float]:
-    """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur."""
-    from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
+    """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur.
 
-    present, rows = np.unique(y, return_counts=True)
+    They equal those of `sklearn.metrics`, whose import takes as long as all else in the fit of a small data set.
+    """
+    # The classes that occur among the true or the predicted labels: rows of each, predictions of each, and hits.
+    labels, codes = np.unique(np.concatenate([y, predicted]), return_inverse=True)
+    true, guessed = codes[: len(y)], codes[len(y) :]
+    rows, predictions, hits = (
+        np.bincount(part, minlength=len(labels)) for part in (true, guessed, true[true == guessed])
+    )
+    is_present = rows > 0
     scores = {
-        "accuracy": accuracy_score(y, predicted),
+        "accuracy": np.mean(true == guessed),
         "majority_baseline": rows.max() / len(y),
-        "balanced_accuracy": recall_score(y, predicted, labels=present, average="macro"),
-        "macro_f1": f1_score(y, predicted, average="macro"),
+        "balanced_accuracy": np.mean(hits[is_present] / rows[is_present]),
+        "macro_f1": np.mean(2 * hits / (rows + predictions)),
     }
-    if ranks is not None and len(present) == 2:
-        scores["auc"] = roc_auc_score(y == y.max(), ranks)
+    if ranks is not None and is_present.sum() == 2:
+        scores["auc"] = _area_under_curve(y == y.max(), ranks)
     return {name: float(value) for name, value in scores.items()}
+
+
+def _area_under_curve(is_positive: np.ndarray, ranks: np.ndarray) -> float:
+    """Return how often a positive sample (n,) ranks above a negative one, where ties count half (Mann-Whitney's U)."""
+    _, places, counts = np.unique(ranks, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2  # from 1, the same for ties
+    positives = int(is_positive.sum())
+    wins = mean_rank[places][is_positive].sum() - positives * (positives + 1) / 2
+    return wins / (positives * (len(ranks) - positives))
 
 
 def evaluate_values(

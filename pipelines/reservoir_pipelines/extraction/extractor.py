@@ -66,7 +66,7 @@ def load_extractor(
         model.windows.checked_counts(prepared.split(split).lengths[index])
     spec = make_spec(prepared, rows, model, plan.store)
     reader_note = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    notes = (reader_note, plan.input_note, plan.precision_note(model.compute), plan.note)
+    notes = (reader_note, plan.input_note, plan.model_note(model.compute), plan.note)
     return Extractor(
         root=root,
         prepared=prepared,
