@@ -31,6 +31,12 @@ VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for windows of valu
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
 SEGMENTS = "segments8"  # keeps the position of values in the sequence
 
+# The default poolings of values in time, each with its reason.
+POOLINGS_IN_TIME: Mapping[Kind, tuple[str, str]] = {
+    "series": (",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"),
+    "forecasts": ("last", "the newest step has seen all steps before it"),
+}
+
 # Poolings for more rows than the default of a kind has, from most to fewest columns. Those without shares are stored
 # as float16. Series and symbols lose their blocks before they get poolings without segments, see `INPUT_POOLINGS`.
 FEWER_POOLINGS: Mapping[Kind, Sequence[Names]] = {
@@ -159,10 +165,8 @@ def _default_poolings(
         )
     if reader:
         return _native_poolings(task, reader)
-    if kind == "forecasts":
-        return "last", "the newest step, which has seen all steps before it"
-    if kind == "series":
-        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
+    if kind in POOLINGS_IN_TIME:
+        return POOLINGS_IN_TIME[kind]
     if kind == "named task" or task.readout_tokens > 1:
         return "last,mean", "the last token, as in the paper, and the mean of all"
     aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= MAX_TOKEN_FEATURES
