@@ -8,7 +8,9 @@ import pytest
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.fitting import select
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.fitter import ColumnFit
 from reservoir_pipelines.fitting.folds import time_folds
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit
 from sklearn.pipeline import make_pipeline
@@ -235,6 +237,18 @@ def test_intervals_are_quantiles_of_the_errors_on_later_windows(tmp_path, rule):
     assert r2 == pytest.approx(result.best.valid_score, abs=0.02)
 
 
+def test_a_fit_must_be_better_in_most_folds():
+    fitter = ForecastFitter(classes=0, alphas=np.ones(1), folds=10, gap=0)
+
+    def scored(differences):
+        return ColumnFit(columns=(), results=(), best=0, solve=None, sample_scores=lambda: np.repeat(differences, 3))
+
+    level, units = scored(np.zeros(10)), np.arange(30)
+    assert fitter.wins_most_folds(scored([1.0] * 8 + [-1.0] * 2), level, units)
+    assert not fitter.wins_most_folds(scored([100.0] * 7 + [-1.0] * 3), level, units)
+    assert not fitter.wins_most_folds(scored([1.0] * 9 + [-10.0]), level, units)
+
+
 def test_the_command_line_prints_a_line_for_each_step(tmp_path, call, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "cache"))
@@ -274,9 +288,11 @@ def test_each_series_gets_its_own_forecast(tmp_path):
 
 
 def test_a_repetition_that_is_clearly_better_is_saved_and_forecasts(tmp_path, monkeypatch):
-    monkeypatch.setattr(select, "clearly_better", lambda fit, *_: str(fit.columns[0]) == "the value 6 steps before")
+    monkeypatch.setattr(
+        select, "clearly_better", lambda fit, *_, **__: str(fit.columns[0]) == "the value 6 steps before"
+    )
     values = series()
     path, result = fitted(tmp_path, values)
-    assert result.best.columns == ("the value 6 steps before",)
+    assert result.best.columns == (name,)
     labels = [prediction.label for prediction in predict(tmp_path / "readout", path)]
     np.testing.assert_allclose(labels, values[-6:-3], rtol=1e-6)

@@ -243,11 +243,13 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
 def _raw_part(source: RawSource[Any]) -> Part:
     """Return the part of the raw input, of a statistic of it, or of its windows."""
     features = source.features
+    # A forecast that repeats values has a name of its own, but reads the raw input as it is.
+    columns = (RAW.name,) if features is None else names_of(source.columns)
     return Part(
         reservoir=None,
         digest="",
         compute="",
-        columns=names_of(source.columns),
+        columns=columns,
         statistic=features if isinstance(features, Statistic) else None,
         windows=features.windows if isinstance(features, RawWindows) else None,
     )

@@ -25,6 +25,10 @@ from reservoir_pipelines.fitting.source import (
 
 CHANGES = "ridge of changes"  # the readout of the changes from the last value
 LAST_VALUE = "the last value"
+# Share of the folds in which the hidden state must improve forecasts of the raw past. A few large errors, as in a
+# crisis, move a standard error. Of 124 forecasts of generated, UCR and economic series, 27 were better than those of the
+# raw past and 1 was worse; with one standard error 38 and 9, with two 20 and 2, and larger errors on average.
+FOLDS_WON = 0.8
 PLAIN_PERIOD = 0.8  # largest squared error, relative to that of the last value, of a period that is plain
 PERIOD_ROWS = 10_000  # newest training windows in which a period is looked for
 
@@ -70,6 +74,15 @@ class ForecastFitter(RidgeFitter):
         """Return the unit of each held-out window, (n,): windows whose labels overlap are not independent."""
         held_out = sum(len(fold.held_out) for fold in self._folds(source))
         return np.arange(held_out) // (self.gap + 1)
+
+    def wins_most_folds(self, fit: ColumnFit, other: ColumnFit, _: np.ndarray) -> bool:
+        """Return whether a fit is better than another on the held-out windows, and on those of most folds."""
+        if fit.sample_scores is None or other.sample_scores is None:
+            return False  # there is no evidence
+        # The folds follow each other and have one size.
+        differences = np.split(fit.sample_scores() - other.sample_scores(), max(1, self.folds))
+        wins = [difference.mean() > 0 for difference in differences]
+        return bool(np.mean(differences) > 0 and np.mean(wins) >= FOLDS_WON)
 
     def held_out(self, source: Source, readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
         """Return the scores (n, T) of a readout without a fit on the held-out windows, and their labels."""

@@ -20,6 +20,7 @@ from reservoir_pipelines.fitting.fitter import (
     add_fit,
     fit_source,
 )
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.source import Source
 
@@ -68,7 +69,8 @@ def select(
     fitter = candidates.fitter
     fits, left_out = fit_columns(known, candidates)
     units = fitter.units(known.source(candidates.columns[0]))
-    best_fit = choose_fit(fits, units, candidates.default, candidates.default_errors)
+    rule = fitter.wins_most_folds if isinstance(fitter, ForecastFitter) else clearly_better
+    best_fit = choose_fit(fits, units, candidates.default, rule)
     best = Choice(best_fit, known.source(best_fit.columns), fitter)
     sizes = candidates.curve_sizes
     curve = fitter.learning_curve(best.source, sizes) if sizes else []
@@ -136,15 +138,19 @@ def _fit_each(
 
 
 def choose_fit(
-    fits: Sequence[ColumnFit], units: np.ndarray, default: Columns | None = None, errors: float = 1.0
+    fits: Sequence[ColumnFit],
+    units: np.ndarray,
+    default: Columns | None = None,
+    rule: Callable[[ColumnFit, ColumnFit, np.ndarray], bool] | None = None,
 ) -> ColumnFit:
     """Return the fit with the best score on held-out samples, or that of a default column unless it is clearly worse.
 
-    ``units`` (n,) is the row or group of each held-out sample; ``errors`` is as in `clearly_better`.
+    ``units`` (n,) is the row or group of each held-out sample. The ``rule`` says whether the first of two
+    fits is clearly better; it is `clearly_better` by default.
     """
     best = max(fits, key=lambda fit: fit.result.sort_key)
     default_fit = next((fit for fit in fits if fit.columns == default), None)
-    if default_fit is None or clearly_better(best, default_fit, units, errors):
+    if default_fit is None or (rule or clearly_better)(best, default_fit, units):
         return best
     return default_fit
 
@@ -157,10 +163,11 @@ def better_baseline(
     return max(better, key=lambda fit: fit.result.sort_key) if better else None
 
 
-def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray, errors: float = 1.0) -> bool:
-    """Return whether a fit is better than another on the same held-out rows, by more than ``errors`` standard errors.
+def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
+    """Return whether a fit is better than another on the same held-out rows, by more than a standard error.
 
-    The standard error is that of the difference of their scores; ``units`` as in `choose_fit`.
+    The standard error is that of the difference of their scores; ``units`` (n,) is the row or group of
+    each held-out sample.
     """
     if fit.sample_scores is None or other.sample_scores is None:
         return False  # there is no evidence
@@ -171,8 +178,7 @@ def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray, errors: 
     scores, other_scores = fit.sample_scores(), other.sample_scores()
     samples = min(len(scores), len(other_scores))
     differences = scores.reshape(samples, -1).mean(axis=1) - other_scores.reshape(samples, -1).mean(axis=1)
-    error = standard_error(differences, _units_of_samples(units, samples))
-    return float(differences.mean()) > errors * error
+    return float(differences.mean()) > standard_error(differences, _units_of_samples(units, samples))
 
 
 def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
