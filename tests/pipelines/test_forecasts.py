@@ -288,9 +288,8 @@ def test_each_series_gets_its_own_forecast(tmp_path):
 
 
 def test_a_repetition_that_is_clearly_better_is_saved_and_forecasts(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        select, "clearly_better", lambda fit, *_, **__: str(fit.columns[0]) == "the value 6 steps before"
-    )
+    name = "the value 6 steps before"
+    monkeypatch.setattr(select, "clearly_better", lambda fit, *_: str(fit.columns[0]) == name)
     values = series()
     path, result = fitted(tmp_path, values)
     assert result.best.columns == (name,)

@@ -26,8 +26,8 @@ from reservoir_pipelines.fitting.source import (
 CHANGES = "ridge of changes"  # the readout of the changes from the last value
 LAST_VALUE = "the last value"
 # Share of the folds in which the hidden state must improve forecasts of the raw past. A few large errors, as in a
-# crisis, move a standard error. Of 124 forecasts of generated, UCR and economic series, 27 were better than those of the
-# raw past and 1 was worse; with one standard error 38 and 9, with two 20 and 2, and larger errors on average.
+# crisis, move a standard error. Of 124 forecasts of generated, UCR and economic series, 27 were better than those of
+# the raw past and 1 was worse; with one standard error 38 and 9, with two 20 and 2, and larger errors on average.
 FOLDS_WON = 0.8
 PLAIN_PERIOD = 0.8  # largest squared error, relative to that of the last value, of a period that is plain
 PERIOD_ROWS = 10_000  # newest training windows in which a period is looked for
