@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from reservoir.hidden_states import HiddenStates
 
 MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
+# Smallest response of a kernel that competes, for kernels of norm 6 and values of variance 1. Where a row is
+# constant, the responses are rounding errors, of which the largest would win by chance.
+LEAST_RESPONSE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,53 @@ class Shares(Pooling):
         return _side_by_side(above / lengths)
 
 
+class Compete(Pooling):
+    """For groups of K neighbouring channels, how far each channel leads, and how often it is the lowest.
+
+    At each token, the channel with the largest value of its group leads by this value, if it is positive, and
+    the channel with the smallest value is the lowest, if it is negative. The features of a channel are the
+    square root of the mean of its leads over all real tokens, for all channels, then the square root of the
+    share of tokens where it is the lowest. Roots make rare and frequent channels comparable. Hydra (Dempster,
+    Schmidt and Webb 2023) has sums in the place of means.
+    """
+
+    pattern = "competeK"
+    note = "in groups of K channels"
+    needs_float32 = True
+
+    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        if width % self.number:
+            raise InputError(
+                f"pooling {self.name}: {width:,} channels are not groups of {self.number}",
+                "use a number that divides the width",
+            )
+        return 1, 2 * width
+
+    def of(self, states: HiddenStates) -> Tensor:
+        import torch
+
+        # Zeros at padding lead nowhere and are never the lowest.
+        groups = states.filled(0.0).transpose(1, 2).unflatten(1, (-1, self.number))
+        largest = groups.amax(dim=2, keepdim=True)
+        smallest = groups.amin(dim=2, keepdim=True)
+        leads = largest.masked_fill(largest < LEAST_RESPONSE, 0.0)
+        is_lowest = (smallest < -LEAST_RESPONSE).float()
+        # Products of (batch, groups, K, tokens) with (batch, groups, tokens, 1) sum over the tokens in one pass.
+        sums = [
+            (groups == largest).float() @ leads.transpose(2, 3),
+            (groups == smallest).float() @ is_lowest.transpose(2, 3),
+        ]
+        means = torch.cat([values.flatten(1) for values in sums], dim=1) / states.lengths[:, None]
+        return means.sqrt()[:, None]
+
+    def join(
+        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
+    ) -> np.ndarray:
+        import numpy as np
+
+        return np.sqrt(_weighted_average(np.square(values), lengths, starts))
+
+
 class Grid(Pooling):
     """Mean, standard deviation, maximum and minimum of each of K x K cells of a square image, by statistic."""
 
@@ -316,7 +366,7 @@ class AllTokens(Pooling):
 
 _KINDS: tuple[type[Pooling], ...] = (
     *(Last, Mean, Words, Std, Min, Max, First, ClassToken),
-    *(Segments, Quantiles, Shares, Grid, TokensSideBySide, AllTokens),
+    *(Segments, Quantiles, Shares, Compete, Grid, TokensSideBySide, AllTokens),
 )
 
 POOLINGS = {kind.pattern: kind for kind in _KINDS}
