@@ -140,7 +140,9 @@ def launch(
         rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
         places = None if batch.places is None else put(batch.places)
         if batch.stored is not None:
-            x = _cut(model, x, put(batch.stored))[:, : batch.tokens].contiguous()
+            x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
+            # The responses of a convolution lie in memory channel by channel, as poolings read them.
+            x = x if model.convolution else x.contiguous()
         for column, pooled in model.fpt.features(x, lengths, columns).items():
             values = pooled if places is None else _at(places, pooled)
             tokens = values.shape[1]
@@ -264,8 +266,8 @@ def _cuts_windows(model: LoadedModel) -> bool:
 
 
 def _cut(model: LoadedModel, x: Tensor, lengths: Tensor) -> Tensor:
-    """Return the windows of stored sequences, (rows, windows, values), independent of the other rows."""
+    """Return the tokens of stored sequences, (rows, windows, values), independent of the other rows."""
     if len(x) > 1:
-        return model.windows.torch(x, lengths)[0]
+        return model.tokens(x, lengths)[0]
     # torch sums a single long row in several threads, and in another order than among other rows.
-    return model.windows.torch(x.repeat(2, *[1] * (x.ndim - 1)), lengths.repeat(2))[0][:1]
+    return model.tokens(x.repeat(2, *[1] * (x.ndim - 1)), lengths.repeat(2))[0][:1]

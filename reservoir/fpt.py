@@ -10,7 +10,7 @@ from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.native import NativeInput
-from reservoir.inputs.random_input import GAIN, InputLayer, set_parameters
+from reservoir.inputs.random_input import GAIN, InputLayer, NoInputLayer, set_parameters
 from reservoir.pooling import Last, find_pooling
 from reservoir.random import generator
 from reservoir.tasks.task import Task
@@ -27,7 +27,7 @@ class FPT(nn.Module):
         self,
         task: Task,
         backbone: Backbone,
-        inputs: InputLayer | NativeInput | None = None,
+        inputs: InputLayer | NoInputLayer | NativeInput | None = None,
         seed: int = 0,
         output_init: str = "orthogonal",
     ) -> None:

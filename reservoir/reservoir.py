@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
+from reservoir.inputs.kernels import KernelConvolution, kernels
 from reservoir.inputs.native import Reader, open_native
-from reservoir.inputs.random_input import GAIN, InputLayer, edges, kernels
+from reservoir.inputs.random_input import GAIN, InputLayer, NoInputLayer, edges
 from reservoir.options import ReservoirOptions
 from reservoir.processor import faster_precision
 from reservoir.random import generator
@@ -115,6 +117,12 @@ class LoadedModel:
     compute: str
     reader: Reader | None = None
     input_digests: Mapping[str, str] = field(default_factory=dict)
+    # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
+    convolution: KernelConvolution | None = None
+
+    def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
+        return (self.convolution or self.windows.torch)(x, lengths)
 
 
 def load_model(
@@ -130,6 +138,7 @@ def load_model(
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
+    convolution: KernelConvolution | None = None
     if settings.input == "native":
         native = open_native(seen, settings.backbone, settings.init, settings.depth)
         seen, backbone = native.seen, native.backbone
@@ -137,20 +146,14 @@ def load_model(
         input_digests = native.digests
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
-        weights = None
-        if settings.input == "kernels" and isinstance(seen.form, Vectors):
-            taps = len(windows.dilations) * windows.patch * windows.forms
-            shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
-            weights = kernels(backbone.width, settings.seed, shape)
-        elif settings.input == "edges":
-            # The total norm is that of orthogonal columns of norm 1.
-            weights = edges(seen, backbone.width, settings.seed)
-            weights *= math.sqrt(weights.shape[1] / weights.shape[0])
-        elif settings.input == "gaussian" and isinstance(seen.form, Vectors) and not windows.symbols:
-            # Windows of symbols stay orthogonal, as in older entries. The mean squared norm is the same.
-            sides = backbone.width, seen.form.dim
-            weights = generator(settings.seed, "input").standard_normal(sides) / math.sqrt(max(sides))
-        inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
+        if settings.input == "kernels" and not backbone.depth and not windows.plain:
+            channels = _input_shape(windows, seen)[3]
+            convolution = KernelConvolution(
+                windows, channels, backbone.width, settings.seed, settings.gain
+            ).to(place)
+            inputs = NoInputLayer()
+        else:
+            inputs = _random_input(settings, windows, seen, backbone.width)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
@@ -166,7 +169,31 @@ def load_model(
         input_digests=input_digests,
         # Recurrent backbones stay in float32.
         compute=str(backbone.compute).removeprefix("torch."),
+        convolution=convolution,
     )
+
+
+def _random_input(settings: Reservoir, windows: Windows, seen: Task, width: int) -> InputLayer:
+    """Return the input layer that is drawn for a task as ``seen`` by the model."""
+    weights = None
+    if settings.input == "kernels" and isinstance(seen.form, Vectors):
+        weights = kernels(width, settings.seed, _input_shape(windows, seen))
+    elif settings.input == "edges":
+        # The total norm is that of orthogonal columns of norm 1.
+        weights = edges(seen, width, settings.seed)
+        weights *= math.sqrt(weights.shape[1] / weights.shape[0])
+    elif settings.input == "gaussian" and isinstance(seen.form, Vectors) and not windows.symbols:
+        # Windows of symbols stay orthogonal, as in older entries. The mean squared norm is the same.
+        sides = width, seen.form.dim
+        weights = generator(settings.seed, "input").standard_normal(sides) / math.sqrt(max(sides))
+    return InputLayer(seen.form, width, settings.seed, settings.gain, weights)
+
+
+def _input_shape(windows: Windows, seen: Task) -> tuple[int, int, int, int]:
+    """Return the numbers of dilations, values, forms and channels in a window of a task as ``seen`` by the model."""
+    values = len(windows.dilations) * windows.patch * windows.forms
+    width = seen.form.dim if isinstance(seen.form, Vectors) else 0
+    return len(windows.dilations), windows.patch, windows.forms, width // values
 
 
 def choose_device(name: str) -> torch.device:

@@ -24,7 +24,7 @@ Loaded = tuple[nn.Module, dict[str, Any]]
 class Shape:
     """The size of a model, and how it reads a sequence."""
 
-    depth: int  # number of blocks
+    depth: int  # number of blocks; 0 for a family without blocks
     width: int
     max_tokens: int | None  # longest sequence; None if unlimited
     causal: bool  # whether a token sees only itself and those before it
@@ -177,7 +177,7 @@ class Family:
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1
     # at real tokens and None if no token is padding
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
-    blocks: str  # path of the list of blocks inside the model
+    blocks: str  # path of the list of blocks inside the model; empty for a family without blocks
     groups: dict[str, tuple[str, ...]]  # parts of the names of a group's parameters; the first match counts
     draw: Draw = draw_normal  # its default initialisation
     scheme: str = "normal with standard deviation initializer_range"  # the initialisation in words

@@ -144,7 +144,11 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
     """Refuse sizes that no model has, a depth that this one does not have, and code from the hub."""
     with usable_configuration(name):
         shape = family.shape(config)
-    sizes = {"blocks": shape.depth, "width": shape.width, "positions": shape.max_tokens}
+    sizes = {
+        "blocks": shape.depth if family.blocks else None,
+        "width": shape.width,
+        "positions": shape.max_tokens,
+    }
     sizes["attention heads"] = getattr(config, "num_attention_heads", getattr(config, "n_head", None))
     for what, size in sizes.items():
         if size is not None and (type(size) is not int or size < 1):
@@ -158,6 +162,8 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         raise InputError(
             f"backbone {name!r}: its configuration has {shape.depth} blocks", f"give at most {MAX_BLOCKS}"
         )
+    if depth is not None and not family.blocks:
+        raise InputError(f"depth {depth}: backbone {name!r} has no blocks", "leave out --depth")
     if depth is not None and not 1 <= depth <= shape.depth:
         raise InputError(
             f"depth {depth}: backbone {name!r} has {shape.depth} blocks", f"keep 1 to {shape.depth} of them"

@@ -1,4 +1,4 @@
-"""Random input layers: orthogonal maps and embeddings, kernels for windows of values, edges for windows of images."""
+"""Random input layers: orthogonal maps and embeddings, and edges for windows of images."""
 
 import numpy as np
 import torch
@@ -56,23 +56,14 @@ class InputLayer(nn.Module):
         return self.dropout(self.map(x))
 
 
-def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """Return random kernels (width, dilations * patch * forms * channels) of norm 1, an input layer for windows.
+class NoInputLayer(nn.Module):
+    """Passes on tokens that have the backbone's width already, such as the responses of kernels."""
 
-    As in ROCKET (Dempster et al. 2020), the Gaussian weights of a unit sum to zero over the taps of
-    one dilation and one of the channels' `row_forms`. Units cycle through the dilations, then through
-    the forms.
-    """
-    dilations, patch, forms, _ = shape
-    weights = generator(seed, "input").standard_normal((width, *shape))
-    if patch > 1:  # a single tap would become zero
-        weights -= weights.mean(axis=2, keepdims=True)
-    # Each unit keeps the weights of its own dilation and form, and has zeros elsewhere.
-    unit = np.arange(width)
-    mask = np.zeros((width, dilations, 1, forms, 1))
-    mask[unit, unit % dilations, 0, unit // dilations % forms] = 1
-    weights = (weights * mask).reshape(width, -1)
-    return weights / np.linalg.norm(weights, axis=1, keepdims=True)
+    special = 0, 0  # it adds no special tokens before and after those of the data
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens (batch, tokens, width) as they are."""
+        return x
 
 
 @torch.no_grad()

@@ -171,7 +171,10 @@ def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns,
     kind = kind_of(task)
     if kind not in KNOWN_POOLINGS:
         return ()
-    default, layers_here = split_names(default_layers(kind)[0]), {column.place for column in available}
+    default, layers_here = (
+        split_names(default_layers(kind, depth=1)[0]),
+        {column.place for column in available},
+    )
     layers = tuple(layer for layer in default if layer in layers_here)
     # With many rows, only one layer of symbols, or the input layer of series, may have columns.
     one_layer = layers_here == {*INPUT_LAYER} if kind == "series" else layers_here < {*default}

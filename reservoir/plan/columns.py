@@ -88,7 +88,7 @@ def choose_columns(
 ) -> ColumnChoice:
     """Return the layers and poolings that are stored for a task with ``rows`` in each split."""
     width, depth = view.width, view.depth
-    default_layers_text, why_layers = default_layers(kind, native=view.native)
+    default_layers_text, why_layers = default_layers(kind, depth, native=view.native)
     default_pool, why_pool = _default_poolings(task, kind, width, view.reader)
     reasons = reasons_of(options, {"layers": why_layers, "pool": why_pool})
     # Explicit names win over the defaults.
@@ -132,8 +132,10 @@ def split_names(value: str | Sequence[str]) -> Names:
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
-    """Return the default layers, and the reason."""
+def default_layers(kind: Kind, depth: int, *, native: bool = False) -> tuple[str, str]:
+    """Return the default layers of a backbone with ``depth`` blocks, and the reason."""
+    if not depth:
+        return "embed", "the backbone has no blocks"
     if native or kind in ("named task", "vectors"):
         return "all", "any layer may be best"
     layers = "embed,block01,block02" if kind == "tokens" else "embed,block01"

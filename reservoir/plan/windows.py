@@ -1,12 +1,12 @@
 """The model of a plan, and its tokens: windows of values or symbols, or those of its own tokenizer or patches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
+from reservoir.backbone_names import DEFAULT_BACKBONE, KERNELS, full_name
 from reservoir.backbones import choose_init, find
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
@@ -15,6 +15,7 @@ from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
+from reservoir.plan.columns import INPUT_LAYER, split_names
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks.task import Task, Tokens, holds_samples
 from reservoir.tasks.variants import variant_of
@@ -37,6 +38,7 @@ class ModelChoice:
 def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoice:
     """Return the model for a task with a ``longest`` training row; its own input is used if it can read the data."""
     random_inits = variant_of(options.given).random_inits
+    explicit, options = options, replace(options, backbone=choose_backbone(task, options))
     reservoir = resolve_model(options, random_inits=random_inits)
     suited = suits(task, reservoir)
     obstacle = ""
@@ -57,20 +59,37 @@ def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoi
             if native
             else f"the best in our measurements for {kind_of(task)}"
         )
-    reasons = _reasons(task, options, reservoir, why)
+    reasons = _reasons(explicit, reservoir, why)
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
     if reservoir.stride > 1 and why != PLAIN and not native:
         values = f"rows of up to {task.max_tokens:,} values"
         reasons["stride"] = f"{values} become at most {MAX_WINDOWS:,} windows"
-    return ModelChoice(reservoir.with_dilations(longest), obstacle, reasons_of(options, reasons))
+    return ModelChoice(reservoir.with_dilations(longest), obstacle, reasons_of(explicit, reasons))
 
 
-def _reasons(task: Task, options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
+def choose_backbone(task: Task, options: ExtractOptions) -> str | None:
+    """Return the backbone that was given, or random kernels for series; None for the default of other data.
+
+    An option that only a transformer has, such as ``--depth`` or a layer above the input layer, takes
+    the default of other data.
+    """
+    layers = () if options.layers is None else split_names(options.layers)
+    needs_blocks = options.init is not None or options.depth is not None or {*layers} - {*INPUT_LAYER}
+    other_input = options.input not in (None, "kernels")
+    if options.backbone is not None or kind_of(task) != "series" or needs_blocks or other_input:
+        return options.backbone
+    return KERNELS
+
+
+def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
     """Return the reason for the default of each option of a model; ``why`` is that of the windows."""
+    backbone = "comes with this package" if options.init is None else "has the weights of --init"
+    if reservoir.backbone == KERNELS:
+        backbone = "for series, the blocks of a frozen transformer add nothing to random kernels"
     return {
         **{item.name: PLAIN for item in fields(Reservoir)},
         **dict.fromkeys(WINDOW_OPTIONS, why),
-        "backbone": "comes with this package" if options.init is None else "has the weights of --init",
+        "backbone": backbone,
         "init": "published" if reservoir.init == "pretrained" else "no published weights",
         "depth": "all blocks",
     }

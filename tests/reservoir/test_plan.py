@@ -77,6 +77,35 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
     assert set(VALUE_POOLINGS) < set(series.poolings)
 
 
+def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
+    plan = plan_of(SERIES)
+    assert (plan.reservoir.backbone, plan.reservoir.init, plan.layers) == ("kernels", "random", ("embed",))
+    assert not plan.has_blocks and plan.compute == "float32" and "add nothing" in plan.reasons["backbone"]
+    assert "no transformer; --backbone mini adds one" in plan.model_note("float32")
+    for given in (
+        {"init": "random"},
+        {"depth": 2},
+        {"input": "orthogonal"},
+        {"layers": "embed,block01"},
+        {"layers": "all"},
+        {"backbone": "mini"},
+    ):
+        assert plan_of(SERIES, **given).reservoir.backbone == "mini" and plan_of(SERIES, **given).has_blocks
+    for given in ({"layers": "embed"}, {"input": "kernels"}, {"seed": 1}):
+        assert plan_of(SERIES, **given).reservoir.backbone == "kernels"
+    assert plan_of(SERIES, backbone="kernels").reasons["backbone"] == "given"
+    assert {plan_of(task).reservoir.backbone for task in (SYMBOLS, replace(SERIES, name="digits"))} == {"mini"}
+
+
+@pytest.mark.parametrize("rows", [10, 3000, 10_000, 50_000, 10**5, 10**6])
+@pytest.mark.parametrize("values", [32, 500])
+def test_random_kernels_have_the_columns_of_the_input_layer_alone(rows, values):
+    task = replace(SERIES, form=Vectors(1), max_tokens=values)
+    plan, of_mini = plan_of(task, rows), plan_of(task, rows, backbone="mini", layers="embed")
+    assert plan.columns == of_mini.columns and plan.candidates == of_mini.candidates
+    assert plan.reasons["layers"] == "the backbone has no blocks"
+
+
 @pytest.mark.parametrize("task", [SERIES, SYMBOLS], ids=kind_of)
 def test_a_limited_run_has_the_plan_of_its_own_rows(task):
     rows = {"train": 1_000_000, "valid": 50_000, "test": 300}
@@ -87,7 +116,8 @@ def test_a_limited_run_has_the_plan_of_its_own_rows(task):
 
 @pytest.mark.parametrize("task", [replace(SERIES, form=Vectors(1), max_tokens=32), SERIES, SYMBOLS], ids=str)
 def test_many_rows_cost_columns_and_layers_but_no_values(task):
-    few, plans = plan_of(task, 10), [plan_of(task, rows) for rows in (10, 3000, 10_000, 50_000, 10**5, 10**6)]
+    numbers = (10, 3000, 10_000, 50_000, 10**5, 10**6)
+    few, *_ = plans = [plan_of(task, rows, backbone="mini") for rows in numbers]
     assert all(plan.reservoir == few.reservoir and plan.reservoir.stride == 1 for plan in plans)
     assert all(plan.reasons["stride"] == few.reasons["stride"] for plan in plans)
     assert all(plan.reservoir.windowed(task).max_tokens == task.max_tokens for plan in plans)
@@ -108,7 +138,7 @@ def test_the_input_layer_alone_has_the_known_candidates():
 
 
 def test_default_layers_of_many_rows_are_fewer_under_given_poolings():
-    plan = plan_of(SERIES, 100_000, pool="mean")
+    plan = plan_of(SERIES, 100_000, pool="mean", backbone="mini")
     assert names_of(plan.columns) == ("embed/mean",) and plan.reasons["pool"] == "given"
     assert "windows" in plan.reasons["layers"]
     assert plan_of(SERIES, 100_000, pool="mean", layers="block01").columns == (Column("block01", "mean"),)

@@ -14,7 +14,8 @@ from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.hidden_states import HiddenStates
-from reservoir.inputs.random_input import InputLayer, kernels
+from reservoir.inputs.kernels import kernels
+from reservoir.inputs.random_input import InputLayer
 from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
 from reservoir.plan import resolve
 from reservoir.pooling import POOLINGS, check_poolings, find_pooling
@@ -202,7 +203,7 @@ def test_the_model_and_the_exported_model_compute_the_kernels_of_each_window():
     rng = np.random.default_rng(0)
     x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
     task = replace(SERIES, max_tokens=40)
-    model = load_model(task, chosen(task, 5, gain=6.0), "cpu", "float32")
+    model = load_model(task, chosen(task, 5, backbone="mini", gain=6.0), "cpu", "float32")
     found = forward(model, None, x, lengths, ["embed/max"], batch_rows=2)["embed/max"][:, 0]
     forms = row_forms(torch.from_numpy(x), torch.from_numpy(lengths), "differences").numpy()
     cut, counts = Windows(patch=9, dilations=(1, 2, 4), pad="same")(forms, lengths)

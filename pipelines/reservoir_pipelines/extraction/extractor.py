@@ -63,7 +63,7 @@ def load_extractor(
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
     if model.reader:
         notify(f"{prepared.task.name}: read by {model.reader.description}")
-    notify(*filter(None, (plan.input_note, plan.precision_note(model.compute), plan.note)))
+    notify(*filter(None, (plan.input_note, plan.model_note(model.compute), plan.note)))
     rows = draw_rows(prepared, options.limit)
     for split, index in rows.items():
         model.windows.checked_counts(prepared.split(split).lengths[index])
