@@ -58,6 +58,15 @@ def compete(h, size):
     return np.sqrt(np.concatenate([leads, lowest]) / len(h))
 
 
+def sustained(h, number):
+    stretches = [2**power for power in range(number) if 2**power <= LONGEST]
+    of_stretch = []
+    for stretch in stretches:
+        starts = range(max(1, len(h) - stretch + 1))
+        of_stretch.append(np.max([h[start : start + stretch].min(0) for start in starts], axis=0))
+    return np.concatenate(of_stretch)
+
+
 PLAIN = {
     **{name: partial(getattr(np, name), axis=0) for name in ("mean", "std", "min", "max")},
     "first": lambda h: h[0],
@@ -66,6 +75,7 @@ PLAIN = {
     "shares1": lambda h: (h > 0).mean(0),
     **{f"shares{number}": partial(shares, number=number) for number in (4, 13)},
     **{f"compete{size}": partial(compete, size=size) for size in (1, 5)},
+    **{f"sustained{number}": partial(sustained, number=number) for number in (1, 3, 6)},
     "words": partial(np.mean, axis=0),
     "tokens": lambda h: np.pad(h, ((0, LONGEST - len(h)), (0, 0))).ravel(),
 }
