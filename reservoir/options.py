@@ -31,6 +31,8 @@ from reservoir.option_fields import (
 from reservoir.pooling import pooling_help
 
 BY_DATA = "depends on the data; extract --dry-run prints it"
+GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
+KERNEL_GAIN = 6.0  # of kernels: makes the learned positions small compared with the values
 
 
 def own_parameters(parameters: Mapping[str, Any]) -> str | None:
@@ -80,12 +82,25 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and count them.")
     rate: int | None = option(None, "Sampling rate of sounds, in Hz.", at_least(1000), shown="16000")
     waveform: bool = option(False, "Read samples of sounds, not spectra; default for models of samples.")
+    resample: int | None = option(
+        None, "Resample each recording to this number of steps, before --window cuts it.", at_least(2)
+    )
+    window: int | None = option(
+        None,
+        "Cut each recording into windows of this number of steps, which stay in one split.",
+        at_least(2),
+    )
+    step: int | None = option(
+        None, "Steps from one window of a recording to the next.", at_least(1), shown="--window"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for first, second in (("values", "symbols"), ("regression", "classes")):
+        for first, second in (("values", "symbols"), ("regression", "classes"), ("resample", "symbols")):
             if getattr(self, first) and getattr(self, second):
                 raise InputError(f"--{first} --{second}: give one of the two")
+        if self.step and not self.window:
+            raise InputError(f"--step {self.step}: no --window", "pass --window, the steps of a window")
         if self.drop is not None and not isinstance(self.drop, str):
             object.__setattr__(self, "drop", ",".join(self.drop))
 
@@ -149,8 +164,8 @@ class ShapeOptions(Options, panel="Model"):
 
     backbone: str | None = option(
         None,
-        "Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.",
-        shown="mini",
+        "Frozen model: kernels (no transformer), mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.",
+        shown="kernels for your own series, else mini",
     )
     seed: int = option(0, "Seed of random weights, the input layer and the order of rows.", seed_number)
 
@@ -191,7 +206,7 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         one_of("cut", "windows"),
     )
     gain: float | None = option(
-        None, "Scale of the input layer.", positive, shown="6 for kernels, else 1.41"
+        None, "Scale of the input layer.", positive, shown=f"{KERNEL_GAIN:g} for kernels, else {GAIN}"
     )
     patch: int | None = option(None, "Values per token (window length).", at_least(1), shown=BY_DATA)
     stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown=BY_DATA)
@@ -357,7 +372,15 @@ class CoverageOptions(Options, panel="Output"):
             raise InputError("--abstain needs --coverage", "add --coverage 0.9")
 
 
-class PredictOptions(LabelsOptions, CoverageOptions, TrustOptions, DeviceOptions):
+class WindowsOptions(Options, panel="Output"):
+    """What is printed of recordings that are cut into windows."""
+
+    windows: bool = option(
+        False, "Print a prediction of each window, not one of each recording (extract --window)."
+    )
+
+
+class PredictOptions(LabelsOptions, WindowsOptions, CoverageOptions, TrustOptions, DeviceOptions):
     """How a readout is applied to new sequences."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -15,12 +14,11 @@ from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
-from reservoir.inputs.kernels import KernelConvolution, kernels
+from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native
-from reservoir.inputs.random_input import GAIN, InputLayer, NoInputLayer, edges
-from reservoir.options import ReservoirOptions
+from reservoir.inputs.random_input import NoInputLayer, draw_input
+from reservoir.options import GAIN, ReservoirOptions
 from reservoir.processor import faster_precision
-from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
@@ -135,25 +133,30 @@ def load_model(
     """Load or draw the model for a task, in evaluation mode on its device."""
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
+    # Weights that are rounded for the products anyway need no float32 copy.
+    own_precision = dtype_name == "bfloat16"
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
     convolution: KernelConvolution | None = None
     if settings.input == "native":
-        native = open_native(seen, settings.backbone, settings.init, settings.depth)
+        native = open_native(
+            seen, settings.backbone, settings.init, settings.depth, own_precision=own_precision
+        )
         seen, backbone = native.seen, native.backbone
         inputs, reader = native.inputs, native.reader
         input_digests = native.digests
     else:
-        backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
+        backbone = load_backbone(
+            settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
+        )
         if settings.input == "kernels" and not backbone.depth and not windows.plain:
-            channels = _input_shape(windows, seen)[3]
-            convolution = KernelConvolution(
-                windows, channels, backbone.width, settings.seed, settings.gain
-            ).to(place)
+            convolution = _convolution(task, settings, windows, backbone.width).to(place)
             inputs = NoInputLayer()
         else:
-            inputs = _random_input(settings, windows, seen, backbone.width)
+            inputs = draw_input(
+                settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
+            )
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
@@ -173,27 +176,10 @@ def load_model(
     )
 
 
-def _random_input(settings: Reservoir, windows: Windows, seen: Task, width: int) -> InputLayer:
-    """Return the input layer that is drawn for a task as ``seen`` by the model."""
-    weights = None
-    if settings.input == "kernels" and isinstance(seen.form, Vectors):
-        weights = kernels(width, settings.seed, _input_shape(windows, seen))
-    elif settings.input == "edges":
-        # The total norm is that of orthogonal columns of norm 1.
-        weights = edges(seen, width, settings.seed)
-        weights *= math.sqrt(weights.shape[1] / weights.shape[0])
-    elif settings.input == "gaussian" and isinstance(seen.form, Vectors) and not windows.symbols:
-        # Windows of symbols stay orthogonal, as in older entries. The mean squared norm is the same.
-        sides = width, seen.form.dim
-        weights = generator(settings.seed, "input").standard_normal(sides) / math.sqrt(max(sides))
-    return InputLayer(seen.form, width, settings.seed, settings.gain, weights)
-
-
-def _input_shape(windows: Windows, seen: Task) -> tuple[int, int, int, int]:
-    """Return the numbers of dilations, values, forms and channels in a window of a task as ``seen`` by the model."""
-    values = len(windows.dilations) * windows.patch * windows.forms
-    width = seen.form.dim if isinstance(seen.form, Vectors) else 0
-    return len(windows.dilations), windows.patch, windows.forms, width // values
+def _convolution(task: Task, settings: Reservoir, windows: Windows, width: int) -> KernelConvolution:
+    """Return the random kernels that read the rows of a task."""
+    channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+    return KernelConvolution(windows, channels, width, settings.seed, settings.gain)
 
 
 def choose_device(name: str) -> torch.device:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.paper.reproduce import Reproduction as Reproduction
     from reservoir_pipelines.prediction.explain import Explanation as Explanation
     from reservoir_pipelines.prediction.export import Export as Export
-    from reservoir_pipelines.prediction.predict import Prediction as Prediction
     from reservoir_pipelines.prediction.predict import Predictions as Predictions
+    from reservoir_pipelines.prediction.prediction import Prediction as Prediction
     from reservoir_pipelines.preparation.prepared import Prepared as Prepared
     from reservoir_pipelines.reports.report import Report as Report
     from reservoir_pipelines.training.result import Training as Training
@@ -74,7 +74,7 @@ PLACES = {
     "Fit": "fitting.results",
     "Forecast": "extraction.forecast",
     "LayerScore": "fitting.results",
-    "Prediction": "prediction.predict",
+    "Prediction": "prediction.prediction",
     "Predictions": "prediction.predict",
     "Prepared": "preparation.prepared",
     "Pretraining": "paper.pretrain",

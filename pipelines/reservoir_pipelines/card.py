@@ -10,7 +10,7 @@ from reservoir_cache import path_below
 
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.plan import resolve_model
-from reservoir.tasks.variants import variant_of
+from reservoir.tasks import variant_of
 from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import as_json
 from reservoir_pipelines.plots import plot_deviations
@@ -43,7 +43,7 @@ def card(
         trained_counts,
         whole_count,
     )
-    from reservoir_pipelines.data.own_data import open_source
+    from reservoir_pipelines.preparation.sources import open_source
 
     random_inits = variant_of(source.given, name).random_inits
     settings = resolve_model(replace(model, backbone=name), random_inits=random_inits)

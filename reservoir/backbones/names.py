@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reservoir.backbone_names import KNOWN, SHORT, check_backbone_name
+from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
 from reservoir.backbones.registry import families
 from reservoir.errors import InputError, as_input_error, first_line, nearest
@@ -30,8 +30,9 @@ def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
     families()  # of other packages, too: their names are in `KNOWN` only then
     known_name, _, settings = name.partition(":")
     if known_name in KNOWN:
-        config = _make(*KNOWN[known_name])
-        config = _altered(name, config, settings) if settings else config
+        config = _known_config(*KNOWN[known_name])
+        if settings:
+            config = _with_settings(name, config, settings)
     else:
         config = _from_gguf(name) if is_gguf(name) else _from_folder(name)
     family = _family_of(name, config.model_type)
@@ -99,38 +100,48 @@ def folder_of(name: str, *files: str) -> Path:
                     "remove it, or replace it by a regular file",
                 )
         return folder
-    check_backbone_name(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    problem = "neither a known name nor a folder"
+    cause: Exception | None = None
+    if name in KNOWN or HUB_NAME.fullmatch(name):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(files)))
-    except Exception as error:  # the hub's client raises many types of errors
-        raise InputError(
-            f"backbone {name!r}: no such folder, and not on the Hugging Face hub ({first_line(error)})",
-            f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
-        ) from error
+        disable_progress_bars()
+        try:
+            return Path(snapshot_download(name, allow_patterns=list(files)))
+        except Exception as error:  # the hub's client raises many types of errors
+            problem = f"no such folder, and not on the Hugging Face hub ({first_line(error)})"
+            cause = error
+    raise InputError(
+        f"backbone {name!r}: {problem}",
+        f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
+    ) from cause
 
 
-def _make(family: str, settings: Mapping[str, Any]) -> Any:
+def _known_config(family: str, settings: Mapping[str, Any]) -> Any:
     """Return the configuration of a family with some settings."""
-    if build := families()[family].config:
-        return build(**settings)
+    own_class = families()[family].config
+    if own_class is not None:
+        return own_class(**settings)
     from transformers import AutoConfig
 
     return AutoConfig.for_model(family, **settings)
 
 
-def _altered(name: str, config: Any, settings: str) -> Any:
+def _with_settings(name: str, config: Any, settings: str) -> Any:
     """Return a configuration with settings such as ``units=500,sr=1.1`` changed."""
     values = config.to_dict()
     for setting in settings.split(","):
         key, equals, text = setting.partition("=")
         if not equals or key not in values or key == "model_type":
-            numbers = [k for k, v in values.items() if isinstance(v, int | float) and not k.startswith("_")]
+            numeric_keys = [
+                key
+                for key, value in values.items()
+                if isinstance(value, int | float) and not key.startswith("_")
+            ]
             raise InputError(
-                f"backbone {name!r}: {setting!r} is not NAME=VALUE", f"NAME is one of {', '.join(numbers)}"
+                f"backbone {name!r}: {setting!r} is not NAME=VALUE",
+                f"NAME is one of {', '.join(numeric_keys)}",
             )
         try:
             values[key] = json.loads(text)
@@ -148,16 +159,16 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         "blocks": shape.depth if family.blocks else None,
         "width": shape.width,
         "positions": shape.max_tokens,
+        "attention heads": getattr(config, "num_attention_heads", getattr(config, "n_head", None)),
     }
-    sizes["attention heads"] = getattr(config, "num_attention_heads", getattr(config, "n_head", None))
     for what, size in sizes.items():
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(
                 f"backbone {name!r}: its configuration sets {what} to {size}", "give at least 1"
             )
-    for what, value in config.to_dict().items():  # torch refuses a dropout of NaN only when it runs
+    for key, value in config.to_dict().items():  # torch refuses a dropout of NaN only when it runs
         if isinstance(value, float) and math.isnan(value):
-            raise InputError(f"backbone {name!r}: its configuration sets {what} to NaN", "give a number")
+            raise InputError(f"backbone {name!r}: its configuration sets {key} to NaN", "give a number")
     if shape.depth > MAX_BLOCKS:
         raise InputError(
             f"backbone {name!r}: its configuration has {shape.depth} blocks", f"give at most {MAX_BLOCKS}"
@@ -169,9 +180,9 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
             f"depth {depth}: backbone {name!r} has {shape.depth} blocks", f"keep 1 to {shape.depth} of them"
         )
     # For other attention functions and for quantised weights, transformers may download compiled code and run it.
-    attention, quantised = attention_name(config), getattr(config, "quantization_config", None)
-    needs_code = quantised or attention not in ("", "None", "sdpa", "eager")
-    if needs_code and family.config is None:
+    is_quantised = bool(getattr(config, "quantization_config", None))
+    has_other_attention = attention_name(config) not in ("", "None", "sdpa", "eager")
+    if (is_quantised or has_other_attention) and family.config is None:
         raise InputError(
             f"backbone {name!r}: its config.json asks for code, for attention or quantised weights",
             "remove attn_implementation, or choose weights that are not quantised",
@@ -184,6 +195,7 @@ def usable_configuration(name: str) -> AbstractContextManager[None]:
 
 
 def _from_folder(name: str) -> Any:
+    """Return the configuration in a folder or on the hub."""
     folder = folder_of(name, "config.json")
     with as_input_error(f"backbone {name!r}: its config.json is not readable", "add or repair the file"):
         values = json.loads((folder / "config.json").read_text())
@@ -201,14 +213,15 @@ def _from_folder(name: str) -> Any:
 
 
 def _from_gguf(name: str) -> Any:
+    """Return the configuration in a GGUF file."""
     from transformers import AutoConfig
 
     problem = f"backbone {name!r}: its configuration is not readable"
     with as_input_error(problem, "give an intact GGUF file"), pretrained_files(name) as (empty, gguf):
         config = AutoConfig.from_pretrained(empty, **gguf)
         vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
-        build = _family_of(name, config.model_type).config
-        return build(**config.to_dict()) if build else config
+        own_class = _family_of(name, config.model_type).config
+        return own_class(**config.to_dict()) if own_class else config
 
 
 def _family_of(name: str, model_type: object) -> Family:

@@ -188,6 +188,11 @@ def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns,
         places = [column for column in columns if find_pooling(column.pooling).by_segment]
         if {*columns} <= {*available}:
             tokens = [(Column(layer, "tokens"),) for layer in layers] if kind == "symbols" else []
-            candidates = dict.fromkeys([tuple(values), (*values, *places), *tokens])
+            # For series, the layers are compared, so that a fit shows what the block adds to the input layer.
+            of_layers = [
+                tuple(column for column in values if column.place == layer)
+                for layer in (layers if kind == "series" else ())
+            ]
+            candidates = dict.fromkeys([tuple(values), (*values, *places), *tokens, *of_layers])
             return tuple(candidate for candidate in candidates if {*candidate} <= {*available})
     return ()

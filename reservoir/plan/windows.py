@@ -13,16 +13,15 @@ from reservoir.errors import InputError
 from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
-from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions
+from reservoir.options import KERNEL_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
 from reservoir.plan.columns import INPUT_LAYER, split_names
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
+from reservoir.tasks import variant_of
 from reservoir.tasks.task import Task, Tokens, holds_samples
-from reservoir.tasks.variants import variant_of
 from reservoir.tasks.words import UNKNOWN, are_words
 
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
-KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
 MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
 
 
@@ -91,7 +90,7 @@ def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[st
         **dict.fromkeys(WINDOW_OPTIONS, why),
         "backbone": backbone,
         "init": "published" if reservoir.init == "pretrained" else "no published weights",
-        "depth": "all blocks",
+        "depth": "there are none" if reservoir.backbone.partition(":")[0] == KERNELS else "all blocks",
     }
 
 

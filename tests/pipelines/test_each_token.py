@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
+from reservoir_pipelines.preparation.sources import open_source
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reservoir import options as opt
-from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer
@@ -26,7 +25,6 @@ from reservoir_pipelines.output import (
     print_json,
     score_text,
     signed_difference,
-    size_text,
     time_text,
 )
 from reservoir_pipelines.tables import (
@@ -135,7 +133,7 @@ def fit(
 
 def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: Path | None) -> Answer:
     """Fit reservoirs with several seeds, and return each with the mean of their scores."""
-    from reservoir_pipelines.fitting.seeds import fit_seeds
+    from reservoir_pipelines.fitting.fit import fit_seeds
 
     readout, device = as_group(options, opt.FitOptions), as_group(options, opt.DeviceOptions)
     results = fit_seeds(entries, seeds, readout, device, data=data)
@@ -166,13 +164,15 @@ def fit_tables(fit: Fit) -> list[Shown]:
 
 def comparison_answer(comparison: Comparison) -> Answer:
     """Return the scores of two fits on the same test rows, and their difference."""
-    metric, over = comparison.metric, over_groups(comparison.groups)
+    metric = comparison.metric
+    over = over_groups(comparison.groups)
+    fits = (
+        (comparison.first, comparison.first_score, comparison.first_interval),
+        (comparison.second, comparison.second_score, comparison.second_interval),
+    )
     rows = [
         (folder, score_text(score, metric), interval_text(interval, metric))
-        for folder, score, interval in (
-            (comparison.first, comparison.first_score, comparison.first_interval),
-            (comparison.second, comparison.second_score, comparison.second_interval),
-        )
+        for folder, score, interval in fits
     ]
     columns = (*texts(""), *numbers(metric), *texts(f"95% interval{over}"))
     scores = ResultTable(columns, rows, f"on the same {count_text(comparison.rows, 'test row')}")
@@ -211,7 +211,9 @@ def predict(
 
     if out:
         check_out(out)
-    predictions, tally, columns = api.predict(readout, file, **options), Tally(), None
+    predictions = api.predict(readout, file, **options)
+    tally = Tally()
+    columns = None
     # No prediction stays in memory. On a terminal, printed rows are the progress.
     watched = tally.watch(predictions, progress=bool(out or json or not sys.stdout.isatty()))
     if out:
@@ -223,16 +225,22 @@ def predict(
             print_json(prediction.to_dict())
     evaluation = tally.evaluation()
     if tally.empty_sets:
-        sets, least = f"{tally.empty_sets:,} of {tally.rows:,} sets", 1 - (predictions.radius or 0)
+        least = 1 - (predictions.radius or 0)
         why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
-        notify(f"{sets} are empty, because {why}; these rows are less clear than most validation rows")
+        notify(
+            f"{tally.empty_sets:,} of {tally.rows:,} sets are empty, because {why}; "
+            "these rows are less clear than most validation rows"
+        )
     if evaluation and not json:
         (name, value), *others = evaluation_facts(evaluation)
         ends = interval_text(evaluation.interval, name)
         interval = f" (95% interval{over_groups(evaluation.groups)}: {ends})" if ends else ""
         notify(f"{name}: {value}{interval}", *(f"{other}: {score}" for other, score in others))
-    values = {"out": out, "rows": tally.rows} if out else {"predictions": columns}
-    return Answer(values | {"evaluation": evaluation}, None if out else [])
+    if out:
+        return Answer({"out": out, "rows": tally.rows, "evaluation": evaluation})
+    return Answer(
+        {"predictions": columns, "evaluation": evaluation}, []
+    )  # the predictions are printed above
 
 
 def explanation_answer(explanation: Explanation) -> Answer:
@@ -305,43 +313,6 @@ def training_answer(run: Training) -> Answer | None:
     )
 
 
-def reproduce(
-    tables: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."
-        ),
-    ] = None,
-    all: Annotated[bool, typer.Option("--all", help="Every table and figure.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the cells and their cost; run nothing.")
-    ] = False,
-    *,
-    options: dict[str, Any],
-) -> Answer:
-    """Reproduce tables of Lu et al. 2021, next to the published numbers.
-
-    A recipe describes a table, whose numbers come from runs called cells. Finished cells are not run
-    again.
-    """
-    from reservoir_pipelines.paper.recipe import recipe_names
-
-    if all == bool(tables):
-        raise InputError(
-            "reproduce: give names of tables or recipe files, or only --all",
-            f"tables: {', '.join(recipe_names())}",
-        )
-    if dry_run:
-        return _plan(tables or [], options)
-    confirm = _confirm if options.get("scale") in ("day", "full", "paper") else None
-    result = api.reproduce(tables or [], confirm=confirm, **options)
-    if result.failed:
-        notify(f"{len(result.failed)} cells failed; the same command tries them again")
-    values = vars(result) | {"failed": len(result.failed), "page": f"reservoir report {result.folder}"}
-    facts = record_facts(values, "ran", "reused", "failed", "seconds", "folder", "page")
-    return Answer(result, [*(part for table in result.tables for part in _tables(table)), facts])
-
-
 def report(
     folders: Annotated[
         list[str] | None,
@@ -365,69 +336,3 @@ def report(
     if show:
         typer.launch(str(result.page))
     return Answer(result)
-
-
-def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
-    """Print the estimated cost, and ask on a terminal whether to run."""
-    from reservoir_pipelines.paper.stages import estimate
-
-    estimate(cells, places)
-    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
-    return typer.confirm("Continue?", err=True) if cells and can_ask else True
-
-
-def _plan(tables: list[str], options: dict[str, Any]) -> Answer:
-    """Return the cells that would run, with their time and disk space if a trial measured them."""
-    from reservoir_pipelines.paper.reproduce import planned
-    from reservoir_pipelines.paper.stages import estimate
-
-    _, cells, folder, places = planned(
-        tables,
-        as_group(options, opt.ReproduceOptions),
-        as_group(options, opt.TaskOptions),
-        as_group(options, opt.PlaceOptions),
-    )
-    costs = estimate(folder.unfinished(cells), places)
-    rows = []
-    for cell in cells:
-        if cost := costs.get(cell.key):
-            state = "cannot run here" if cost.reason else "to run"
-            seconds, size = cost.seconds, cost.bytes
-        else:
-            state, result = "finished", folder.result(cell.key) or {}
-            seconds, size = result.get("seconds", 0), result.get("bytes", 0)
-        rows.append(
-            {
-                "key": cell.key,
-                "cell": cell.title,
-                "state": state,
-                "time": time_text(seconds) if seconds else "not estimated",
-                "disk": size_text(int(size)),
-            }
-        )
-    return Answer(rows, [record_table(rows, "key", "cell", "state", "time", "disk")])
-
-
-def _tables(table: dict[str, Any]) -> list[ResultTable]:
-    """Return a table with the numbers of the paper in brackets, and the reasons why numbers are missing."""
-    from reservoir_pipelines.paper.page import table_part
-
-    rows = []
-    for row in table_part(table, {})["rows"]:
-        pairs = [(spot["ours"], spot["paper"]) if spot else ("", "") for spot in row["spots"]]
-        rows.append((row["name"], *(f"{ours} ({paper})" if paper else ours for ours, paper in pairs)))
-    reasons = dict.fromkeys(
-        (row["name"], spot["reason"])
-        for row in table["rows"]
-        for spot in row["spots"]
-        if spot and spot["reason"]
-    )
-    unit = f"; {table['unit']}" if table["unit"] else ""
-    title = f"{table['name']} ({table['scale']}): {table['title']}{unit} (numbers of the paper in brackets)"
-    claims = [(claim["says"], claim["verdict"], claim["numbers"]) for claim in table["claims"]]
-    tables = [
-        ResultTable((*texts(""), *numbers(*table["columns"])), rows, title),
-        ResultTable(texts("claim", "here", "numbers"), claims),
-        ResultTable(texts("missing", "why"), [*reasons]),
-    ]
-    return [shown for shown in tables if shown.rows]

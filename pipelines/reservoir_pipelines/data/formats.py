@@ -15,6 +15,7 @@ from reservoir.tasks.words import texts_of
 from reservoir_pipelines.data import fasta, hdf5, hub, media, npz, series, table, table_rows
 from reservoir_pipelines.data.columns import FILES
 from reservoir_pipelines.data.media import media_files
+from reservoir_pipelines.data.recordings import prepare_recordings
 from reservoir_pipelines.data.rows import COLUMN_FLAGS, Rows
 from reservoir_pipelines.data.table_labels import labels_path
 from reservoir_pipelines.data.values import encode
@@ -90,7 +91,8 @@ def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) ->
                 raise InputError(
                     f"{origin}: no array 'y'", "call the sequences x and the labels y, not X or Y"
                 )
-            return rows
+            labels_tokens = None if task is None else task.each
+            return prepare_recordings(origin, rows, options, labels_tokens=labels_tokens)
     path = Path(origin)
     check_file(path)
     suffixes = [suffix for candidate in FORMATS for suffix in candidate.suffixes]

@@ -233,7 +233,7 @@ def split_rows(
             # no class has enough rows to hold out a tenth of them
             if "valid" not in names and groups is None:
                 names[train] = stratified(np.zeros(len(train), np.int64), shares)
-    _refuse_empty_splits(where, names, labels.classes)
+    _refuse_empty_splits(where, names, labels.classes, groups)
     if groups is not None:
         _refuse_divided_groups(where, groups, names)
     return names
@@ -249,13 +249,15 @@ def _usual_names(where: str, split: np.ndarray) -> np.ndarray:
     return names
 
 
-def _refuse_empty_splits(where: str, names: np.ndarray, classes: int) -> None:
+def _refuse_empty_splits(where: str, names: np.ndarray, classes: int, groups: np.ndarray | None) -> None:
+    """Refuse rows, or whole groups of rows, that are too few for three splits."""
+    units = f"{len(names)} rows" if groups is None else f"rows of the {len(np.unique(groups))} groups"
+    more = "rows" if groups is None else "groups (recordings, if --window cuts them)"
+    of_classes = f" of each of the {classes} classes" if classes else ""
     for name in SHARES:
         if name not in names:
-            of_classes = f" of each of the {classes} classes" if classes else ""
             raise InputError(
-                f"{where}: none of the {len(names)} rows is for the split {name!r}",
-                f"give more rows{of_classes}",
+                f"{where}: none of the {units} is for the split {name!r}", f"give more {more}{of_classes}"
             )
 
 

@@ -2,25 +2,24 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError, nearest
+from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks import TASKS, check_parameter, task_named
 from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 from reservoir.tasks.words import UNKNOWN, are_words, shown
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
-from reservoir_pipelines.data.hub import PREFIX, is_hub
+from reservoir_pipelines.data.hub import is_hub
 from reservoir_pipelines.data.labels import Labels, encode_labels, split_rows
-from reservoir_pipelines.data.rows import OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
+from reservoir_pipelines.data.rows import OF_RECORDINGS, OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
 from reservoir_pipelines.data.values import (
     MAX_SYMBOLS,
     SAMPLE,
@@ -34,22 +33,6 @@ from reservoir_pipelines.data.values import (
 )
 
 NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
-
-
-def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
-    """Return the source of a named task, or of the data of a path or of the hub.
-
-    ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`; ``data`` is the
-    folder of the files of named tasks.
-    """
-    if name in TASKS:
-        return task_named(name, data=data, **parameters)
-    if not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
-        tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
-        raise InputError(f"no task {name!r}", f"{tasks}{nearest(name, TASKS)}")
-    for parameter in parameters:
-        check_parameter(name, parameter, [field.name for field in fields(OwnDataOptions)])
-    return OwnData(name, OwnDataOptions(**parameters))
 
 
 def own_name(origin: str) -> str:
@@ -74,7 +57,14 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        return {"asked": self.options}  # the name that it has in the digests of prepared folders
+        # Options of recordings count only if they are given, so that data that was prepared before they existed
+        # keeps its folder. "asked" is the name that the options have in the digests of these folders.
+        options = {
+            name: value
+            for name, value in vars(self.options).items()
+            if name not in OF_RECORDINGS or value is not None
+        }
+        return {"asked": options}
 
     @property
     def name(self) -> str:
@@ -118,8 +108,9 @@ class OwnData(Source):
 
     def pieces(self) -> list[Piece]:
         """Return ranges of rows."""
-        rows, step = len(self._rows), self._rows.piece_rows
-        return [Piece("rows", low, min(low + step, rows)) for low in range(0, rows, step)]
+        row_count = len(self._rows)
+        step = self._rows.piece_rows
+        return [Piece("rows", low, min(low + step, row_count)) for low in range(0, row_count, step)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return a range of rows, divided into its splits."""
@@ -155,15 +146,17 @@ class OwnData(Source):
             return Scaling.constant(1.0, form.dim)
         errors: list[np.ndarray] = []  # of rounding to float32, by piece
 
+        # The values are read piece by piece, because they may be larger than memory.
         def training_tokens() -> Iterator[np.ndarray]:
             for piece in self.pieces():
-                x, lengths = self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]
-                is_training = self._split[piece.lo : piece.hi] == "train"
-                stored = self._stored(piece)
+                rows = slice(piece.lo, piece.hi)
+                is_training = self._split[rows] == "train"
+                stored = self._stored(piece)  # also refuses values of other splits that cannot be stored
                 if is_training.any():
-                    real = np.arange(stored.shape[1]) < lengths[is_training, None]
-                    tokens = stored[is_training][real]
-                    errors.append(rounding(x.reshape(*x.shape[:2], -1)[is_training][real], tokens))
+                    x = self._rows.x[rows]
+                    is_token = np.arange(stored.shape[1]) < self._lengths[rows][is_training, None]
+                    tokens = stored[is_training][is_token]
+                    errors.append(rounding(x.reshape(*x.shape[:2], -1)[is_training][is_token], tokens))
                     yield tokens
 
         scaling = standardisation(self.origin, training_tokens())
@@ -261,15 +254,7 @@ class OwnData(Source):
     @cached_property
     def _labels_per_row(self) -> np.ndarray | None:
         """Number of labels of each row, if every token has one."""
-        if "each" in self._rows.parameters:  # the reader has seen labels of tokens
-            return self._lengths
-        # y0, y1 ... of a table are several outputs.
-        if self._rows.holds == "images" or "columns" in self._rows.parameters:
-            return None
-        # Of sequences of one token, a label (rows, 1) is that of the whole row.
-        rows_and_tokens, label_shape = self._shape[:2], self._y.shape
-        one_label_per_token = label_shape[:2] == rows_and_tokens and rows_and_tokens[1] > 1
-        return self._lengths if one_label_per_token else None
+        return self._lengths if self._rows.labels_tokens else None
 
     @property
     def _y(self) -> np.ndarray:

@@ -14,10 +14,13 @@ from reservoir.tasks.words import UNKNOWN, codes_of, text_lengths
 COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
 """The options that name columns of a table, or the table of labels."""
 
+OF_RECORDINGS = ("resample", "window", "step")
+"""The options of recordings; texts and images are never cut or resampled."""
+
 UNUSED = {
     "numbers": ("rate",),
-    "letters": ("rate", "waveform"),
-    "images": ("values", "symbols", "missing", "standardise", "rate", "waveform"),
+    "letters": ("rate", "waveform", *OF_RECORDINGS),
+    "images": ("values", "symbols", "missing", "standardise", "rate", "waveform", *OF_RECORDINGS),
     "sounds": (),
 }
 """The options that do not apply, by what the sequences hold."""
@@ -44,6 +47,29 @@ class Sequences(Protocol):
     def __getitem__(self, rows: slice, /) -> np.ndarray:
         """Read a range of rows."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingWindows:
+    """Which recording each row is a window of, and where the window begins.
+
+    Parameters
+    ----------
+    recording : array (rows,) of int
+        The number of the recording among ``names``; the windows of a recording follow each other.
+    start : array (rows,) of int
+        The first step of the window in its recording.
+    names : array (recordings,)
+        What names each recording.
+    """
+
+    recording: np.ndarray
+    start: np.ndarray
+    names: np.ndarray
+
+    def take(self, rows: np.ndarray) -> "RecordingWindows":
+        """Return some of the windows."""
+        return RecordingWindows(recording=self.recording[rows], start=self.start[rows], names=self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +105,8 @@ class Rows:
         What messages call the labels.
     unused : tuple of str
         Options that do not apply to the format, besides those of `UNUSED`.
+    windows : RecordingWindows, optional
+        The recording of each row, if the rows are windows of recordings.
     """
 
     x: Sequences
@@ -96,9 +124,23 @@ class Rows:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     label: str = "y"
     unused: tuple[str, ...] = ()
+    windows: RecordingWindows | None = None
 
     def __len__(self) -> int:
         return self.x.shape[0]
+
+    @property
+    def labels_tokens(self) -> bool:
+        """Whether ``y`` has a label for every token."""
+        if "each" in self.parameters:  # the reader has seen labels of tokens
+            return True
+        # y0, y1 ... of a table are several outputs.
+        if self.y is None or self.holds == "images" or "columns" in self.parameters:
+            return False
+        # Of sequences of one token, a label (rows, 1) is that of the whole row.
+        rows_and_tokens = tuple(self.x.shape[:2])
+        one_label_per_token = self.y.shape[:2] == rows_and_tokens
+        return len(rows_and_tokens) == 2 and one_label_per_token and rows_and_tokens[1] > 1
 
     @property
     def names(self) -> np.ndarray:

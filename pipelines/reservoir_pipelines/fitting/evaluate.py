@@ -7,20 +7,16 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from reservoir_cache import FeatureStore
+from reservoir_cache import FeatureStore, SplitFeatures
 
 from reservoir.readouts import evaluation
 from reservoir.readouts.evaluation import Evaluation, balanced_interval
-from reservoir.readouts.linear import Block, Tally
+from reservoir.readouts.linear import Block, Readout, Tally
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data.recordings import recording_name
 from reservoir_pipelines.fitting.fitter import CurveReadout
-from reservoir_pipelines.fitting.predictions import (
-    LabelledRows,
-    Predicted,
-    join_predictions,
-    predict_block,
-)
-from reservoir_pipelines.fitting.refit import FinalReadout
+from reservoir_pipelines.fitting.predictions import LabelledRows, Predicted
+from reservoir_pipelines.fitting.refit import FinalReadout, join_predictions, predict_block
 from reservoir_pipelines.fitting.results import CurvePoint, Result
 from reservoir_pipelines.fitting.source import (
     IMAGE_ROWS,
@@ -74,13 +70,19 @@ class Scores:
 
 def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     """Return the scores of a final readout on the test rows, which are read once."""
-    samples, parts = test.read(final.source), list[Predicted]()
+    samples = test.read(final.source)
+    parts: list[Predicted] = []
+    window_scores: list[np.ndarray] = []
+    joins_windows = "window" in task.parameters and task.readout_tokens == 1
     names = [str(task.label(number)) for number in range(task.classes)]
     test_rows = samples.view["test"]
 
+    # The predictions are collected while the blocks are evaluated, so that the rows are read once.
     def blocks() -> Iterator[Block]:
         for x, y in samples.blocks("test"):
             parts.append(predict_block(final.readout, x))
+            if joins_windows:
+                window_scores.append(_scores_to_join(final.readout, x, task.classes))
             yield x, y
 
     counts = samples.counts("test")
@@ -88,6 +90,9 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     # Sequences that were left out as too long count as wrong in a further accuracy.
     kept_share = samples.view.entry.made_with.get("kept", {}).get("test", 1.0)
     scores = scores.with_baseline(task.floor, kept_share)
+    if joins_windows:
+        joined = _score_of_recordings(test_rows, np.concatenate(window_scores), names)
+        scores = replace(scores, scores=scores.scores | joined)
     metric = final.result.metric
     interval = balanced_interval(scores) if metric == "balanced_accuracy" else scores.interval
     return Scores(
@@ -99,6 +104,36 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
         units=test.units,
         rows=LabelledRows(ids=test_rows.ids, y=test_rows.labels, groups=test_rows.groups),
     )
+
+
+def _scores_to_join(readout: Readout, x: np.ndarray, classes: int) -> np.ndarray:
+    """Return what windows of a recording are joined by: values (n, outputs), or (n, outputs, classes).
+
+    The latter are probabilities, or 1 for the label of a readout without probabilities.
+    """
+    if not classes:
+        return readout.predict(x)
+    if readout.has_probabilities:
+        return readout.probabilities(x)
+    return np.eye(classes)[readout.predict(x).astype(int)]
+
+
+def _score_of_recordings(
+    windows: SplitFeatures, scores: np.ndarray, classes: Sequence[str]
+) -> dict[str, float]:
+    """Return the score of recordings whose scores are the means of their windows', by its name; as `predict` joins."""
+    names = [recording_name(name) for name in windows.ids.tolist()]
+    _, first, recording, counts = np.unique(
+        names, return_index=True, return_inverse=True, return_counts=True
+    )
+    sums = np.zeros((len(counts), *scores.shape[1:]))
+    np.add.at(sums, recording, scores)
+    means = sums / counts.reshape(-1, *[1] * (scores.ndim - 1))
+    predicted = means.argmax(axis=-1) if classes else means
+    y = windows.labels[first].reshape(predicted.shape)  # every window has the label of its recording
+    metric = "accuracy" if classes else "R²"
+    joined = evaluation.evaluate_labels(y, predicted, classes)
+    return {f"{metric}_of_recordings": joined.scores[metric]}
 
 
 def evaluate_all(finals: Iterable[FinalReadout], test: Test, task: Task) -> dict[FinalReadout, Scores]:
@@ -122,10 +157,12 @@ def evaluate_curve(
     for x, y in test.read(source).blocks("test"):
         for point, tally in zip(readouts, tallies, strict=True):
             tally.update(point.readout.scores(x)[None], y)
-    scores: dict[int, list[tuple[float, float]]] = {}
+    # A point of the curve is the mean over the random draws of one number of rows.
+    scores_of_draws: dict[int, list[tuple[float, float]]] = {}  # validation and test, by the number of rows
     for point, tally in zip(readouts, tallies, strict=True):
-        scores.setdefault(point.rows, []).append((point.valid_score, float(tally.accuracy()[0])))
-    return tuple(CurvePoint.of(rows, of_draws) for rows, of_draws in scores.items())
+        test_score = float(tally.accuracy()[0])
+        scores_of_draws.setdefault(point.rows, []).append((point.valid_score, test_score))
+    return tuple(CurvePoint.of(rows, scores) for rows, scores in scores_of_draws.items())
 
 
 def repeated_inputs(view: EntryView[TestSplit]) -> np.ndarray | None:
@@ -134,8 +171,9 @@ def repeated_inputs(view: EntryView[TestSplit]) -> np.ndarray | None:
         return None
     index, stored = view["test"].index, view.raw("test")
     step = IMAGE_ROWS if view.raw_task.pictures else RAW_ROWS
-    numbers: dict[bytes, int] = {}
-    inputs = []
+    # Inputs are numbered in the order in which they first appear; equal ones have the same digest.
+    numbers: dict[bytes, int] = {}  # by digest
+    inputs: list[int] = []  # of the rows
     for start in range(0, len(index), step):
         rows = stored.take(index[start : start + step])
         for x, length in zip(rows.x, rows.lengths, strict=True):

@@ -14,7 +14,6 @@ from reservoir.column import RAW, Columns, names_of
 from reservoir.readouts.linear import Block, LinearReadout, Readout, Targets, balanced_weights
 from reservoir.readouts.penalties import extended_alphas, fixed_penalty
 from reservoir.readouts.sweep import Sweep
-from reservoir_pipelines.fitting.cost import RidgeSize
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source
 
@@ -98,7 +97,6 @@ class Fitter(ABC):
     kind: ClassVar[str]
     # Whether the probabilities of a readout that was chosen on valid are calibrated there.
     calibrates: ClassVar[bool] = True
-    has_curve: ClassVar[bool] = False  # whether `learning_curve` is defined
     classes: int
     balanced: bool = False
     folds: int = 0  # of cross-validation over train and valid; 0 for a choice on valid
@@ -162,11 +160,6 @@ class Choice(NamedTuple):
     source: Source
     fitter: Fitter
 
-    @property
-    def refit_work(self) -> float:
-        """Estimated multiplications of a fit of a single penalty without folds."""
-        return replace(size_of(self.source, self.fitter), penalties=1, folds=0).work
-
 
 def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
     """Return the fit of a source, with the scores of its held-out samples."""
@@ -180,20 +173,6 @@ def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:
     readout = fit.readout
     pairs = [(readout.scores(x), y) for x, y in source.blocks("valid")]
     return readout.targets.sample_scores(*map(np.concatenate, zip(*pairs, strict=True)))
-
-
-def size_of(source: Source, fitter: Fitter) -> RidgeSize:
-    """Return the sizes that decide the cost of a fit; for other readouts than ridge, those of a ridge readout."""
-    samples = {split: len(source.labels(split)) for split in KNOWN}
-    return RidgeSize(
-        samples=sum(samples.values()) if fitter.folds else samples["train"],
-        held_out=samples["valid"],
-        width=source.width(),
-        targets=source.labels("train").shape[1] * (fitter.classes if fitter.classes > 2 else 1),
-        penalties=fitter.settings,
-        folds=fitter.folds,
-        repeats=fitter.repeats,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +227,8 @@ class PenaltyFitter(Fitter):
         If an end of the grid is best, and better than all others, the grid is widened once.
         """
         fit = column_fit(self.kind, source.columns, sweep_of(self.alphas))
-        others = [result.valid_score for result in fit.results if result is not fit.result]
-        is_clearly_best = fit.result.valid_score > max(others, default=math.inf)
+        other_scores = [result.valid_score for result in fit.results if result is not fit.result]
+        # A single penalty is never widened: the user, or an earlier step, has chosen it.
+        is_clearly_best = fit.result.valid_score > max(other_scores, default=math.inf)
         wider = extended_alphas(self.alphas, fit.best) if self.widens and is_clearly_best else None
         return fit if wider is None else column_fit(self.kind, source.columns, sweep_of(wider))

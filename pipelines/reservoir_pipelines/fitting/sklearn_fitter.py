@@ -221,5 +221,6 @@ def _members(estimator: Any) -> Iterator[Any]:
 
 
 def _close(values: np.ndarray, expected: np.ndarray) -> bool:
+    """Return whether values differ from the expected ones by rounding alone."""
     largest = float(np.abs(expected).max(initial=1e-300))
     return bool(np.allclose(values, expected, rtol=1e-6, atol=1e-6 * largest))

@@ -148,6 +148,23 @@ class Samples(ABC, Generic[S]):
 Source: TypeAlias = Samples[KnownSplit]
 
 
+def held_out_units(source: Source, splits: Sequence[KnownSplit]) -> np.ndarray:
+    """Return the number of the row, or the group, of each sample of some splits, (n,); units are independent."""
+    counts = np.concatenate([source.counts(split) for split in splits])
+    groups = groups_of_splits(source, splits)
+    return np.repeat(np.arange(len(counts)) if groups is None else groups, counts)
+
+
+def groups_of_splits(
+    rows: Source | EntryView[KnownSplit], splits: Sequence[KnownSplit] = KNOWN
+) -> np.ndarray | None:
+    """Return the group of each row in some splits, one after the other; None if the rows have no groups."""
+    groups = [rows.groups(split) for split in splits]
+    if any(of_split is None for of_split in groups):
+        return None
+    return np.concatenate([of_split for of_split in groups if of_split is not None])
+
+
 def balance_of(columns: Columns, widths: Sequence[int]) -> np.ndarray | None:
     """Return the weight of each feature of columns side by side, (w,); None unless the raw input is one of them."""
     is_raw = [column == RAW for column in columns]

@@ -13,6 +13,7 @@ from reservoir.tasks.words import are_words, texts_of
 MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
 MAX_LETTERS = 150  # letters of k-mers, the most frequent ones: a table of all triples then has 27 MB
 WORDS = r"\w+|[^\w\s]"  # words of one letter and punctuation are included
+MEAN = "the mean"
 SUMMARIES = "summary statistics"
 COMPOSITION = "composition"
 K_MERS = "k-mer counts"
@@ -39,7 +40,7 @@ class Statistic:
     idf: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.name not in (SUMMARIES, TF_IDF, *SIZES):
+        if self.name not in (MEAN, SUMMARIES, TF_IDF, *SIZES):
             raise ValueError(f"unknown statistic {self.name[:40]!r}")
         if (self.name == TF_IDF and not self.words) or (
             self.name in SIZES and not (self.letters and self.terms)
@@ -52,6 +53,9 @@ class Statistic:
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the features (rows, width), float32, of stored sequences."""
+        if self.name == MEAN:
+            # A readout of a constant feature predicts the mean of the training rows.
+            return np.ones((len(x), 1), np.float32)
         if self.name == SUMMARIES:
             return summaries(x, lengths)
         if self.name == TF_IDF:
@@ -103,11 +107,11 @@ def _learn_words(rows: ReadRows) -> Statistic:
 
 def _letters(rows: ReadRows) -> np.ndarray:
     """Return the letters or symbols of the training rows, the most frequent ones first."""
-    counts = np.zeros(1, np.int64)
+    counts = np.zeros(1, np.int64)  # of each code point; grows with the largest one
     for x, lengths in rows():
-        block = np.bincount(x[_real(x, lengths)].astype(np.int64), minlength=len(counts))
-        block[: len(counts)] += counts
-        counts = block
+        counts_of_block = np.bincount(x[_real(x, lengths)].astype(np.int64), minlength=len(counts))
+        counts_of_block[: len(counts)] += counts
+        counts = counts_of_block
     occurring = np.flatnonzero(counts)
     return occurring[np.argsort(-counts[occurring], kind="stable")]
 
@@ -134,17 +138,20 @@ def _k_mers(
     x: np.ndarray, lengths: np.ndarray, letters: np.ndarray, sizes: Iterable[int]
 ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
     """Yield for each size the row and the number of every k-mer without unknown letters (see `Statistic`)."""
+    # The number of each token's letter, (rows, tokens), and which tokens have a letter of the vocabulary.
     n = len(letters)
-    place = np.minimum(np.searchsorted(letters, x), n - 1)
-    known = _real(x, lengths) & (letters[place] == x)
-    first = 0
+    letter = np.minimum(np.searchsorted(letters, x), n - 1)
+    has_letter = _real(x, lengths) & (letters[letter] == x)
+    first = 0  # the number of the first k-mer of a size
     for size in sizes:
-        width = max(0, x.shape[1] - size + 1)
-        numbers, valid = np.zeros((len(x), width), np.int64), np.ones((len(x), width), bool)
+        # A k-mer starts at each of these positions. Its letters are the digits of its number in base n.
+        starts = max(0, x.shape[1] - size + 1)
+        numbers = np.zeros((len(x), starts), np.int64)
+        is_whole = np.ones((len(x), starts), bool)
         for offset in range(size):
-            numbers = numbers * n + place[:, offset : offset + width]
-            valid &= known[:, offset : offset + width]
-        yield np.nonzero(valid)[0], first + numbers[valid]
+            numbers = numbers * n + letter[:, offset : offset + starts]
+            is_whole &= has_letter[:, offset : offset + starts]
+        yield np.nonzero(is_whole)[0], first + numbers[is_whole]
         first += n**size
 
 

@@ -28,84 +28,27 @@ from reservoir.tasks.task import Task
 from reservoir.tasks.words import UNKNOWN, shown
 from reservoir_pipelines.data.columns import listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
-from reservoir_pipelines.data.rows import Rows, Skipped
+from reservoir_pipelines.data.rows import RecordingWindows, Rows, Skipped
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """The label of one sequence.
-
-    Parameters
-    ----------
-    id : str or int
-        The name of the row in the file (an id, or the name of its file), else its number, from 0.
-    label : str, int, float or nested list of these
-        The label; for a task with several outputs a list, for several readout tokens a list of lists. None if the row
-        has a ``problem``, or with ``abstain`` if the set does not have exactly one class.
-    probabilities : list
-        The probability of each of ``classes``, nested as the label; empty if the readout has none.
-    classes : tuple of str or int
-        The task's classes; empty for regression.
-    truth : str, int, float or nested list of these, optional
-        The label in the file or in the table of labels, if there is one.
-    group : str or int, optional
-        The group (patient, machine) of the row, if the file and the rows of the fit have groups.
-    each : bool, default False
-        Whether every token has a label; lists then have the length of the sequence.
-    set : list of str or int, optional
-        With ``coverage``, a set of classes, perhaps empty, that contains the true class with that probability.
-    interval : list of float, optional
-        With ``coverage``, the ends of an interval that contains the true value with that probability.
-    problem : str, optional
-        Why the row cannot be read.
-    """
-
-    id: str | int
-    label: Any
-    probabilities: list[Any]
-    classes: tuple[str | int, ...] = ()
-    truth: Any = None
-    group: str | int | None = None
-    each: bool = False
-    set: list[str | int] | None = None
-    interval: list[float] | None = None
-    problem: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, each probability under the name of its class."""
-        values = {
-            "id": self.id,
-            "label": self.as_text(self.label),
-            "probabilities": _named_by_class(self.probabilities, self.classes),
-        }
-        others = {
-            "set": self.set,
-            "interval": self.interval,
-            "truth": self.as_text(self.truth),
-            "problem": self.problem,
-        }
-        return values | {name: value for name, value in others.items() if value is not None}
-
-    def as_text(self, label: Any) -> Any:
-        """Return a list of single letters, one per token, as one text, and any other label unchanged."""
-        letters = self.each and label and all(isinstance(text, str) and len(text) == 1 for text in label)
-        return "".join(label) if letters else label
-
-
-def _named_by_class(probabilities: list[Any], classes: Sequence[str | int]) -> Any:
-    """Return probabilities as a mapping from each class, in the lists of tokens and outputs that they are nested in."""
-    if probabilities and isinstance(probabilities[0], list):
-        return [_named_by_class(inner, classes) for inner in probabilities]
-    return dict(zip(map(str, classes), probabilities, strict=True)) if probabilities else {}
+from reservoir_pipelines.prediction.prediction import Prediction, join_windows
 
 
 def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions":
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
     bundle = open_readout(readout, trust=options.trust)
     task = bundle.task
+    is_cut = "window" in task.parameters
+    if options.windows and not is_cut:
+        raise InputError(
+            "--windows: the readout was not fitted on windows of recordings", "remove the flag"
+        )
+    if options.coverage is not None and is_cut and not options.windows:
+        raise InputError(
+            "--coverage: sets and intervals are those of windows, and a recording has several",
+            "add --windows for the predictions of windows",
+        )
     if options.abstain and not task.classes:
         raise InputError("--abstain: the readout gives numbers, not classes", "remove the flag")
     radius = None if options.coverage is None else bundle.radius(options.coverage, readout)
@@ -139,7 +82,8 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
     notify_skipped(file, rows.skipped, len(rows))
     _warn(bundle, file, rows, symbols=any(model is None or not model.reader for model in models))
     truths = [None] * len(rows) if rows.y is None else _truths(file, task, rows.y, np.asarray(rows.lengths))
-    return Predictions(bundle, models, file, rows, truths, radius, options.abstain)
+    joined = None if options.windows else rows.windows
+    return Predictions(bundle, models, file, rows, truths, radius, options.abstain, joined)
 
 
 def _without_misfits(file: Path, rows: Rows, limits: list[tuple[int, float]]) -> Rows:
@@ -170,6 +114,7 @@ def _without_misfits(file: Path, rows: Rows, limits: list[tuple[int, float]]) ->
         ids=rows.names[fit],
         y=y,
         groups=groups,
+        windows=None if rows.windows is None else rows.windows.take(fit),
         skipped=rows.skipped | misfits,
     )
 
@@ -180,6 +125,7 @@ class Predictions(Iterator[Prediction]):
 
     ``rows`` holds the encoded sequences, ``truths`` the label of each row in the file, None for rows
     without one. ``radius`` is the largest nonconformity score of a class in a set, or of a value in an interval.
+    If the rows are windows of recordings, ``joined`` says of which, and predictions are those of the recordings.
     """
 
     bundle: Bundle
@@ -189,9 +135,11 @@ class Predictions(Iterator[Prediction]):
     truths: Sequence[Any]
     radius: float | None
     abstain: bool
+    joined: RecordingWindows | None = None
 
     def __post_init__(self) -> None:
-        self._stream = self._all_rows()
+        rows = self._all_rows()
+        self._stream = rows if self.joined is None else join_windows(rows, self.joined)
         # Blocks and batches have the sizes of an extraction, so that a row takes the same time.
         parts = zip(self.bundle.parts, self.models, strict=True)
         sizes = [_sizes(model, part.columns) if model else (BLOCK_ROWS["cpu"], 1) for part, model in parts]
@@ -199,8 +147,9 @@ class Predictions(Iterator[Prediction]):
         self._batch_rows = [batch for _, batch in sizes]
 
     def __len__(self) -> int:
-        """Return the number of rows of the file, with those that cannot be read."""
-        return len(self.rows) + len(self.rows.skipped)
+        """Return the number of rows of the file, or of its recordings, with those that cannot be read."""
+        rows = len(self.rows) if self.joined is None else len(np.unique(self.joined.recording))
+        return rows + len(self.rows.skipped)
 
     @property
     def absent(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Source, Tokens
 from reservoir_pipelines.data.columns import FILES
-from reservoir_pipelines.data.own_data import OwnData, open_source
+from reservoir_pipelines.data.own_data import OwnData
 from reservoir_pipelines.files import (
     cache_root,
     data_folder,
@@ -26,8 +26,8 @@ from reservoir_pipelines.files import (
     stamp,
     write_checked,
 )
-from reservoir_pipelines.preparation.downloads import DOWNLOADS, download
 from reservoir_pipelines.preparation.prepared import INDEX, VERSION, Prepared
+from reservoir_pipelines.preparation.sources import DOWNLOADS, download, open_source
 from reservoir_pipelines.preparation.write import write_prepared
 
 MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
@@ -51,12 +51,12 @@ def prepare(
     folder never changes. A named task without a data folder may use the folder that was prepared
     last, with a note; your own data never does, because its files say which data is meant.
     """
-    folder = download(task, cache=cache) if files.fetch else data_folder(options.data)
-    source = open_source(task, data=folder, **options.given)
+    data_dir = download(task, cache=cache) if files.fetch else data_folder(options.data)
+    source = open_source(task, data=data_dir, **options.given)
     try:
         source_files = source.files()
     except InputError:
-        may_be_elsewhere = task in TASKS and not folder
+        may_be_elsewhere = task in TASKS and not data_dir
         earlier = latest(settings_folder(source, cache)) if may_be_elsewhere else None
         if earlier is None:
             raise
@@ -66,9 +66,9 @@ def prepare(
         source = replace(source, options=replace(source.options, waveform=True))
 
     # Equal parameters and equal source files give the same folder, which is reused unless it is damaged.
-    settings = settings_folder(source, cache)
-    contents = source_contents(source_files, Path(task), settings)
-    final = path_below(settings, short_hash(contents))
+    settings_dir = settings_folder(source, cache)
+    contents = source_contents(source_files, Path(task), settings_dir)
+    final = path_below(settings_dir, short_hash(contents))
     if final.exists():
         try:
             return Prepared.open(final)
@@ -79,17 +79,18 @@ def prepare(
     # its folder is as good.
     with new_folder(final, keep_existing=True) as unfinished:
         write_prepared(source, contents, unfinished, cluster)
-        after = source_contents(source_files, Path(task), settings)
-        changed = [file["name"] for file, same in zip(contents, after, strict=True) if file != same]
-        if changed:
+        contents_now = source_contents(source_files, Path(task), settings_dir)
+        changed_files = [file["name"] for file in contents if file not in contents_now]
+        if changed_files:
             raise InputError(
-                f"task {source.task.name!r}: the file {changed[0]} changed while it was read",
+                f"task {source.task.name!r}: the file {changed_files[0]} changed while it was read",
                 "run the command again when it is complete",
             )
     return Prepared.open(final, reused=False)
 
 
 def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
+    """Return whether files of sounds are for a model that was pretrained on samples of sounds."""
     if not any(file.suffix.lower() in FILES["sounds"] for file in files):
         return False
     from reservoir.reservoir import reads_samples  # imports torch, which other data do not need
@@ -99,16 +100,15 @@ def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
 
 def settings_folder(source: Source, cache: Path | None = None) -> Path:
     """Return the folder of a task and its parameters, with a subfolder per state of its files."""
-    name = (
-        source.name if isinstance(source, OwnData) else source.task.name
-    )  # the task of own data reads its rows
+    # The name of own data is known before its rows are read, which its task needs.
+    name = source.name if isinstance(source, OwnData) else source.task.name
     digest = short_hash({"version": VERSION, **source.settings()})
     return path_below(cache_root(cache), "prepared", f"{name}-{digest}")
 
 
-def latest(settings: Path, *, verify: bool = True) -> Prepared | None:
+def latest(settings_dir: Path, *, verify: bool = True) -> Prepared | None:
     """Return the most recently prepared data in a folder of `settings_folder`, if any."""
-    indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+    indices = sorted(settings_dir.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
     return Prepared.open(indices[-1].parent, verify=verify) if indices else None
 
 
@@ -117,33 +117,33 @@ def short_hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
 
 
-def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str, Any]]:
+def source_contents(files: Sequence[Path], task: Path, settings_dir: Path) -> list[dict[str, Any]]:
     """Return name, bytes and SHA-256 of each file; files below the folder ``task`` are named by their path in it.
 
     A file is not read again if its size, inode, modification time and change time are the same: the folder
-    ``settings`` remembers the checksums.
+    ``settings_dir`` remembers the checksums.
     """
     remembered = dict[str, Any]()
-    settled = dict[str, Any]()
-    contents = list[dict[str, Any]]()
     with suppress(OSError, ValueError):
-        remembered = read_checked(settings / MEMO)
+        remembered = read_checked(settings_dir / MEMO)
+    checksums_to_remember = dict[str, Any]()
+    contents = list[dict[str, Any]]()
     for file in _regular_files(files):
-        name = str(file.absolute())
-        now = stamp(file)
-        read = time.time_ns()
-        line = remembered.get(name)
-        if line is None or line["stamp"] != now:
-            line = {"stamp": now, "sha256": file_digest(file), "read": read}
+        path = str(file.absolute())
+        current_stamp = stamp(file)
+        checksum = remembered.get(path)
+        if checksum is None or checksum["stamp"] != current_stamp:
+            time_before = time.time_ns()
+            checksum = {"stamp": current_stamp, "sha256": file_digest(file), "read": time_before}
         # A file that was changed just before it was read may change again with the same times.
-        if line["stamp"][-1] + UNSETTLED < line["read"]:
-            settled[name] = line
-        title = os.fspath(file.relative_to(task)) if task in file.parents else file.name
-        contents.append({"name": title, "size": line["stamp"][0], "sha256": line["sha256"]})
-    if not settled.items() <= remembered.items():
+        if checksum["stamp"][-1] + UNSETTLED < checksum["read"]:
+            checksums_to_remember[path] = checksum
+        name = os.fspath(file.relative_to(task)) if task in file.parents else file.name
+        contents.append({"name": name, "size": checksum["stamp"][0], "sha256": checksum["sha256"]})
+    if not checksums_to_remember.items() <= remembered.items():
         with suppress(OSError):  # the cache may be read-only; then the files are read again next time
-            settings.mkdir(parents=True, exist_ok=True)
-            write_checked(settings / MEMO, settled)
+            settings_dir.mkdir(parents=True, exist_ok=True)
+            write_checked(settings_dir / MEMO, checksums_to_remember)
     return contents
 
 
@@ -165,19 +165,21 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
     symbols"), ``splits`` the rows of each split or None, and ``data`` "generated", "here", "prepared"
     or "missing".
     """
-    folder, table = data_folder(data), []
+    folder = data_folder(data)
+    table = []
     for name in TASKS:
         source = open_source(name, data=folder)
-        task, earlier = source.task, latest(settings_folder(source, cache), verify=False)
-        rows, remedy = earlier.rows if earlier else None, ""
+        task = source.task
+        earlier = latest(settings_folder(source, cache), verify=False)
+        rows = earlier.rows if earlier else None
+        remedy = ""
         try:
             status = "here" if source.files() else "generated"
         except InputError as error:
             status = "prepared" if rows else "missing"
             if not rows:
-                remedy = (
-                    f"{error}; or reservoir prepare {name} --download" if name in DOWNLOADS else str(error)
-                )
+                download_command = f"; or reservoir prepare {name} --download"
+                remedy = f"{error}{download_command if name in DOWNLOADS else ''}"
         if rows is None and status == "generated" and "train_rows" in task.parameters:
             rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
         form = task.form

@@ -1,0 +1,235 @@
+"""Recordings are cut into windows and resampled as if it were done by hand, and their windows stay together."""
+
+import h5py
+import numpy as np
+import pytest
+from reservoir_pipelines.data.recordings import (
+    nearest_steps,
+    recording_name,
+    resampled,
+    window_name,
+    window_starts,
+)
+from reservoir_pipelines.preparation.prepare import settings_folder
+from reservoir_pipelines.preparation.sources import open_source
+from scipy.signal import resample_poly
+
+from reservoir.errors import InputError
+from tests.tasks.samples import assert_refused, read_new, read_splits
+
+LENGTHS = np.array([*range(30, 50), 7])  # the last one is shorter than a window
+
+
+def recordings(seed=0, **others):
+    x = np.random.default_rng(seed).normal(size=(len(LENGTHS), LENGTHS.max(), 2))
+    x *= (np.arange(x.shape[1]) < LENGTHS[:, None])[..., None]
+    return {"x": x, "y": np.arange(len(x)) % 2, "lengths": LENGTHS, **others}
+
+
+def save(path, arrays):
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, array in arrays.items():
+                file[name] = array
+    return str(path)
+
+
+def by_hand(arrays, starts):
+    """Return the arrays of windows of ten steps that begin at ``starts`` of each recording, padded with zeros."""
+    rows = {name: [] for name in ("x", "y", "lengths", "groups")}
+    for row, of_recording in enumerate(starts):
+        for start in of_recording:
+            window = arrays["x"][row, start : min(start + 10, LENGTHS[row])]
+            rows["x"].append(np.pad(window, [(0, 10 - len(window)), (0, 0)]))
+            rows["y"].append(arrays["y"][row])
+            rows["lengths"].append(len(window))
+            rows["groups"].append(arrays["groups"][row] if "groups" in arrays else row)
+    return {name: np.array(cells) for name, cells in rows.items()}
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "step", "starts"),
+    [
+        (30, 10, 10, [0, 10, 20]),
+        (31, 10, 10, [0, 10, 20, 21]),  # the last window ends with the recording
+        (30, 10, 4, [0, 4, 8, 12, 16, 20]),
+        (12, 10, 10, [0, 2]),
+        (10, 10, 3, [0]),
+        (4, 10, 3, [0]),
+        (35, 10, 15, [0, 15]),  # steps between windows are left out, and so are those at the end
+    ],
+)
+def test_windows_begin_every_step_and_reach_the_end(length, window, step, starts):
+    assert window_starts(length, window, step) == starts
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+@pytest.mark.parametrize("groups", [None, np.arange(len(LENGTHS)) // 3])
+def test_windows_are_those_that_are_cut_by_hand(tmp_path, suffix, groups, monkeypatch):
+    # Pieces of three recordings, so that windows are read from several ranges of a file.
+    monkeypatch.setattr("reservoir_pipelines.data.hdf5.PIECE_ROWS", 3)
+    arrays = recordings() if groups is None else recordings(groups=groups)
+    starts = [window_starts(length, 10, 7) for length in LENGTHS]
+    source = open_source(save(tmp_path / f"long{suffix}", arrays), window=10, step=7)
+    expected = open_source(save(tmp_path / f"cut{suffix}", by_hand(arrays, starts)))
+    if suffix == ".h5":
+        assert len(source.pieces()) > 3
+    windows, rows = read_splits(source), read_splits(expected)
+    assert windows.keys() == rows.keys() == {"train", "valid", "test"}
+    for name, split in windows.items():
+        for array in ("x", "y", "lengths"):
+            assert np.array_equal(getattr(split, array), getattr(rows[name], array)), (name, array)
+    scaling, same = source.scaling(), expected.scaling()
+    assert np.array_equal(scaling.offset, same.offset) and np.array_equal(scaling.scale, same.scale)
+
+
+@pytest.mark.parametrize("groups", [None, np.array(list("abcdefg"))[np.arange(len(LENGTHS)) // 3]])
+def test_no_recording_and_no_group_is_in_two_splits(tmp_path, groups):
+    arrays = recordings(ids=np.arange(100, 100 + len(LENGTHS)))
+    if groups is not None:
+        arrays["groups"] = groups
+    source = open_source(save(tmp_path / "long.npz", arrays), window=10)
+    splits = {}
+    for piece in source.pieces():
+        for name, split in source.read(piece).items():
+            for window in split.ids.tolist():
+                recording = int(recording_name(window)) - 100
+                unit = recording if groups is None else groups[recording]
+                splits.setdefault(unit, set()).add(name)
+                begin, end = map(int, window[window.index("[") + 1 : -1].split(":"))
+                assert window == window_name(recording + 100, begin, end) and end <= LENGTHS[recording]
+    assert len(splits) == (len(LENGTHS) if groups is None else 7)
+    assert all(len(names) == 1 for names in splits.values())
+
+
+def test_labels_of_steps_are_cut_with_the_steps(tmp_path):
+    y = np.random.default_rng(1).integers(0, 3, (len(LENGTHS), LENGTHS.max()))
+    source = open_source(save(tmp_path / "each.npz", recordings() | {"y": y}), window=10, step=4)
+    assert source.task.each and source.task.readout_tokens == 10
+    seen = 0
+    for piece in source.pieces():
+        for split in source.read(piece).values():
+            for window, labels, length in zip(split.ids.tolist(), split.y, split.lengths, strict=True):
+                recording, begin = int(recording_name(window)), int(window[window.index("[") + 1 : window.index(":")])
+                assert labels[:length, 0].tolist() == y[recording, begin : begin + length].tolist()
+                seen += 1
+    assert seen == sum(len(window_starts(length, 10, 4)) for length in LENGTHS)
+    assert_refused("--step of at most 10", tmp_path / "each.npz", window=10, step=11)
+
+
+def test_new_recordings_are_cut_as_those_of_the_readout(tmp_path):
+    task = open_source(save(tmp_path / "long.npz", recordings()), window=10, step=7).task
+    new = recordings(seed=5)
+    del new["y"]
+    rows = read_new(save(tmp_path / "new.npz", new), task)
+    cut = by_hand(new | {"y": np.zeros(len(LENGTHS))}, [window_starts(length, 10, 7) for length in LENGTHS])
+    assert np.array_equal(rows.x, cut["x"]) and rows.y is None
+    assert rows.lengths is not None and rows.lengths.tolist() == cut["lengths"].tolist()
+
+
+def test_skipped_recordings_keep_their_places_among_windows(tmp_path):
+    for number in range(6):
+        folder = tmp_path / "runs" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        values = ["1", "x" if number == 3 else "2", *map(str, np.arange(10))]
+        (folder / f"{number}.csv").write_text("\n".join(["v", *values]) + "\n")
+    for number in range(10, 20):
+        (tmp_path / "runs" / "ab"[number % 2] / f"{number}.csv").write_text("v\n" + "1\n2\n3\n4\n5\n6\n7\n" * 2)
+    task = open_source(str(tmp_path / "runs"), window=5, skip_bad_rows=True).task
+    rows = read_new(tmp_path / "runs", task)
+    # a/0, a/10 ... come first; b/3.csv is the bad one.
+    names = sorted(f"{'ab'[n % 2]}/{n}.csv" for n in (*range(6), *range(10, 20)))
+    place = names.index("b/3.csv")
+    assert [recording_name(name) for name in rows.ids.tolist()][3 * place - 1] == names[place - 1]
+    assert [*rows.skipped] == [3 * place] and rows.skipped[3 * place][0] == "b/3.csv"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [({"step": 5}, "--window"), ({"window": 1}, "--window 1"), ({"resample": 5, "symbols": True}, "--symbols")],
+)
+def test_options_that_do_not_fit_together_are_refused(tmp_path, asked, message):
+    with pytest.raises(InputError, match=message):
+        open_source(str(tmp_path / "x.npz"), **asked)
+
+
+def test_texts_are_not_cut(tmp_path):
+    (tmp_path / "t.csv").write_text("sequence,label\n" + "ACGT,a\nTTGA,b\n" * 9)
+    assert_refused("--window does not apply", tmp_path / "t.csv", window=2)
+
+
+def test_too_few_recordings_for_three_splits_are_counted_as_groups(tmp_path):
+    x = np.random.default_rng(0).normal(size=(2, 200, 1))
+    path = save(tmp_path / "two.npz", {"x": x, "y": np.array([0, 1])})
+    with pytest.raises(InputError, match="2 groups"):
+        read_splits(open_source(path, window=20))
+
+
+def test_data_that_was_prepared_before_keeps_its_folder():
+    """The names are those that folders had before these options existed."""
+    assert settings_folder(open_source("waves.npz")).name == "waves.npz-b4fd37fdf1ac55d7"
+    labelled = open_source("waves.npz", label="a", classes=True)
+    assert settings_folder(labelled).name == "waves.npz-e2dea7713fc82f95"
+    assert settings_folder(open_source("waves.npz", window=9)).name != "waves.npz-b4fd37fdf1ac55d7"
+
+
+# ---- resampling
+
+
+@pytest.mark.parametrize(("length", "steps"), [(30, 10), (31, 10), (97, 13), (8, 7), (5, 2)])
+def test_fewer_steps_are_means_over_equal_stretches(length, steps):
+    values = np.random.default_rng(0).normal(1e6, 1, (length, 2))
+    fine = np.repeat(values, steps, axis=0)  # a step is constant, so each stretch has whole parts of steps
+    assert resampled(values, steps) == pytest.approx(fine.reshape(steps, length, 2).mean(axis=1), abs=1e-7)
+
+
+@pytest.mark.parametrize(("length", "steps"), [(10, 31), (30, 31), (2, 9)])
+def test_more_steps_lie_on_the_lines_between_neighbours(length, steps):
+    middles = (np.arange(steps) + 0.5) * length / steps - 0.5
+    line = resampled(np.arange(length)[:, None], steps)[:, 0]
+    assert line == pytest.approx(np.clip(middles, 0, length - 1))
+
+
+def test_fast_oscillations_do_not_appear_as_slow_ones():
+    """As with SciPy's polyphase filter, a slow wave stays and a wave above the new Nyquist frequency nearly goes."""
+    time = np.arange(4000)
+    slow, fast = np.sin(2 * np.pi * 5 * time / 4000), np.sin(2 * np.pi * 399 * time / 4000)
+    inner = slice(20, -20)
+    ours = resampled(slow + fast, 400)[inner]
+    filtered = resample_poly(slow + fast, 1, 10)[inner]
+    every_tenth = (slow + fast)[5::10][inner]
+    truth = slow[5::10][inner]
+    assert np.abs(ours - truth).max() < 0.03 and np.abs(filtered - slow[::10][inner]).max() < 0.03
+    assert np.abs(every_tenth - truth).max() > 0.9
+
+
+def test_missing_values_are_left_out_of_means_and_gaps_stay_gaps():
+    values = np.array([1.0, np.nan, 3.0, 5.0, np.nan, np.nan])
+    assert np.array_equal(resampled(values, 3), [1.0, 4.0, np.nan], equal_nan=True)
+    assert np.isnan(resampled(np.full(6, np.nan), 3)).all()
+
+
+def test_labels_of_steps_come_from_the_nearest_step(tmp_path):
+    y = np.random.default_rng(1).integers(0, 3, (len(LENGTHS), LENGTHS.max()))
+    arrays = recordings(ids=np.arange(len(LENGTHS))) | {"y": y}
+    source = open_source(save(tmp_path / "each.npz", arrays), resample=12)
+    assert source.task.max_tokens == 12
+    for piece in source.pieces():
+        for split in source.read(piece).values():
+            for recording, x, labels in zip(split.ids, split.x, split.y, strict=True):
+                places = [int((step + 0.5) * LENGTHS[recording] / 12) for step in range(12)]
+                assert labels[:, 0].tolist() == y[recording, places].tolist()
+                values = resampled(arrays["x"][recording, : LENGTHS[recording]], 12)
+                assert np.array_equal(x, values.astype(np.float32))
+    assert nearest_steps(3, 6).tolist() == [0, 0, 1, 1, 2, 2] and nearest_steps(6, 3).tolist() == [1, 3, 5]
+
+
+def test_windows_are_cut_from_resampled_recordings(tmp_path):
+    path = save(tmp_path / "long.npz", recordings())
+    task = open_source(path, resample=20, window=10).task
+    rows = read_new(path, task)
+    whole = read_new(path, open_source(path, resample=20).task)
+    assert task.max_tokens == 10 and len(rows.x) == 2 * len(LENGTHS)
+    assert np.array_equal(rows.x.reshape(len(LENGTHS), 20, 2), whole.x)
