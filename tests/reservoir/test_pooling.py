@@ -17,7 +17,7 @@ from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.random_input import draw_input, kernels
 from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
 from reservoir.plan import resolve
-from reservoir.pooling import POOLINGS, check_poolings, find_pooling
+from reservoir.pooling import POOLINGS, channel_levels, check_poolings, find_pooling
 from reservoir.raw_input import raw_features
 from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
@@ -57,8 +57,12 @@ def compete(h, size):
     return np.sqrt(np.concatenate([leads, lowest]) / len(h))
 
 
+def above(h, number):
+    return np.concatenate([(h > np.float32(level)).mean(0) for level in channel_levels(h.shape[1], number)])
+
+
 def sustained(h, number):
-    stretches = [2**power for power in range(number) if 2**power <= LONGEST]
+    stretches = [4**power for power in range(number) if 4**power <= LONGEST]
     of_stretch = []
     for stretch in stretches:
         starts = range(max(1, len(h) - stretch + 1))
@@ -74,6 +78,7 @@ PLAIN = {
     "shares1": lambda h: (h > 0).mean(0),
     **{f"shares{number}": partial(shares, number=number) for number in (4, 13)},
     **{f"compete{size}": partial(compete, size=size) for size in (1, 5)},
+    **{f"above{number}": partial(above, number=number) for number in (1, 3)},
     **{f"sustained{number}": partial(sustained, number=number) for number in (1, 3, 6)},
     "words": partial(np.mean, axis=0),
     "tokens": lambda h: np.pad(h, ((0, LONGEST - len(h)), (0, 0))).ravel(),
@@ -110,6 +115,14 @@ def test_words_are_the_mean_without_special_tokens(special):
             np.testing.assert_allclose(values[row, 0], expected, rtol=1e-6, atol=1e-6)
     if any(special):  # a text of which the tokenizer leaves only special tokens
         assert not pool(hidden, torch.full((4,), sum(special)), "words", special=special).any()
+
+
+def test_the_levels_of_channels_are_spread_over_each_range_of_channels():
+    levels = np.array(channel_levels(1024, 3))
+    assert levels.shape == (3, 1024) and 17 < np.abs(levels).max() <= 18
+    for start in (0, 64, 600):
+        of_bank = levels[:, start : start + 64]
+        assert abs((of_bank > 0).mean() - 0.5) < 0.02 and abs((np.abs(of_bank) < 1).mean() - 0.43) < 0.03
 
 
 def test_channels_compete_within_their_group_unless_none_responds():
