@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
@@ -27,6 +27,7 @@ MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
 # Smallest response of a kernel that competes, for kernels of norm 6 and values of variance 1. Where a row is
 # constant, the responses are rounding errors, of which the largest would win by chance.
 LEAST_RESPONSE = 1e-3
+PIECE_VALUES = 2**17  # values of hidden states that some poolings read at once, 512 KB
 
 
 @dataclass(frozen=True)
@@ -275,19 +276,22 @@ class Compete(Pooling):
         import torch
 
         # Zeros at padding lead nowhere and are never the lowest.
-        groups = states.filled(0.0).transpose(1, 2).unflatten(1, (-1, self.number))
-        largest = groups.amax(dim=2, keepdim=True)
-        smallest = groups.amin(dim=2, keepdim=True)
-        leads = largest.masked_fill(largest < LEAST_RESPONSE, 0.0)
-        is_lowest = (smallest < -LEAST_RESPONSE).float()
-        # The sign plus 1 is 1 for the channel with the extreme value, else 0; on a CPU, a comparison takes four times
-        # as long. Products of (batch, groups, K, tokens) with (batch, groups, tokens, 1) sum over the tokens.
-        sums = [
-            ((groups - largest).sign() + 1) @ leads.transpose(2, 3),
-            ((smallest - groups).sign() + 1) @ is_lowest.transpose(2, 3),
-        ]
-        means = torch.cat([values.flatten(1) for values in sums], dim=1) / states.lengths[:, None]
-        return means.sqrt()[:, None]
+        of_pieces: list[Tensor] = []
+        for piece in _pieces(states, 0.0, self.number):
+            groups = piece.unflatten(1, (-1, self.number))
+            largest = groups.amax(dim=2, keepdim=True)
+            smallest = groups.amin(dim=2, keepdim=True)
+            leads = largest.masked_fill(largest < LEAST_RESPONSE, 0.0)
+            is_lowest = (smallest < -LEAST_RESPONSE).float()
+            # The sign plus 1 is 1 for the channel with the extreme value, else 0; on a CPU, a comparison takes four
+            # times as long. Products of (batch, groups, K, tokens) and (batch, groups, tokens, 1) sum over the tokens.
+            sums = [
+                ((groups - largest).sign() + 1) @ leads.transpose(2, 3),
+                ((smallest - groups).sign() + 1) @ is_lowest.transpose(2, 3),
+            ]
+            of_pieces.append(torch.stack([values.flatten(1) for values in sums], dim=1))
+        means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
+        return _side_by_side(means.sqrt())
 
     def join(
         self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
@@ -307,16 +311,16 @@ class Above(Pooling):
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        device = states.values.device
-        levels = channel_levels(states.values.shape[2], self.number)
-        values = states.filled(float("-inf")).transpose(1, 2)
+        levels = torch.tensor(
+            channel_levels(states.values.shape[2], self.number), device=states.values.device
+        )
         # The sign is 1 above a level and -1 below it or at padding. On a CPU, a comparison takes three times as long.
-        padded = values.shape[2]
-        signs = [
-            (values - torch.tensor(level, device=device)[:, None]).sign().sum(dim=2) for level in levels
-        ]
-        above = (torch.stack(signs, dim=1) + padded) / 2
-        return _side_by_side(above / states.lengths[:, None, None])
+        of_pieces: list[Tensor] = []
+        for piece in _pieces(states, float("-inf")):
+            signs = [(piece - level[:, None]).sign().sum(dim=2) for level in levels[:, : piece.shape[1]]]
+            levels = levels[:, piece.shape[1] :]
+            of_pieces.append((torch.stack(signs, dim=1) + piece.shape[2]) / 2)
+        return _side_by_side(torch.cat(of_pieces, dim=2) / states.lengths[:, None, None])
 
 
 class Sustained(Pooling):
@@ -336,19 +340,20 @@ class Sustained(Pooling):
         import torch
 
         stretches = self._stretches(states.max_tokens)
-        smallest = states.filled(float("inf")).amin(dim=1)
-        # Infinity at padding and after the last token leaves only stretches that end before.
-        smallest_of = torch.nn.functional.pad(
-            states.filled(float("-inf")).transpose(1, 2), (0, stretches[-1] - 1), value=float("-inf")
-        )
-        sustained = [smallest_of.amax(dim=2)]
-        for stretch in stretches[1:]:
-            # The smallest value of a stretch is the smaller one of those of its halves, as theirs are of their halves.
-            for half in (stretch // 4, stretch // 2):
-                smallest_of = torch.minimum(smallest_of[:, :, :-half], smallest_of[:, :, half:])
-            is_long_enough = (states.lengths >= stretch)[:, None]
-            sustained.append(torch.where(is_long_enough, smallest_of.amax(dim=2), smallest))
-        return _side_by_side(torch.stack(sustained, dim=1))
+        lowest = states.filled(float("inf")).amin(dim=1)[:, None]
+        of_pieces: list[Tensor] = []
+        for piece in _pieces(states, float("-inf")):
+            # Infinity at padding and after the last token leaves only stretches that end before.
+            smallest = torch.nn.functional.pad(piece, (0, stretches[-1] - 1), value=float("-inf"))
+            sustained = [smallest.amax(dim=2)]
+            for stretch in stretches[1:]:
+                # The smallest value of a stretch is the smaller one of those of its halves, and so on.
+                for half in (stretch // 4, stretch // 2):
+                    smallest = torch.minimum(smallest[:, :, :-half], smallest[:, :, half:])
+                sustained.append(smallest.amax(dim=2))
+            of_pieces.append(torch.stack(sustained, dim=1))
+        is_long_enough = states.lengths[:, None] >= torch.tensor(stretches, device=states.lengths.device)
+        return _side_by_side(torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest))
 
     def _stretches(self, max_tokens: int) -> list[int]:
         """Return the lengths of stretches, in tokens."""
@@ -458,6 +463,19 @@ def share_levels(number: int) -> list[float]:
     """Return the K levels of ``sharesK``, from -18 to 18, denser near 0, because values span orders of magnitude."""
     top, middle = math.asinh(18 / 0.06), (number - 1) / 2
     return [0.06 * math.sinh(top * (i - middle) / max(middle, 1)) for i in range(number)]
+
+
+def _pieces(states: HiddenStates, padding: float, multiple: int = 1) -> Sequence[Tensor]:
+    """Return hidden states (batch, width, tokens) with a value at padding, in pieces of some channels.
+
+    Each piece has a multiple of some number of channels, except for the last one.
+    """
+    values = states.filled(padding).transpose(1, 2)
+    if not states.on_host:
+        return (values,)
+    # Intermediate results of a piece stay in the cache of a core: all channels at once took 3 to 6 times as long.
+    channels = PIECE_VALUES // (values.shape[0] * values.shape[2])
+    return values.split(max(1, channels // multiple) * multiple, dim=1)
 
 
 def channel_levels(width: int, number: int) -> list[list[float]]:
