@@ -119,6 +119,8 @@ def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[st
     backbone = "comes with this package" if options.init is None else "has the weights of --init"
     if is_kernels(reservoir.backbone):
         backbone = "for series, the blocks of a frozen transformer add nothing to random kernels"
+        if reservoir.backbone != f"{KERNELS}:width={KERNEL_WIDTHS[0]}":
+            backbone += "; many rows have fewer of them"
     return {
         **{item.name: PLAIN for item in fields(Reservoir)},
         **dict.fromkeys(WINDOW_OPTIONS, why),
