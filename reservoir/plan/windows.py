@@ -10,12 +10,20 @@ from reservoir.backbone_names import DEFAULT_BACKBONE, KERNELS, full_name
 from reservoir.backbones import choose_init, find
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
+from reservoir.features import column_shapes
 from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
 from reservoir.options import KERNEL_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
-from reservoir.plan.columns import INPUT_LAYER, split_names
+from reservoir.plan.columns import (
+    INPUT_LAYER,
+    KERNEL_POOLINGS,
+    MAX_KERNEL_ROWS,
+    ColumnSet,
+    most_bytes,
+    split_names,
+)
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import variant_of
 from reservoir.tasks.task import Task, Tokens, holds_samples
@@ -23,6 +31,9 @@ from reservoir.tasks.words import UNKNOWN, are_words
 
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
+MAX_KERNEL_WINDOWS = 4096  # windows of a row for random kernels alone, which have no positions
+# Widths of random kernels, the widest first; the last one is for any number of rows.
+KERNEL_WIDTHS = (1024, 512, 256)
 
 
 @dataclass(frozen=True)
@@ -34,10 +45,13 @@ class ModelChoice:
     reasons: Mapping[str, str]
 
 
-def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoice:
-    """Return the model for a task with a ``longest`` training row; its own input is used if it can read the data."""
+def choose_model(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int) -> ModelChoice:
+    """Return the model for a task with ``rows`` in each split and a ``longest`` training row.
+
+    The model reads the data by its own input if it can.
+    """
     random_inits = variant_of(options.given).random_inits
-    explicit, options = options, replace(options, backbone=choose_backbone(task, options))
+    explicit, options = options, replace(options, backbone=choose_backbone(task, options, rows))
     reservoir = resolve_model(options, random_inits=random_inits)
     suited = suits(task, reservoir)
     obstacle = ""
@@ -49,7 +63,7 @@ def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoi
     if reservoir.backbone in SHIPPED:  # the defaults for letters were tuned with it, so nothing is missed
         obstacle = ""
     # Windows that suit one input layer may not suit another, which gets plain windows.
-    windows = {"input": "native"} if native else default_windows(task)
+    windows = {"input": "native"} if native else default_windows(task, reservoir.backbone)
     why = PLAIN
     if windows and options.input in (None, windows["input"]):
         reservoir = resolve_model(options, windows, random_inits=random_inits)
@@ -62,11 +76,12 @@ def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoi
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
     if reservoir.stride > 1 and why != PLAIN and not native:
         values = f"rows of up to {task.max_tokens:,} values"
-        reasons["stride"] = f"{values} become at most {MAX_WINDOWS:,} windows"
+        most = MAX_KERNEL_WINDOWS if is_kernels(reservoir.backbone) else MAX_WINDOWS
+        reasons["stride"] = f"{values} become at most {most:,} windows"
     return ModelChoice(reservoir.with_dilations(longest), obstacle, reasons_of(explicit, reasons))
 
 
-def choose_backbone(task: Task, options: ExtractOptions) -> str | None:
+def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]) -> str | None:
     """Return the backbone that was given, or random kernels for series; None for the default of other data.
 
     An option that only a transformer has, such as ``--depth`` or a layer above the input layer, takes
@@ -77,20 +92,41 @@ def choose_backbone(task: Task, options: ExtractOptions) -> str | None:
     other_input = options.input not in (None, "kernels")
     if options.backbone is not None or kind_of(task) != "series" or needs_blocks or other_input:
         return options.backbone
-    return KERNELS
+    return f"{KERNELS}:width={_kernel_width(task, rows)}"
+
+
+def _kernel_width(task: Task, rows: Mapping[str, int]) -> int:
+    """Return the largest width of random kernels whose columns fit the budget of a number of rows."""
+    fitted, all_rows = rows.get("train", 0) + rows.get("valid", 0), sum(rows.values())
+    for width in KERNEL_WIDTHS[:-1]:
+        columns = ColumnSet(INPUT_LAYER, KERNEL_POOLINGS)
+        row_bytes = columns.value_bytes * sum(
+            features for _, features in column_shapes(task, width, columns.columns).values()
+        )
+        # With many rows, the time of a readout grows with the cube of the features.
+        if fitted <= MAX_KERNEL_ROWS and all_rows * row_bytes <= most_bytes(task, all_rows):
+            return width
+    return KERNEL_WIDTHS[-1]
+
+
+def is_kernels(backbone: str) -> bool:
+    """Return whether a backbone is random kernels without blocks, of any width."""
+    return backbone.partition(":")[0] == KERNELS
 
 
 def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
     """Return the reason for the default of each option of a model; ``why`` is that of the windows."""
     backbone = "comes with this package" if options.init is None else "has the weights of --init"
-    if reservoir.backbone == KERNELS:
+    if is_kernels(reservoir.backbone):
         backbone = "for series, the blocks of a frozen transformer add nothing to random kernels"
+        if reservoir.backbone != f"{KERNELS}:width={KERNEL_WIDTHS[0]}":
+            backbone += "; many rows have fewer of them"
     return {
         **{item.name: PLAIN for item in fields(Reservoir)},
         **dict.fromkeys(WINDOW_OPTIONS, why),
         "backbone": backbone,
         "init": "published" if reservoir.init == "pretrained" else "no published weights",
-        "depth": "there are none" if reservoir.backbone.partition(":")[0] == KERNELS else "all blocks",
+        "depth": "there are none" if is_kernels(reservoir.backbone) else "all blocks",
     }
 
 
@@ -124,8 +160,8 @@ def resolve_model(
     return Reservoir(**values)
 
 
-def default_windows(task: Task) -> dict[str, Any]:
-    """Return the default windows for a task; empty if each value or symbol is a token."""
+def default_windows(task: Task, backbone: str) -> dict[str, Any]:
+    """Return the default windows for a task and a backbone; empty if each value or symbol is a token."""
     kind = kind_of(task)
     many_symbols = isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS
     if task.each and not many_symbols:
@@ -136,6 +172,16 @@ def default_windows(task: Task) -> dict[str, Any]:
         return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
     # Only long rows have a stride: many rows get fewer columns and layers, because skipped values cost accuracy.
     kernels = {"input": "kernels", "stride": -(-task.max_tokens // MAX_WINDOWS), "pad": "same"}
+    if kind == "series" and is_kernels(backbone):
+        # The kernels read values on the scale of the channel and on the scale of the row. On 24 sets, kernels of
+        # differences were .010 less accurate than the same number of kernels of values.
+        stride = -(-task.max_tokens // MAX_KERNEL_WINDOWS)
+        return kernels | {
+            "patch": SERIES_KERNEL,
+            "dilations": "auto",
+            "normalise": "both",
+            "stride": stride,
+        }
     if kind == "series":
         # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}

@@ -112,7 +112,20 @@ def test_a_gpu_encodes_as_the_host(gpu, store):
 
 def test_poolings_of_a_gpu_equal_those_of_the_cpu(monkeypatch):
     hidden, lengths = torch.randn(6, 20, 8), torch.tensor([20, 3, 1, 17, 20, 9])
-    names = ["quantiles4", "shares13", "min", "max", "mean", "std", "segments3", "all", "tokens", "first"]
+    names = [
+        "quantiles4",
+        "shares13",
+        "compete8",
+        "sustained3",
+        "min",
+        "max",
+        "mean",
+        "std",
+        "segments3",
+        "all",
+        "tokens",
+        "first",
+    ]
     on_cpu = HiddenStates(hidden, lengths)
     expected = {name: find_pooling(name).of(on_cpu) for name in names}
     monkeypatch.setattr(devices, "on_gpu", lambda device: True)
