@@ -327,19 +327,21 @@ class Sustained(Pooling):
     """For each channel the largest value that it sustains for 1, 4, 16, ... 4^(K-1) tokens, side by side.
 
     A value is sustained for n tokens if n neighbouring ones are at least as large. A sequence of fewer tokens
-    sustains its minimum. Lengths above ``max_tokens`` are left out.
+    sustains its minimum.
     """
 
     pattern = "sustainedK"
     note = "largest values over stretches of 1, 4, 16, ... tokens"
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-        return 1, width * len(self._stretches(max_tokens))
+        return 1, width * self.number
 
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        stretches = self._stretches(states.max_tokens)
+        # No sequence has stretches that are longer than the longest one.
+        all_stretches = [4**power for power in range(self.number)]
+        stretches = [stretch for stretch in all_stretches if stretch <= max(1, states.max_tokens)]
         lowest = states.filled(float("inf")).amin(dim=1)[:, None]
         of_pieces: list[Tensor] = []
         for piece in _pieces(states, float("-inf")):
@@ -353,11 +355,9 @@ class Sustained(Pooling):
                 sustained.append(smallest.amax(dim=2))
             of_pieces.append(torch.stack(sustained, dim=1))
         is_long_enough = states.lengths[:, None] >= torch.tensor(stretches, device=states.lengths.device)
-        return _side_by_side(torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest))
-
-    def _stretches(self, max_tokens: int) -> list[int]:
-        """Return the lengths of stretches, in tokens."""
-        return [4**power for power in range(self.number) if 4**power <= max(1, max_tokens)]
+        values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
+        missing = len(all_stretches) - len(stretches)
+        return _side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
 
 
 class Grid(Pooling):
