@@ -32,7 +32,7 @@ from reservoir.tasks.words import UNKNOWN, are_words
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
 MAX_KERNEL_WINDOWS = 4096  # windows of a row for random kernels alone, which have no positions
-# Widths of random kernels, the widest first; the last one is for any number of rows.
+# Widths of random kernels: the first is that of their configuration, the last is for any number of rows.
 KERNEL_WIDTHS = (1024, 512, 256)
 
 
@@ -92,7 +92,8 @@ def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]
     other_input = options.input not in (None, "kernels")
     if options.backbone is not None or kind_of(task) != "series" or needs_blocks or other_input:
         return options.backbone
-    return f"{KERNELS}:width={_kernel_width(task, rows)}"
+    width = _kernel_width(task, rows)
+    return KERNELS if width == KERNEL_WIDTHS[0] else f"{KERNELS}:width={width}"
 
 
 def _kernel_width(task: Task, rows: Mapping[str, int]) -> int:
@@ -119,7 +120,7 @@ def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[st
     backbone = "comes with this package" if options.init is None else "has the weights of --init"
     if is_kernels(reservoir.backbone):
         backbone = "for series, the blocks of a frozen transformer add nothing to random kernels"
-        if reservoir.backbone != f"{KERNELS}:width={KERNEL_WIDTHS[0]}":
+        if reservoir.backbone != KERNELS:
             backbone += "; many rows have fewer of them"
     return {
         **{item.name: PLAIN for item in fields(Reservoir)},

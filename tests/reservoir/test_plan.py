@@ -81,7 +81,7 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
 
 def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
     plan = plan_of(SERIES)
-    assert (plan.reservoir.backbone, plan.reservoir.init) == ("kernels:width=1024", "random")
+    assert (plan.reservoir.backbone, plan.reservoir.init) == ("kernels", "random")
     assert plan.layers == ("embed",)
     assert not plan.has_blocks and plan.compute == "float32" and "add nothing" in plan.reasons["backbone"]
     assert "no transformer; --backbone mini adds one" in plan.model_note("float32")
@@ -95,22 +95,26 @@ def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
     ):
         assert plan_of(SERIES, **given).reservoir.backbone == "mini" and plan_of(SERIES, **given).has_blocks
     for given in ({"layers": "embed"}, {"input": "kernels"}, {"seed": 1}):
-        assert plan_of(SERIES, **given).reservoir.backbone == "kernels:width=1024"
+        assert plan_of(SERIES, **given).reservoir.backbone == "kernels"
     assert plan_of(SERIES, backbone="kernels").reasons["backbone"] == "given"
     assert {plan_of(task).reservoir.backbone for task in (SYMBOLS, replace(SERIES, name="digits"))} == {"mini"}
 
 
-@pytest.mark.parametrize("rows", [10, 3000, 10_000, 50_000, 10**5, 10**6])
-@pytest.mark.parametrize("values", [32, 500])
-def test_more_rows_have_fewer_kernels_then_fewer_columns(rows, values):
+@pytest.mark.parametrize("values", [15, 32, 500])
+def test_many_rows_have_fewer_kernels_then_fewer_columns(values):
     task = replace(SERIES, form=Vectors(1), max_tokens=values)
-    plan = plan_of(task, rows)
-    width = int(plan.reservoir.backbone.partition("=")[2])
-    features = sum(tokens * width for tokens, width in plan.shapes.values())
-    assert plan.layers == ("embed",) and {*plan.columns} == set(itertools.chain.from_iterable(plan.candidates))
-    assert width == 256 or plan.poolings == KERNEL_POOLINGS
-    assert (width == 1024) == (rows <= 3000 and 4 * features / width * 1024 * rows <= 2e8)
-    assert bool(plan.more) == (plan.poolings != KERNEL_POOLINGS)
+    plans = [plan_of(task, rows) for rows in (10, 3000, 3001, 10_000, 50_000, 10**5, 10**6)]
+    assert [plan.reservoir.backbone for plan in plans] == ["kernels"] * 2 + ["kernels:width=256"] * 5
+    assert all(plan.layers == ("embed",) and plan.reservoir.stride == 1 for plan in plans)
+    assert all(plan.reasons["layers"] == "the backbone has no blocks" for plan in plans)
+    widths = [sum(tokens * width for tokens, width in plan.shapes.values()) for plan in plans]
+    sizes = [width * (4 if plan.store == "float32" else 2) for plan, width in zip(plans, widths, strict=True)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert widths[:3] == [1024 * 9, 1024 * 9, 256 * 9]
+    assert plans[-1].poolings == (("compete8", "above3") if values == 500 else ("std", "max"))
+    # Rows that only have test labels take room on disk too.
+    of_test = resolve(task, ExtractOptions(), {"train": 500, "test": 7000})
+    assert of_test.reservoir.backbone == "kernels:width=512"
 
 
 @pytest.mark.parametrize("task", [SERIES, SYMBOLS], ids=kind_of)
