@@ -26,11 +26,10 @@ LENGTH_STEPS = 16
 
 def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Column, tuple[int, int]]:
     """Return the tokens and the width of one row of each column, at the hidden ``width`` of a model."""
-    if task.each:
-        return dict.fromkeys(columns, (task.readout_tokens, width))
+    # If each token has a label, a row keeps as many tokens as labels.
+    most = task.readout_tokens if task.each else task.max_tokens
     return {
-        column: find_pooling(column.pooling).shape(width, task.max_tokens, task.readout_tokens)
-        for column in columns
+        column: find_pooling(column.pooling).shape(width, most, task.readout_tokens) for column in columns
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from reservoir import InputError, options, processor, reservoir
-from reservoir.column import Column, joined_name, names_of
+from reservoir.column import ROLLING, Column, joined_name, names_of
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan import (
@@ -32,6 +32,7 @@ from tests.refusals import outcome
 
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
+STEPS = replace(SERIES, parameters={"each": "token"}, readout_tokens=500)
 
 
 def plan_of(task, rows=200, longest=None, **given):
@@ -165,7 +166,7 @@ def test_default_layers_of_many_rows_are_fewer_under_given_poolings():
         replace(SYMBOLS, form=Tokens(300)),
         replace(SERIES, max_tokens=8),
         replace(SERIES, max_tokens=60, pictures=8),
-        replace(SERIES, parameters={"each": "token"}, readout_tokens=500),
+        STEPS,
     ],
     ids=lambda task: kind_of(task) + " of images" * bool(task.pictures),
 )
@@ -174,7 +175,7 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
     plan, all_columns = plan_of(task, rows), plan_of(task, 10)
     values = task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
     size = rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
-    fewest = ("embed/all",), ("embed/std", "embed/max")
+    fewest = ("embed/all",), ("embed/around4",), ("embed/std", "embed/max")
     assert size <= max(2e8, 16 * rows * values) or names_of(plan.columns) in fewest
     assert bool(plan.more) == (plan.columns != all_columns.columns)
     more = f"--layers {','.join(all_columns.layers)} --pool {','.join(all_columns.poolings)} takes"
@@ -185,6 +186,24 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
     if rows <= 3000:
         assert {*plan.columns} <= set(itertools.chain.from_iterable(plan.candidates))
     assert not plan_of(task, rows, pool=",".join(plan.poolings), layers=",".join(plan.layers)).more
+
+
+def test_a_label_for_every_step_is_read_from_windows_around_the_step_beside_rolling_statistics():
+    plan = plan_of(STEPS, 60)
+    assert plan.reservoir.backbone == "kernels:width=64" and plan.reservoir.dilations == "1,2,4,8,16"
+    around, at_step = Column("embed", "around4"), Column("embed", "all")
+    assert plan.shapes == {at_step: (500, 64), around: (500, 256)}
+    assert plan.candidates == ((around, ROLLING), (at_step, around, ROLLING))
+    assert plan_of(STEPS, 20_000).candidates == ((around, ROLLING),)
+    short = plan_of(replace(STEPS, max_tokens=30, readout_tokens=30), 60)
+    assert short.poolings == ("all", "around2") and short.reservoir.dilations == "1,2"
+
+
+def test_symbols_and_given_transformers_keep_the_state_of_each_token_as_its_features():
+    letters = replace(STEPS, form=Tokens(4))
+    for plan in (plan_of(letters, 60), plan_of(STEPS, 60, backbone="mini"), plan_of(STEPS, 60, layers="block01")):
+        assert plan.poolings == ("all",) and plan.reservoir.backbone == "mini"
+        assert ROLLING not in itertools.chain.from_iterable(plan.candidates)
 
 
 def test_letters_keep_all_tokens_of_a_layer_before_all_layers():

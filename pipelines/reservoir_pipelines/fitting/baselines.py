@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from reservoir.column import RAW, Baseline
-from reservoir.raw_input import raw_features
+from reservoir.raw_input import RawWindows
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
@@ -102,14 +102,7 @@ def _naming_rows(fit: ColumnFit, source: RawSource[KnownSplit]) -> ColumnFit:
 
 def _mean(raw: RawSource[KnownSplit], ridge: RidgeFitter) -> Choice:
     """Return the readout of a constant feature, which predicts the mean of the training rows."""
-    task, statistic = raw.task, Statistic(name=MEAN)
-
-    def features_of_tokens(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        return np.repeat(statistic(x, lengths)[:, None], task.readout_tokens, axis=1)
-
-    # `predict` computes a statistic of rows; a baseline of tokens is never saved.
-    features = features_of_tokens if task.each else statistic
-    mean = replace(raw, baseline=Baseline(MEAN), features=features)
+    mean = replace(raw, baseline=Baseline(MEAN), features=Statistic(name=MEAN))
     fit = fit_source(replace(ridge, alphas=np.ones(1), widens=False), mean)
     constant = replace(fit, results=(replace(fit.result, readout="constant", alpha=None),))
     return Choice(constant, mean, ridge)
@@ -150,9 +143,5 @@ def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSo
     model_input = known.entry.spec.input  # imported features have it, too
     patch = model_input.patch if model_input.patch > 1 else WINDOW
     windows = Windows(patch=patch, dilations=model_input.dilations, pad="same")
-
-    def features(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        values = raw_features(task, raw.scaling, x, lengths)
-        return windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))[0]
-
+    features = RawWindows(task, raw.scaling, windows)
     return replace(raw, baseline=Baseline(f"{RAW}, windows of {patch}"), features=features)
