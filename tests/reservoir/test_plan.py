@@ -74,7 +74,7 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
         check_poolings(list(plan.poolings))
         assert set(itertools.chain.from_iterable(plan.candidates)) == {*plan.columns}
         assert default_columns(plan.candidates) == plan.candidates[0]
-    assert series.poolings == KERNEL_POOLINGS and series.candidates == (series.columns,)
+    assert series.poolings == KERNEL_POOLINGS and series.candidates == (series.columns, series.columns[:3])
     assert set(VALUE_POOLINGS) < set(plan_of(SERIES, backbone="mini").poolings)
 
 
@@ -109,7 +109,7 @@ def test_many_rows_have_fewer_kernels_then_fewer_columns(values):
     sizes = [width * (4 if plan.store == "float32" else 2) for plan, width in zip(plans, widths, strict=True)]
     assert sizes == sorted(sizes, reverse=True)
     # Short rows sustain values over fewer stretches.
-    per_kernel = 9 - (values < 64) - (values < 16)
+    per_kernel = 12 - (values < 64) - (values < 16)
     assert widths[:3] == [1024 * per_kernel, 1024 * per_kernel, 256 * per_kernel]
     assert plans[-1].poolings == (("compete8", "above3") if values == 500 else ("std", "max"))
     # Rows that only have test labels take room on disk too.
