@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reservoir.hidden_states import HiddenStates
 
 MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
+MAX_WINDOWS_AROUND = 10  # the widest has 177,147 tokens
 # Smallest response of a kernel that competes, for kernels of norm 6 and values of variance 1. Where a row is
 # constant, the responses are rounding errors, of which the largest would win by chance.
 LEAST_RESPONSE = 1e-3
@@ -347,19 +348,21 @@ class Sustained(Pooling):
     """For each channel the largest value that it sustains for 1, 4, 16, ... 4^(K-1) tokens, side by side.
 
     A value is sustained for n tokens if n neighbouring ones are at least as large. A sequence of fewer tokens
-    sustains its minimum. Lengths above ``max_tokens`` are left out.
+    sustains its minimum.
     """
 
     pattern = "sustainedK"
     note = "largest values over stretches of 1, 4, 16, ... tokens"
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-        return 1, width * len(self._stretches(max_tokens))
+        return 1, width * self.number
 
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        stretches = self._stretches(states.max_tokens)
+        # No sequence has stretches that are longer than the longest one.
+        all_stretches = [4**power for power in range(self.number)]
+        stretches = [stretch for stretch in all_stretches if stretch <= max(1, states.max_tokens)]
         lowest = states.filled(float("inf")).amin(dim=1)[:, None]
         of_pieces: list[Tensor] = []
         for piece in _pieces(states, float("-inf")):
@@ -373,11 +376,9 @@ class Sustained(Pooling):
                 sustained.append(smallest.amax(dim=2))
             of_pieces.append(torch.stack(sustained, dim=1))
         is_long_enough = states.lengths[:, None] >= torch.tensor(stretches, device=states.lengths.device)
-        return _side_by_side(torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest))
-
-    def _stretches(self, max_tokens: int) -> list[int]:
-        """Return the lengths of stretches, in tokens."""
-        return [4**power for power in range(self.number) if 4**power <= max(1, max_tokens)]
+        values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
+        missing = len(all_stretches) - len(stretches)
+        return _side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
 
 
 class Grid(Pooling):
@@ -448,9 +449,50 @@ class AllTokens(Pooling):
         return states.filled_copy(0.0)
 
 
+class Around(Pooling):
+    """For each token and channel, the root of the deviation in each of K windows around the token, side by side.
+
+    The windows have 9, 27, 81 ... tokens, and are cut off at the ends of the sequence. The root makes the
+    values of quiet and of loud stretches differ by similar amounts, as a linear readout needs it.
+    """
+
+    pattern = "aroundK"
+    note = "of K windows around each token"
+    per_token = True
+
+    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        if self.number > MAX_WINDOWS_AROUND:
+            raise InputError(
+                f"pooling {self.name}: at most {MAX_WINDOWS_AROUND} windows around a token",
+                f"use around{MAX_WINDOWS_AROUND}, whose widest has {9 * 3 ** (MAX_WINDOWS_AROUND - 1):,} tokens",
+            )
+        return max_tokens, width * self.number
+
+    def of(self, states: HiddenStates) -> Tensor:
+        import torch
+
+        from reservoir.centred_windows import CentredWindows, window_widths
+
+        windows = CentredWindows(states.filled(0.0), states.lengths)
+        deviations = [windows.deviation(width).float() for width in window_widths(self.number)]
+        return states.zero_at_padding(torch.cat(deviations, dim=2).sqrt())
+
+
 _KINDS: tuple[type[Pooling], ...] = (
     *(Last, Mean, Words, Std, Min, Max, First, ClassToken),
-    *(Segments, Quantiles, Shares, Compete, Above, Places, Sustained, Grid, TokensSideBySide, AllTokens),
+    *(
+        Segments,
+        Quantiles,
+        Shares,
+        Compete,
+        Above,
+        Places,
+        Sustained,
+        Grid,
+        TokensSideBySide,
+        AllTokens,
+        Around,
+    ),
 )
 
 POOLINGS = {kind.pattern: kind for kind in _KINDS}

@@ -38,6 +38,7 @@ class Backbone(nn.Module):
         self.width, self.max_tokens = self.shape.width, self.shape.max_tokens
         self.causal = self.shape.causal
         self.compute = torch.float32
+        self.can_pad = True  # whether rows of several lengths can be in one batch
         self._tokens = 0
         for path in family.unused:
             _replace(model, path, nn.Identity())
@@ -60,6 +61,10 @@ class Backbone(nn.Module):
         """
         tokens = embeds.shape[1]
         self.check_length(tokens)
+        if not self.can_pad and lengths is not None and int(lengths.min()) < tokens:
+            raise InputError(
+                f"{self.family.name}: padding changes its hidden states", "give sequences of equal length"
+            )
         surplus = -tokens % self.shape.multiple
         # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
         mask = None
@@ -135,7 +140,10 @@ class Backbone(nn.Module):
         first = blocks[0] if len(blocks) else self.model.get_submodule(self.family.final_norm)
         if layer == "embed" and first is not self.model:  # the path "" of a missing norm is the model
             return first.register_forward_pre_hook(
-                lambda _module, inputs: callback(inputs[0][:, : self._tokens])
+                lambda _module, inputs, named: callback(
+                    (inputs[0] if inputs else named["hidden_states"])[:, : self._tokens]
+                ),
+                with_kwargs=True,
             )
         # The output of the backbone is its layer `final`; if neither a block nor a norm runs, it is the layer `embed`.
         module = self if layer in ("embed", "final") else blocks[self.layers.index(layer) - 1]

@@ -11,6 +11,7 @@ from typing import Any
 
 from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
+from reservoir.backbones.generic import generic_family
 from reservoir.backbones.registry import families
 from reservoir.errors import InputError, as_input_error, first_line, nearest
 
@@ -36,6 +37,9 @@ def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
     else:
         config = _from_gguf(name) if is_gguf(name) else _from_folder(name)
     family = _family_of(name, config.model_type)
+    if family is None:
+        with as_input_error(f"backbone {name!r}: its model cannot be built", "choose another model"):
+            family = generic_family(config)
     _check_config(name, family, config, depth)
     return family, config
 
@@ -204,7 +208,7 @@ def _from_folder(name: str) -> Any:
             raise ValueError("num_labels is more than a million")
     family = _family_of(name, model_type)
     with as_input_error(f"backbone {name!r}: its config.json is not valid", "change a setting"):
-        if family.config is not None:
+        if family is not None and family.config is not None:
             return family.config(**values)
         from transformers import AutoConfig
 
@@ -220,13 +224,20 @@ def _from_gguf(name: str) -> Any:
     with as_input_error(problem, "give an intact GGUF file"), pretrained_files(name) as (empty, gguf):
         config = AutoConfig.from_pretrained(empty, **gguf)
         vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
-        own_class = _family_of(name, config.model_type).config
+        family = _family_of(name, config.model_type)
+        own_class = family.config if family else None
         return own_class(**config.to_dict()) if own_class else config
 
 
-def _family_of(name: str, model_type: object) -> Family:
-    if not isinstance(model_type, str) or model_type not in families():
+def _family_of(name: str, model_type: object) -> Family | None:
+    """Return the family of a model type that is described by hand; None for others that transformers knows."""
+    if isinstance(model_type, str) and model_type in families():
+        return families()[model_type]
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise InputError(
-            f"backbone {name!r}: family {model_type!r} is not known", f"use one of {', '.join(families())}"
+            f"backbone {name!r}: family {model_type!r} is not known",
+            f"use a model of transformers, or one of {', '.join(families())}",
         )
-    return families()[model_type]
+    return None

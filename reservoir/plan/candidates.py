@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reservoir.column import Column, Columns
+from reservoir.column import ROLLING, Column, Columns
 from reservoir.errors import InputError
 from reservoir.options import ExtractOptions, FitOptions
 from reservoir.plan.basis import Kind, kind_of, reasons_of
@@ -23,7 +23,7 @@ from reservoir.plan.columns import (
     split_names,
 )
 from reservoir.pooling import find_pooling
-from reservoir.tasks.task import Task
+from reservoir.tasks.task import Task, Vectors
 
 AUTO_FOLDS = 5
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
@@ -123,6 +123,8 @@ def readout_candidates(
     ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
     ``native`` is True for native input and for several entries.
     """
+    if not native and (around_tokens := _candidates_around_tokens(task, available)):
+        return around_tokens
     if not native and rows <= MAX_KERNEL_ROWS and (best_of_kind := _known_candidates(task, available)):
         return best_of_kind
     # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels
@@ -167,6 +169,19 @@ def _without_token_columns(available: Sequence[Column]) -> list[Column]:
     """Return the columns to try alone: wide columns of all tokens only if there are no others."""
     of_rows = [column for column in available if column.pooling != "all"]
     return of_rows or [*available]
+
+
+def _candidates_around_tokens(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
+    """Return the candidates for labels of every token of a series; none without columns of windows around tokens.
+
+    The windows around each token, beside those of the raw input, are the default. Labels that depend on
+    single values, such as the start of an event, also need the kernels at the token itself.
+    """
+    around = [column for column in available if find_pooling(column.pooling).pattern == "aroundK"]
+    if not (task.each and around and isinstance(task.form, Vectors)):
+        return ()
+    at_token = [column for column in available if column.pooling == "all"]
+    return tuple(dict.fromkeys([(*around, ROLLING), (*at_token, *around, ROLLING)]))
 
 
 def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:

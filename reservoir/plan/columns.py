@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from reservoir.backbones import check_layers, layer_names
+from reservoir.centred_windows import widths_within
 from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.features import column_shapes
@@ -164,21 +165,34 @@ def default_layers(kind: Kind, depth: int, *, native: bool = False) -> tuple[str
 def _default_poolings(task: Task, kind: Kind, view: ModelView) -> tuple[str, str]:
     """Return the default poolings, and the reason."""
     if kind == "labels of every token":
-        return "all", "every token has a label"
+        return _step_poolings(task, has_blocks=view.depth > 0)
     if view.reader:
         return _native_poolings(task, view.reader)
-    if kind == "series" and not view.depth:
-        return ",".join(
-            KERNEL_POOLINGS
-        ), "these show which kernels respond most, how often, for how long, and where"
     if kind == "series":
-        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
+        return _series_poolings(has_blocks=view.depth > 0)
     if kind == "named task" or task.readout_tokens > 1:
         return "last,mean", "the last token, as in the paper, and the mean of all"
     aligned = isinstance(task.form, Tokens) and task.max_tokens * view.width <= MAX_TOKEN_FEATURES
     poolings = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     names = ",".join([*poolings, SEGMENTS, *(["tokens"] if aligned else [])])
     return names, f"these show which {kind} occur, and where"
+
+
+def _step_poolings(task: Task, *, has_blocks: bool) -> tuple[str, str]:
+    """Return the default poolings if every token has a label, and the reason."""
+    if has_blocks:
+        return "all", "every token has a label"
+    around = widths_within(task.max_tokens)
+    return f"all,around{around}", "a kernel sees few of the values on which the label of a token depends"
+
+
+def _series_poolings(*, has_blocks: bool) -> tuple[str, str]:
+    """Return the default poolings of series, and the reason."""
+    if has_blocks:
+        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
+    return ",".join(
+        KERNEL_POOLINGS
+    ), "these show which kernels respond most, how often, for how long, and where"
 
 
 def _native_poolings(task: Task, reader: Reader) -> tuple[str, str]:
@@ -212,7 +226,7 @@ def column_sets(
         return [default, *([ColumnSet(INPUT_LAYER, default.poolings)] if may_drop_blocks else [])]
     if default.poolings == KERNEL_POOLINGS:
         return [default, *(ColumnSet(default.layers, names) for names in FEWER_KERNEL_POOLINGS)]
-    ladder = [default.poolings, *(() if native else FEWER_POOLINGS.get(kind, ()))]
+    ladder = [default.poolings, *(() if native else _fewer_poolings(kind, default.poolings))]
     ladder = [names for names in ladder if allows_tokens or "tokens" not in names]
     # Windows of series and symbols end with the input layer alone, which has poolings without segments of its own.
     ends_with_input = by_kernels and (free_layers or default.layers == INPUT_LAYER)
@@ -228,6 +242,15 @@ def column_sets(
         without_tokens = [names for names in ladder if "tokens" not in names]
         sets += [ColumnSet(INPUT_LAYER, names) for names in (*without_tokens, *INPUT_POOLINGS)]
     return sets
+
+
+def _fewer_poolings(kind: Kind, default: Names) -> Sequence[Names]:
+    """Return the poolings for more rows than those with the ``default`` poolings of a kind, from most to fewest."""
+    if kind != "labels of every token":
+        return FEWER_POOLINGS.get(kind, ())
+    # The widest windows tell most, so none is left out.
+    around = tuple(name for name in default if find_pooling(name).pattern == "aroundK")
+    return [around] if around else []
 
 
 def _with_fewer_layers(columns: ColumnSet) -> list[ColumnSet]:
@@ -252,8 +275,9 @@ def _check_columns(
 ) -> None:
     """Refuse unknown poolings, and layers or poolings that do not fit the task or the model."""
     check_poolings(poolings)
-    if task.each and poolings != ("all",):
-        raise InputError("--pool: every token has its own label", "pass --pool all, or leave --pool out")
+    if task.each and not all(find_pooling(name).per_token for name in poolings):
+        problem = "--pool: every token has its own label"
+        raise InputError(problem, "pass --pool all or around4, or leave --pool out")
     of_class_token = [name for name in poolings if find_pooling(name).needs_class_token]
     if of_class_token and not (reader and reader.has_cls):
         raise InputError(

@@ -26,10 +26,13 @@ from reservoir.plan.columns import (
 )
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import variant_of
-from reservoir.tasks.task import Task, Tokens, holds_samples
+from reservoir.tasks.task import Task, Tokens, Vectors, holds_samples
 from reservoir.tasks.words import UNKNOWN, are_words
 
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
+# If every step has a label: twice as many kernels added 0.2 points, half as many cost 1.
+STEP_KERNELS = f"{KERNELS}:width=64"
+STEP_DILATIONS = (2, 4, 8, 16)  # beside 1; larger ones did not help, because poolings look at wider windows
 MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
 MAX_KERNEL_WINDOWS = 4096  # windows of a row for random kernels alone, which have no positions
 # Widths of random kernels: the first is that of their configuration, the last is for any number of rows.
@@ -82,7 +85,7 @@ def choose_model(task: Task, options: ExtractOptions, rows: Mapping[str, int], l
 
 
 def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]) -> str | None:
-    """Return the backbone that was given, or random kernels for series; None for the default of other data.
+    """Return the backbone that was given, or random kernels for values in time; None for the default of other data.
 
     An option that only a transformer has, such as ``--depth`` or a layer above the input layer, takes
     the default of other data.
@@ -90,8 +93,12 @@ def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]
     layers = () if options.layers is None else split_names(options.layers)
     needs_blocks = options.init is not None or options.depth is not None or {*layers} - {*INPUT_LAYER}
     other_input = options.input not in (None, "kernels")
-    if options.backbone is not None or kind_of(task) != "series" or needs_blocks or other_input:
+    if options.backbone is not None or needs_blocks or other_input:
         return options.backbone
+    if task.each and isinstance(task.form, Vectors):
+        return STEP_KERNELS
+    if kind_of(task) != "series":
+        return None
     width = _kernel_width(task, rows)
     return KERNELS if width == KERNEL_WIDTHS[0] else f"{KERNELS}:width={width}"
 
@@ -118,8 +125,12 @@ def is_kernels(backbone: str) -> bool:
 def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
     """Return the reason for the default of each option of a model; ``why`` is that of the windows."""
     backbone = "comes with this package" if options.init is None else "has the weights of --init"
-    if is_kernels(reservoir.backbone):
+    if reservoir.backbone == STEP_KERNELS:
+        backbone = "recordings may be longer than the positions of a transformer"
+    elif is_kernels(reservoir.backbone):
         backbone = "for series, the blocks of a frozen transformer add nothing to random kernels"
+        if reservoir.backbone != KERNELS:
+            backbone += "; many rows have fewer of them"
     return {
         **{item.name: PLAIN for item in fields(Reservoir)},
         **dict.fromkeys(WINDOW_OPTIONS, why),
@@ -168,7 +179,13 @@ def default_windows(task: Task, backbone: str) -> dict[str, Any]:
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
         if isinstance(task.form, Tokens):  # an invertible map shows the neighbouring symbols
             return around | {"input": "orthogonal"}
-        return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
+        # Poolings look at wider windows than these kernels do.
+        dilations = [
+            1,
+            *(number for number in STEP_DILATIONS if (SERIES_KERNEL - 1) * number < task.max_tokens),
+        ]
+        kernels = {"input": "kernels", "dilations": ",".join(map(str, dilations)), "normalise": "channel"}
+        return around | kernels
     # Only long rows have a stride: many rows get fewer columns and layers, because skipped values cost accuracy.
     kernels = {"input": "kernels", "stride": -(-task.max_tokens // MAX_WINDOWS), "pad": "same"}
     if kind == "series" and is_kernels(backbone):

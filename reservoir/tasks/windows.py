@@ -30,6 +30,9 @@ class Windows:
     normalise: str = "channel"
     symbols: int = 0  # channels of one-hot encoded symbols; 0 for floats
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dilations", tuple(self.dilations))  # JSON has a list
+
     @property
     def plain(self) -> bool:
         """Whether each value is a token, unchanged."""

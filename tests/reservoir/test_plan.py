@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from reservoir import InputError, options, processor, reservoir
-from reservoir.column import Column, joined_name, names_of
+from reservoir.column import ROLLING, Column, joined_name, names_of
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan import (
@@ -32,6 +32,7 @@ from tests.refusals import outcome
 
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
+STEPS = replace(SERIES, parameters={"each": "token"}, readout_tokens=500)
 
 
 def plan_of(task, rows=200, longest=None, **given):
@@ -74,13 +75,16 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
         check_poolings(list(plan.poolings))
         assert set(itertools.chain.from_iterable(plan.candidates)) == {*plan.columns}
         assert default_columns(plan.candidates) == plan.candidates[0]
-    assert series.poolings == KERNEL_POOLINGS and series.candidates == (series.columns, series.columns[:3])
-    assert set(VALUE_POOLINGS) < set(plan_of(SERIES, backbone="mini").poolings)
+    assert series.poolings == KERNEL_POOLINGS and series.reservoir.normalise == "both"
+    assert series.candidates == (series.columns, series.columns[:3])
+    with_blocks = plan_of(SERIES, backbone="mini")
+    assert set(VALUE_POOLINGS) < set(with_blocks.poolings) and with_blocks.reservoir.normalise == "differences"
 
 
 def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
     plan = plan_of(SERIES)
-    assert (plan.reservoir.backbone, plan.reservoir.init, plan.layers) == ("kernels", "random", ("embed",))
+    assert (plan.reservoir.backbone, plan.reservoir.init) == ("kernels", "random")
+    assert plan.layers == ("embed",)
     assert not plan.has_blocks and plan.compute == "float32" and "add nothing" in plan.reasons["backbone"]
     assert "no transformer; --backbone mini adds one" in plan.model_note("float32")
     for given in (
@@ -108,9 +112,7 @@ def test_many_rows_have_fewer_kernels_then_fewer_columns(values):
     widths = [sum(tokens * width for tokens, width in plan.shapes.values()) for plan in plans]
     sizes = [width * (4 if plan.store == "float32" else 2) for plan, width in zip(plans, widths, strict=True)]
     assert sizes == sorted(sizes, reverse=True)
-    # Short rows sustain values over fewer stretches.
-    per_kernel = 12 - (values < 64) - (values < 16)
-    assert widths[:3] == [1024 * per_kernel, 1024 * per_kernel, 256 * per_kernel]
+    assert widths[:3] == [1024 * 12, 1024 * 12, 256 * 12]
     assert plans[-1].poolings == (("compete8", "above3") if values == 500 else ("std", "max"))
     # Rows that only have test labels take room on disk too.
     of_test = resolve(task, ExtractOptions(), {"train": 500, "test": 7000})
@@ -122,8 +124,8 @@ def test_a_limited_run_has_the_plan_of_its_own_rows(task):
     rows = {"train": 1_000_000, "valid": 50_000, "test": 300}
     limited = resolve(task, ExtractOptions(limit=500), rows)
     assert limited == resolve(task, ExtractOptions(), {"train": 500, "valid": 500, "test": 300})
-    of_all = resolve(task, ExtractOptions(), rows)
-    assert (limited.poolings, limited.reservoir) != (of_all.poolings, of_all.reservoir)
+    whole = resolve(task, ExtractOptions(), rows)
+    assert (limited.poolings, limited.reservoir) != (whole.poolings, whole.reservoir)
 
 
 @pytest.mark.parametrize("task", [replace(SERIES, form=Vectors(1), max_tokens=32), SERIES, SYMBOLS], ids=str)
@@ -165,7 +167,7 @@ def test_default_layers_of_many_rows_are_fewer_under_given_poolings():
         replace(SYMBOLS, form=Tokens(300)),
         replace(SERIES, max_tokens=8),
         replace(SERIES, max_tokens=60, pictures=8),
-        replace(SERIES, parameters={"each": "token"}, readout_tokens=500),
+        STEPS,
     ],
     ids=lambda task: kind_of(task) + " of images" * bool(task.pictures),
 )
@@ -174,7 +176,7 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
     plan, all_columns = plan_of(task, rows), plan_of(task, 10)
     values = task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
     size = rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
-    fewest = ("embed/all",), ("embed/std", "embed/max")
+    fewest = ("embed/all",), ("embed/around4",), ("embed/std", "embed/max")
     assert size <= max(2e8, 16 * rows * values) or names_of(plan.columns) in fewest
     assert bool(plan.more) == (plan.columns != all_columns.columns)
     more = f"--layers {','.join(all_columns.layers)} --pool {','.join(all_columns.poolings)} takes"
@@ -185,6 +187,24 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
     if rows <= 3000:
         assert {*plan.columns} <= set(itertools.chain.from_iterable(plan.candidates))
     assert not plan_of(task, rows, pool=",".join(plan.poolings), layers=",".join(plan.layers)).more
+
+
+def test_a_label_for_every_step_is_read_from_windows_around_the_step_beside_rolling_statistics():
+    plan = plan_of(STEPS, 60)
+    assert plan.reservoir.backbone == "kernels:width=64" and plan.reservoir.dilations == "1,2,4,8,16"
+    around, at_step = Column("embed", "around4"), Column("embed", "all")
+    assert plan.shapes == {at_step: (500, 64), around: (500, 256)}
+    assert plan.candidates == ((around, ROLLING), (at_step, around, ROLLING))
+    assert plan_of(STEPS, 20_000).candidates == ((around, ROLLING),)
+    short = plan_of(replace(STEPS, max_tokens=30, readout_tokens=30), 60)
+    assert short.poolings == ("all", "around2") and short.reservoir.dilations == "1,2"
+
+
+def test_symbols_and_given_transformers_keep_the_state_of_each_token_as_its_features():
+    letters = replace(STEPS, form=Tokens(4))
+    for plan in (plan_of(letters, 60), plan_of(STEPS, 60, backbone="mini"), plan_of(STEPS, 60, layers="block01")):
+        assert plan.poolings == ("all",) and plan.reservoir.backbone == "mini"
+        assert ROLLING not in itertools.chain.from_iterable(plan.candidates)
 
 
 def test_letters_keep_all_tokens_of_a_layer_before_all_layers():
@@ -233,15 +253,17 @@ def test_each_value_of_a_plan_has_a_reason():
     assert plan.to_dict()["columns"]["value"] == [*map(joined_name, plan.candidates)]
 
 
-@pytest.mark.parametrize("most", [1024, 4096])
-@pytest.mark.parametrize(("values", "stride"), [(9, 1), (1024, 1), (1025, 2), (5000, 5)])
-def test_only_long_rows_have_a_stride_and_its_reason(values, stride, most):
-    backbone = "mini" if most == 1024 else None  # the positions of mini limit the windows
-    values = values if values < 10 or most == 1024 else values * 4
-    task = replace(SERIES, max_tokens=values)
+@pytest.mark.parametrize(
+    ("backbone", "values", "stride"),
+    [
+        *(("mini", 9, 1), ("mini", 1024, 1), ("mini", 1025, 2), ("mini", 5000, 5)),
+        *((None, 9, 1), (None, 4096, 1), (None, 4097, 2), (None, 20_000, 5)),
+    ],
+)
+def test_only_long_rows_have_a_stride_and_its_reason(backbone, values, stride):
+    task, most = replace(SERIES, max_tokens=values), 1024 if backbone else 4096
     plan = plan_of(task, backbone=backbone)
-    assert plan.reservoir.stride == (stride if values < 4097 or most == 1024 else -(-values // most))
-    assert plan.reservoir.windowed(task).max_tokens <= most
+    assert plan.reservoir.stride == stride and plan.reservoir.windowed(task).max_tokens <= most
     reason = (
         "the best in our measurements for series"
         if stride == 1
@@ -253,7 +275,8 @@ def test_only_long_rows_have_a_stride_and_its_reason(values, stride, most):
 def test_windows_are_learned_from_training_rows():
     plan = plan_of(replace(SERIES, max_tokens=900), longest=500)
     assert plan.reservoir == plan_of(SERIES).reservoir
-    assert plan_of(replace(SERIES, max_tokens=5000), longest=500).reservoir.stride == 2
+    long = plan_of(replace(SERIES, max_tokens=5000), longest=500, backbone="mini")
+    assert long.reservoir.stride == 5  # the model has 1,024 positions
 
 
 def test_an_option_of_the_windows_replaces_only_its_own_default():

@@ -70,7 +70,7 @@ def places(h, number):
 
 
 def sustained(h, number):
-    stretches = [4**power for power in range(number) if 4**power <= LONGEST]
+    stretches = [4**power for power in range(number)]
     of_stretch = []
     for stretch in stretches:
         starts = range(max(1, len(h) - stretch + 1))

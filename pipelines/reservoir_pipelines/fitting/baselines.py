@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from reservoir.column import RAW, Baseline
-from reservoir.raw_input import raw_features
+from reservoir.raw_input import RawWindows
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
@@ -28,8 +28,8 @@ MIN_ROWS = 1000  # training samples; with fewer, logistic regression would not b
 def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
     """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
 
-    Baselines have the rows, the folds and the repeats of the ``fits`` of columns. Without ``chooses``, they
-    have one fixed penalty too.
+    Baselines have the rows and the folds of the ``fits`` of columns; logistic regression has the first repeat of
+    the folds alone. Without ``chooses``, they have one fixed penalty too.
     """
     raw = known.raw()
     if raw is None:
@@ -77,7 +77,7 @@ def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
 
 
 def _logistic_of(fitter: Fitter) -> LogisticFitter:
-    """Return the logistic fitter of a baseline, with the folds of a fitter of columns and the rows that it uses."""
+    """Return the logistic fitter of a baseline, with the first folds of a fitter of columns and its rows."""
     alphas = ALPHAS
     if isinstance(fitter, LogisticFitter) and len(fitter.alphas) > 1:
         alphas = fitter.alphas
@@ -86,7 +86,7 @@ def _logistic_of(fitter: Fitter) -> LogisticFitter:
         alphas=alphas,
         balanced=fitter.balanced,
         folds=fitter.folds,
-        repeats=fitter.repeats,
+        repeats=1,  # each fold is solved anew for each penalty, which took half the time of a fit of a few hundred rows
         refits=fitter.refits,
     )
 
@@ -102,14 +102,7 @@ def _naming_rows(fit: ColumnFit, source: RawSource[KnownSplit]) -> ColumnFit:
 
 def _mean(raw: RawSource[KnownSplit], ridge: RidgeFitter) -> Choice:
     """Return the readout of a constant feature, which predicts the mean of the training rows."""
-    task, statistic = raw.task, Statistic(name=MEAN)
-
-    def features_of_tokens(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        return np.repeat(statistic(x, lengths)[:, None], task.readout_tokens, axis=1)
-
-    # `predict` computes a statistic of rows; a baseline of tokens is never saved.
-    features = features_of_tokens if task.each else statistic
-    mean = replace(raw, baseline=Baseline(MEAN), features=features)
+    mean = replace(raw, baseline=Baseline(MEAN), features=Statistic(name=MEAN))
     fit = fit_source(replace(ridge, alphas=np.ones(1), widens=False), mean)
     constant = replace(fit, results=(replace(fit.result, readout="constant", alpha=None),))
     return Choice(constant, mean, ridge)
@@ -121,7 +114,7 @@ def _logistic(
     """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
     samples, outputs = raw.labels("train").shape
     width, classes = raw.width(), fitter.classes
-    fits_of_logistic = fitter.folds * fitter.repeats + 1
+    fits_of_logistic = fitter.folds + 1
 
     def work(step: int) -> float:
         """Return the multiplications of all fits to each ``step``-th training sample."""
@@ -150,9 +143,5 @@ def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSo
     model_input = known.entry.spec.input  # imported features have it, too
     patch = model_input.patch if model_input.patch > 1 else WINDOW
     windows = Windows(patch=patch, dilations=model_input.dilations, pad="same")
-
-    def features(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        values = raw_features(task, raw.scaling, x, lengths)
-        return windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))[0]
-
+    features = RawWindows(task, raw.scaling, windows)
     return replace(raw, baseline=Baseline(f"{RAW}, windows of {patch}"), features=features)

@@ -17,10 +17,12 @@ from reservoir_cache import read_regular, replace_file
 
 from reservoir.column import RAW, names_of
 from reservoir.errors import InputError, as_input_error
+from reservoir.raw_input import RawWindows
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.records import check_arrays, from_json
-from reservoir.reservoir import Reservoir
+from reservoir.reservoir import MAX_WINDOW, Reservoir
 from reservoir.tasks.task import Scaling, Task
+from reservoir.tasks.windows import Windows
 from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
@@ -50,10 +52,11 @@ class Part:
     # SHA-256 of tokenizer and embeddings, if input is native
     input_digests: dict[str, str] = field(default_factory=dict)
     statistic: Statistic | None = None  # of the raw sequences, which is then the only column
+    windows: Windows | None = None  # of the raw input around each token, which are then the only column
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the folder of this machine."""
-        absent = {"run"} | ({"statistic"} if self.statistic is None else set())
+        absent = {"run"} | {name for name in ("statistic", "windows") if getattr(self, name) is None}
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
@@ -90,6 +93,7 @@ class Bundle:
 
     def radius(self, coverage: float, where: Path) -> float:
         """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``."""
+        # Rounded, so that products such as 20 * 0.95 are whole numbers.
         rows = len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if not rows:
@@ -184,23 +188,21 @@ class Bundle:
 
 def _parts_of(known: Known, source: EntrySource) -> tuple[Part, ...]:
     """Return the frozen models whose columns a source reads, in the order of the columns."""
-    # A statistic of the raw input needs no model.
-    if isinstance(source, RawSource) and isinstance(source.features, Statistic):
-        columns = names_of(source.columns)
-        return (Part(reservoir=None, digest="", compute="", columns=columns, statistic=source.features),)
+    # A baseline has learnt its features; those of columns are the same for all readouts.
+    sources = [source] if isinstance(source, RawSource) else map(known.column, source.columns)
     parts: list[Part] = []
-    for column in source.columns:
+    for of_column in sources:
         # Raw input and imported features have no model that predict could run; a column has that of its entry.
-        of_column = known.column(column)
-        spec = of_column.view.entry.spec
-        digest = "" if isinstance(of_column, RawSource) else spec.backbone.digest
-        if isinstance(of_column, RawSource) or spec.init.kind == IMPORTED:
-            columns = names_of(of_column.columns)
-            parts.append(Part(reservoir=None, digest=digest, compute="", columns=columns))
+        if isinstance(of_column, RawSource):
+            parts.append(_raw_part(of_column))
+            continue
+        spec, columns = of_column.view.entry.spec, names_of(of_column.columns)
+        if spec.init.kind == IMPORTED:
+            parts.append(Part(reservoir=None, digest=spec.backbone.digest, compute="", columns=columns))
             continue
         part = Part(
             reservoir=Reservoir(**of_column.view.entry.made_with["reservoir"]),
-            digest=digest,
+            digest=spec.backbone.digest,
             compute=spec.compute,
             columns=(of_column.column.name,),
             input_digests=spec.input.digests,
@@ -233,6 +235,19 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     return EstimatorReadout(model=model, targets=targets, name=name)
 
 
+def _raw_part(source: RawSource[Any]) -> Part:
+    """Return the part of the raw input, of a statistic of it, or of its windows."""
+    features = source.features
+    return Part(
+        reservoir=None,
+        digest="",
+        compute="",
+        columns=names_of(source.columns),
+        statistic=features if isinstance(features, Statistic) else None,
+        windows=features.windows if isinstance(features, RawWindows) else None,
+    )
+
+
 def _part(values: dict[str, Any]) -> Part:
     """Return a part from the values of `Part.to_dict`; raise `ValueError` if it cannot be one."""
     if values["compute"] not in ("", "float32", "bfloat16"):
@@ -244,11 +259,17 @@ def _part(values: dict[str, Any]) -> Part:
     }
     if values.get("statistic"):
         parsed["statistic"] = from_json(Statistic, values["statistic"])
+    if values.get("windows"):
+        windows = parsed["windows"] = from_json(Windows, values["windows"])
+        sizes = (windows.patch, windows.stride, *windows.dilations)
+        if min(sizes) < 1 or windows.patch * len(windows.dilations) > MAX_WINDOW:
+            raise ValueError("its windows have no values, or too many")
     part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | parsed)
-    # Without a model or imported features, the only column is the raw input or a statistic of it.
+    # Without a model or imported features, the only column is the raw input, its windows, or a statistic of it.
     has_features = bool(part.reservoir or part.digest)
-    without_model = (part.statistic.name,) if part.statistic and not part.reservoir else (RAW.name,)
-    if not part.columns or not (has_features or part.columns == without_model):
+    without_model = part.statistic.name if part.statistic and not part.reservoir else RAW.name
+    is_of_input = part.columns == (without_model,) or (part.windows and len(part.columns) == 1)
+    if not part.columns or not (has_features or is_of_input):
         raise ValueError("a part reads no known column")
     return part
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.column import RAW, Columns, names_of, parse_columns
+from reservoir.column import RAW, ROLLING, Baseline, Columns, names_of, parse_columns
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds, default_columns, readout_candidates
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
 from reservoir.tasks import TASKS
+from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.fitting.fitter import Fitter
 from reservoir_pipelines.fitting.folds import folds_can_choose
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
@@ -70,7 +71,7 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
         # There is nothing to compare settings or columns with.
         fitter, race = fitter.without_choice(), None
     # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
-    is_own_data = task.name not in TASKS and not task.each
+    is_own_data = task.name not in TASKS
     return Candidates(
         all_columns=columns,
         default=default_columns(columns) if named is None else None,
@@ -90,16 +91,21 @@ def _named_columns(known: Known, columns: str | Sequence[str]) -> tuple[Columns,
         return None
     candidates = [parse_columns(name) for name in names]
     for column in itertools.chain.from_iterable(candidates):
-        if column not in (*known.columns, RAW):
+        if column not in (*known.columns, *_baselines(known.task)):
             cached = ", ".join(names_of(known.columns)) or "none"
             raise InputError(f"column {str(column)!r}: not cached", f"the cached ones are {cached}")
     return tuple(dict.fromkeys(candidates))
 
 
+def _baselines(task: Task) -> tuple[Baseline, ...]:
+    """Return the baselines that may stand beside columns."""
+    return (RAW, ROLLING) if task.each and isinstance(task.form, Vectors) else (RAW,)
+
+
 def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, ...]:
     """Return the columns, alone and joined, among which a readout is chosen by default."""
     native = len(known.views) > 1 or known.entry.spec.input.kind == "native"
-    return readout_candidates(
+    candidates = readout_candidates(
         known.task,
         known.columns,
         known.widths,
@@ -107,11 +113,16 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, .
         cross_validated=cross_validated,
         native=native,
     )
+    if known.view.has_raw:
+        return candidates
+    # Without the prepared data, columns have no statistics of the raw input beside them.
+    return tuple(tuple(name for name in names if name != ROLLING) for names in candidates)
 
 
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
     """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
     readout, balanced = options.readout, options.class_weight == "balanced"
+    # Refuse what this kind of readout does not do.
     if not classes and (balanced or readout == "logistic"):
         flag = "--class-weight balanced" if balanced else "--readout logistic"
         raise InputError(f"{flag}: the task has no classes", "remove the flag")
@@ -119,11 +130,13 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         raise InputError(
             f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
         )
+    # Any other name is the import path of an estimator.
     if readout not in ("ridge", "logistic"):
         if options.alphas:
             problem = f"--alphas: {readout} takes its parameters after a colon"
             raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
         return EstimatorFitter.parse(readout, classes, balanced=balanced)
+    # Penalties that the user names are all that are tried.
     default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
     alphas = parse_alphas(options.alphas) if options.alphas else default
     shared: dict[str, Any] = {

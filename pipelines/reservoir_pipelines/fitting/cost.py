@@ -77,10 +77,13 @@ class RidgeSize:
         n, w = self.samples, self.width
         coded = self.penalties * self.targets
         systems = max(1, self.folds)
+        # The solutions of all penalties, in float64: of folds, for samples if they are fewer than features.
         solutions = 8 * coded * (min(n, w) if self.folds else w)
+        # With a kernel: the features in float32, three matrices of products of samples, and the scores of samples.
         if self.has_kernel:
             scores = 8 * n * coded * (1 + (self.repeats if self.folds else 0))
             return 4 * n * w + 3 * 8 * n**2 + 2 * solutions + scores
+        # Otherwise: the moments of each system, with three more while they are solved.
         moments = 8 * w * (w + self.targets) * (systems + 3)
         # The solutions of all folds wait for their rows, in float64 and float32.
         return moments + systems * 1.5 * solutions + 3 * 4 * min(n, BLOCK_ROWS) * coded

@@ -143,8 +143,9 @@ def fit_seeds(
             for seed in range(seeds)
         ]
     pools = [Pool.open_entries(extraction) for extraction in extractions]
-    first, *others = (pool.columns() for pool in pools)
-    shared = tuple(column for column in first if all(column in columns for columns in others))
+    # Scores of seeds can be compared if all are chosen among the same columns.
+    in_every_pool = set.intersection(*(set(pool.columns()) for pool in pools))
+    shared = tuple(column for column in pools[0].columns() if column in in_every_pool)
     fits = []
     for seed, pool in enumerate(pools):
         out = options.out / f"seed{seed}" if options.out else None

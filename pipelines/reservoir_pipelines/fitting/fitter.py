@@ -42,9 +42,14 @@ class ColumnFit:
         assert self.solve is not None, "only the best fit keeps its model"
         return self.solve()
 
+    def without_model(self) -> "ColumnFit":
+        """Return the results alone, because the models of many columns need much memory."""
+        return replace(self, solve=None, sample_scores=None, held_out=None)
+
 
 def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit:
     """Return the fit of columns side by side by a kind of ``readout``, from its sweep over penalties."""
+    # One result for each penalty, in the order of the sweep.
     path = sweep_result.path
     settings = zip(path.alphas, sweep_result.accuracy, sweep_result.loss, path.converged, strict=True)
     results = tuple(
@@ -59,6 +64,7 @@ def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit
         )
         for alpha, score, loss, converged in settings
     )
+    # A sweep on valid has no scores of single samples; `fit_source` adds them.
     sample_scores = None
     if sweep_result.sample_scores is not None:
         sample_scores = partial(np.asarray, sweep_result.sample_scores)
@@ -79,7 +85,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     best = max(fits, key=lambda fit: fit.result.sort_key)
     for number, fit in enumerate(fits[1:], start=1):
         if fit is not best and fit.columns != (RAW,):
-            fits[number] = replace(fit, solve=None, sample_scores=None, held_out=None)
+            fits[number] = fit.without_model()
 
 
 class CurveReadout(NamedTuple):
@@ -170,9 +176,10 @@ def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
 
 
 def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:
+    """Return what each sample of valid adds to the score of the best setting of a fit, (n,)."""
     readout = fit.readout
-    pairs = [(readout.scores(x), y) for x, y in source.blocks("valid")]
-    return readout.targets.sample_scores(*map(np.concatenate, zip(*pairs, strict=True)))
+    scores, labels = zip(*((readout.scores(x), y) for x, y in source.blocks("valid")), strict=True)
+    return readout.targets.sample_scores(np.concatenate(scores), np.concatenate(labels))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from reservoir_cache import Entry, FeatureStore, path_below
 
-from reservoir.column import Baseline, Column, Columns, joined_name
+from reservoir.column import ROLLING, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
 from reservoir.reservoir import Reservoir
@@ -28,6 +28,7 @@ from reservoir_pipelines.fitting.source import (
     SomeRows,
     groups_of_splits,
 )
+from reservoir_pipelines.fitting.statistics import rolling_statistics
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.weight_files import caution_if_changed
 
@@ -56,10 +57,12 @@ class Pool:
         stores = [_open_store(entry) for entry in features]
         if not stores:
             raise InputError("fit: give at least one entry")
+        # Columns of several entries stand side by side, so their rows must be the same.
         specs = [store.entry.spec for store in stores]
         if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
             names = " and ".join(store.entry.path.name for store in stores)
             raise InputError(f"{names} hold different rows", "extract with the same --limit")
+        # The test rows of some tasks are their validation rows: nothing could be chosen and then scored.
         task = Task.from_dict(specs[0].task)
         if obstacle := source_of(task).no_selection:
             problem = f"{task.name}: {obstacle.reason}, which choose readouts"
@@ -72,10 +75,10 @@ class Pool:
         """Return all columns that every split of an entry holds, numbered by entry if there are several."""
         columns: list[Column] = []
         for number, store in enumerate(self.stores, start=1):
-            splits = [store[split].columns for split in store.splits]
-            whole = [name for name in store["train"].columns if all(name in names for names in splits)]
+            in_every_split = set.intersection(*(set(store[split].columns) for split in store.splits))
+            names = [name for name in store["train"].columns if name in in_every_split]
             entry = number if len(self.stores) > 1 else None
-            columns += [replace(Column.parse(name), entry=entry) for name in whole]
+            columns += [replace(Column.parse(name), entry=entry) for name in names]
         return [column for column in columns if self.only is None or column in self.only]
 
     @property
@@ -184,7 +187,10 @@ class Known:
     def column(self, column: Column | Baseline) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
         """Return the samples of a single column, or of the raw input."""
         if isinstance(column, Baseline):
-            if raw := self.raw():
-                return raw
-            raise InputError("raw: the prepared data was removed", "run reservoir prepare")
+            raw = self.raw()
+            if raw is None:
+                raise InputError(f"{column}: the prepared data was removed", "run reservoir prepare")
+            if column == ROLLING:
+                return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
+            return raw
         return ColumnSource(self.views[(column.entry or 1) - 1], column, self.some)

@@ -59,6 +59,7 @@ class RidgeFitter(PenaltyFitter):
         """Choose by the score on valid."""
         targets = self.targets(source)
         train, valid = source.stream("train"), source.stream("valid")
+        # With moments, no features of train are read again.
         moments = stored_moments(source, targets, train)
         sweep_of = partial(
             sweep,
@@ -91,6 +92,8 @@ class RidgeFitter(PenaltyFitter):
                 feature_weights=feature_weights,
                 of_first_features=self._kernel_of_first(source.columns),
             )
+            # The next column may be this one beside others, whose kernel matrix then adds to this one. Weights
+            # would make it another matrix.
             if sweep_result.kernel and feature_weights is None:
                 self._kernels.clear()
                 self._kernels[source.columns] = sweep_result.kernel

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -89,7 +89,7 @@ def select(
         valid_error=_valid_error(saved_fit, units),
         curve=curve,
         layers={
-            layer: Choice(_without_model(fit), known.source(fit.columns), fitter.with_setting_of(fit))
+            layer: Choice(fit.without_model(), known.source(fit.columns), fitter.with_setting_of(fit))
             for layer, fit in best_of_layers(fits).items()
         },
     )
@@ -184,11 +184,6 @@ def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
         if layer is not None and fit.columns != (RAW,):
             best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.sort_key)
     return {layer: best[layer] for layer in layers_first_to_last(best)} if len(best) > 1 else {}
-
-
-def _without_model(fit: ColumnFit) -> ColumnFit:
-    """Return the scores of a fit alone: the models of all layers together would need much memory."""
-    return replace(fit, solve=None, sample_scores=None, held_out=None)
 
 
 def _valid_error(fit: ColumnFit, units: np.ndarray) -> float | None:

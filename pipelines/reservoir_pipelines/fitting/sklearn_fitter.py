@@ -75,6 +75,7 @@ class EstimatorFitter(Fitter):
         for settings in self.grid:
             with as_input_error(problem, "correct its parameters"):
                 model, converged = self._pipeline(settings, targets, x, y)
+            # Coefficients are saved without code, so a linear estimator becomes a linear readout.
             whole = EstimatorReadout(model=model, targets=targets, name=self.path)
             readouts.append(linear_form(whole, x) or whole)
             values = ", ".join(f"{name}={value}" for name, value in settings.items())
