@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
@@ -312,16 +312,36 @@ class Above(Pooling):
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        levels = torch.tensor(
-            channel_levels(states.values.shape[2], self.number), device=states.values.device
-        )
-        # The sign is 1 above a level and -1 below it or at padding. On a CPU, a comparison takes three times as long.
-        of_pieces: list[Tensor] = []
-        for piece in _pieces(states, float("-inf")):
-            signs = [(piece - level[:, None]).sign().sum(dim=2) for level in levels[:, : piece.shape[1]]]
-            levels = levels[:, piece.shape[1] :]
-            of_pieces.append((torch.stack(signs, dim=1) + piece.shape[2]) / 2)
-        return _side_by_side(torch.cat(of_pieces, dim=2) / states.lengths[:, None, None])
+        of_pieces = [
+            torch.stack([sign.sum(dim=2) for sign in signs], dim=1)
+            for signs in _signs_at_levels(states, self.number)
+        ]
+        above = (torch.cat(of_pieces, dim=2) + states.values.shape[1]) / 2
+        return _side_by_side(above / states.lengths[:, None, None])
+
+
+class Places(Pooling):
+    """For each channel the mean places of real tokens above K levels, side by side; see `channel_levels`.
+
+    Places go from 0 at the start of a sequence to 1 at its end. Without tokens above a level, the place is 0.5.
+    """
+
+    pattern = "placesK"
+    note = "mean places of tokens above K levels that differ by channel"
+
+    def of(self, states: HiddenStates) -> Tensor:
+        import torch
+
+        places = (states.positions + 0.5) / states.lengths[:, None]
+        places = states.zero_at_padding(places[:, :, None]).transpose(1, 2)
+        counts: list[Tensor] = []
+        sums: list[Tensor] = []
+        for signs in _signs_at_levels(states, self.number):
+            counts.append(torch.stack([sign.sum(dim=2) for sign in signs], dim=1))
+            sums.append(torch.stack([(sign * places).sum(dim=2) for sign in signs], dim=1))
+        above = (torch.cat(counts, dim=2) + states.values.shape[1]) / 2
+        sum_above = (torch.cat(sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2
+        return _side_by_side(torch.where(above > 0, sum_above / above.clamp(min=1), 0.5))
 
 
 class Sustained(Pooling):
@@ -460,7 +480,19 @@ class Around(Pooling):
 
 _KINDS: tuple[type[Pooling], ...] = (
     *(Last, Mean, Words, Std, Min, Max, First, ClassToken),
-    *(Segments, Quantiles, Shares, Compete, Above, Sustained, Grid, TokensSideBySide, AllTokens, Around),
+    *(
+        Segments,
+        Quantiles,
+        Shares,
+        Compete,
+        Above,
+        Places,
+        Sustained,
+        Grid,
+        TokensSideBySide,
+        AllTokens,
+        Around,
+    ),
 )
 
 POOLINGS = {kind.pattern: kind for kind in _KINDS}
@@ -493,6 +525,20 @@ def share_levels(number: int) -> list[float]:
     """Return the K levels of ``sharesK``, from -18 to 18, denser near 0, because values span orders of magnitude."""
     top, middle = math.asinh(18 / 0.06), (number - 1) / 2
     return [0.06 * math.sinh(top * (i - middle) / max(middle, 1)) for i in range(number)]
+
+
+def _signs_at_levels(states: HiddenStates, number: int) -> Iterator[list[Tensor]]:
+    """Yield, for pieces of the channels, tensors (batch, channels, tokens) for each of their levels of `aboveK`.
+
+    They are 1 at tokens above the level, -1 at those below it and at padding. The sum of weights over the tokens
+    above is half the sum of (sign + 1) times the weights. On a CPU, a comparison takes three times as long.
+    """
+    import torch
+
+    levels = torch.tensor(channel_levels(states.values.shape[2], number), device=states.values.device)
+    for piece in _pieces(states, float("-inf")):
+        yield [(piece - level[:, None]).sign() for level in levels[:, : piece.shape[1]]]
+        levels = levels[:, piece.shape[1] :]
 
 
 def _pieces(states: HiddenStates, padding: float, multiple: int = 1) -> Sequence[Tensor]:

@@ -30,9 +30,10 @@ MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix is 
 VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for windows of values
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
 SEGMENTS = "segments8"  # keeps the position of values in the sequence
-# For random kernels without blocks, 9 features of each. On 24 sets of series (publisher's split and resamples), these
-# were .010 more accurate than compete8 alone; the poolings for windows of values took longer and were less accurate.
-KERNEL_POOLINGS = ("compete8", "above3", "sustained4")
+# For random kernels without blocks, 12 features of each. On 24 sets of series (publisher's split and resamples), they
+# were .016 more accurate than compete8 alone; the poolings for windows of values took longer and were less accurate.
+KERNEL_VALUE_POOLINGS = ("compete8", "above3", "sustained4")
+KERNEL_POOLINGS = (*KERNEL_VALUE_POOLINGS, "places3")
 
 # Poolings for more rows than the default of a kind has, from most to fewest columns. Those without shares are stored
 # as float16. Series and symbols lose their blocks before they get poolings without segments, see `INPUT_POOLINGS`.
@@ -189,7 +190,9 @@ def _series_poolings(*, has_blocks: bool) -> tuple[str, str]:
     """Return the default poolings of series, and the reason."""
     if has_blocks:
         return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
-    return ",".join(KERNEL_POOLINGS), "these show which kernels respond most, how often and for how long"
+    return ",".join(
+        KERNEL_POOLINGS
+    ), "these show which kernels respond most, how often, for how long, and where"
 
 
 def _native_poolings(task: Task, reader: Reader) -> tuple[str, str]:

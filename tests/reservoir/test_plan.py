@@ -76,6 +76,7 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
         assert set(itertools.chain.from_iterable(plan.candidates)) == {*plan.columns}
         assert default_columns(plan.candidates) == plan.candidates[0]
     assert series.poolings == KERNEL_POOLINGS and series.reservoir.normalise == "both"
+    assert series.candidates == (series.columns, series.columns[:3])
     with_blocks = plan_of(SERIES, backbone="mini")
     assert set(VALUE_POOLINGS) < set(with_blocks.poolings) and with_blocks.reservoir.normalise == "differences"
 
@@ -111,7 +112,7 @@ def test_many_rows_have_fewer_kernels_then_fewer_columns(values):
     widths = [sum(tokens * width for tokens, width in plan.shapes.values()) for plan in plans]
     sizes = [width * (4 if plan.store == "float32" else 2) for plan, width in zip(plans, widths, strict=True)]
     assert sizes == sorted(sizes, reverse=True)
-    assert widths[:3] == [1024 * 9, 1024 * 9, 256 * 9]
+    assert widths[:3] == [1024 * 12, 1024 * 12, 256 * 12]
     assert plans[-1].poolings == (("compete8", "above3") if values == 500 else ("std", "max"))
     # Rows that only have test labels take room on disk too.
     of_test = resolve(task, ExtractOptions(), {"train": 500, "test": 7000})

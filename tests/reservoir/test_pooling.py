@@ -61,6 +61,14 @@ def above(h, number):
     return np.concatenate([(h > np.float32(level)).mean(0) for level in channel_levels(h.shape[1], number)])
 
 
+def places(h, number):
+    middles, of_level = (np.arange(len(h)) + 0.5) / len(h), []
+    for level in channel_levels(h.shape[1], number):
+        above_level = (h > np.float32(level)).T
+        of_level.append([middles[of_channel].mean() if of_channel.any() else 0.5 for of_channel in above_level])
+    return np.ravel(of_level)
+
+
 def sustained(h, number):
     stretches = [4**power for power in range(number)]
     of_stretch = []
@@ -79,6 +87,7 @@ PLAIN = {
     **{f"shares{number}": partial(shares, number=number) for number in (4, 13)},
     **{f"compete{size}": partial(compete, size=size) for size in (1, 5)},
     **{f"above{number}": partial(above, number=number) for number in (1, 3)},
+    **{f"places{number}": partial(places, number=number) for number in (1, 3)},
     **{f"sustained{number}": partial(sustained, number=number) for number in (1, 3, 6)},
     "words": partial(np.mean, axis=0),
     "tokens": lambda h: np.pad(h, ((0, LONGEST - len(h)), (0, 0))).ravel(),
