@@ -131,8 +131,10 @@ def check_names(values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         if task not in TASKS and not is_hub(task):
             source_files(Path(task))
     for name, what in (("readout", "a folder that fit or train wrote"), ("file", "your data")):
+        from reservoir_pipelines.data.table import data_exists
+
         path = own.get(name)
-        if path and not Path(path).exists():
+        if path and not data_exists(Path(path)):
             raise InputError(f"{path}: no such file or folder", f"name {what}")
 
 

@@ -71,7 +71,7 @@ FORMATS = (
     Format(media.read, FILES["sounds"], media.accepts),
     Format(npz.read, npz.SUFFIXES),
     Format(hdf5.read, hdf5.SUFFIXES),
-    Format(table_rows.read, table.SUFFIXES),
+    Format(table_rows.read, table.SUFFIXES, table_rows.accepts),
     Format(fasta.read, fasta.SUFFIXES),
 )
 """All formats; the first that reads an origin is taken. The files of `media` and of `series` may be tables, too."""
@@ -103,7 +103,9 @@ def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) ->
 
 
 def source_files(path: Path, named: str | None = None) -> list[Path]:
-    """Return the files of a path (itself, two files of an archive, or the files of a folder), and the labels."""
+    """Return the files of a path (itself, two files of an archive, those of a folder or a pattern), and the labels."""
+    if table.is_pattern(path):
+        return table.files_of_pattern(path)
     labels = [labels_path(path, named)] if named else []
     files = list(series.split_files(path).values()) or media_files(path, *labels)
     if not files:

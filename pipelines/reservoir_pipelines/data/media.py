@@ -28,7 +28,7 @@ from reservoir_pipelines.data.roles import INDEX, conventional
 from reservoir_pipelines.data.rows import BadRows, Rows, padded
 from reservoir_pipelines.data.sounds import sound_rows
 from reservoir_pipelines.data.table import SUFFIXES as TABLES
-from reservoir_pipelines.data.table import Table, read_table
+from reservoir_pipelines.data.table import Table, files_of_pattern, is_pattern, read_table
 from reservoir_pipelines.data.table_labels import labels_from_table
 
 # ---- images
@@ -268,6 +268,21 @@ def _in_order(table: Table, name: str) -> tuple[Table, float]:
     return table.take(np.argsort(times).tolist()), step
 
 
+def table_parts(path: Path, options: OwnDataOptions, task: Task | None) -> list[Path]:
+    """Return the parts of a table in Parquet files, sorted by name: those of a pattern, or of a folder.
+
+    The Parquet files of a folder are recordings instead if they lie in folders of their classes, or if a
+    table has their labels.
+    """
+    if is_pattern(path):
+        return files_of_pattern(path)
+    if options.labels or (task and task.parameters.get("recordings")):
+        return []
+    files = media_files(path)
+    are_parts = all(file.parent == path and file.suffix.lower() == ".parquet" for file in files)
+    return files if are_parts and path.is_dir() else []
+
+
 # ---- files of any kind
 
 
@@ -323,6 +338,8 @@ def media_rows(
 
 def _files(path: Path, options: OwnDataOptions, task: Task | None) -> list[Path]:
     """Return the files of a path, without a table of labels; a single recording is one if the task has recordings."""
+    if table_parts(path, options, task):
+        return []
     parameters = task.parameters if task else {}
     tables_of_labels = [path / parameters["labels"]] if "labels" in parameters else []
     if options.labels:

@@ -21,6 +21,7 @@ from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import PREFIX, is_hub
 from reservoir_pipelines.data.labels import Labels, encode_labels, split_rows
 from reservoir_pipelines.data.rows import OF_RECORDINGS, OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
+from reservoir_pipelines.data.table import is_pattern
 from reservoir_pipelines.data.values import (
     MAX_SYMBOLS,
     SAMPLE,
@@ -53,8 +54,10 @@ def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> So
 
 
 def own_name(origin: str) -> str:
-    """Return the name of your own data as a task: the file's name without special characters."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"
+    """Return the name of your own data as a task: the name of its file, or of the folder of its parts, simplified."""
+    path = Path(origin)
+    name = path.absolute().parent.name if is_pattern(path) else path.name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "data"
 
 
 @dataclass(frozen=True)

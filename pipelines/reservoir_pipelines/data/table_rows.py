@@ -11,10 +11,10 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
-from reservoir_pipelines.data.media import check_inside, media_rows
+from reservoir_pipelines.data.media import check_inside, media_rows, table_parts
 from reservoir_pipelines.data.roles import refuse_counters, roles_by_cells, roles_by_name
 from reservoir_pipelines.data.rows import BadRows, Rows, TextCodes, padded, text_rows
-from reservoir_pipelines.data.table import Table, read_table
+from reservoir_pipelines.data.table import SUFFIXES, Table, read_parts, read_table
 from reservoir_pipelines.data.table_forms import (
     TableArrays,
     holds_letters,
@@ -28,20 +28,32 @@ NEEDS_NO_FLAG = {"labels": ("label", "y"), "group": ("groups",)}
 """Columns that a readout does not record: new data has them under the same conventional names."""
 
 
+def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
+    """Return whether a path is a table, or stands for the parts of one."""
+    path = Path(origin)
+    is_table = path.suffix.lower() in SUFFIXES and path.is_file()
+    return is_table or bool(table_parts(path, options, task))
+
+
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of a table, or the files that it names together with its other columns."""
     path = Path(origin)
+    parts = table_parts(path, options, task)
+    if parts and path.is_dir():  # so that files that cells may name are in this folder
+        path /= "*.parquet"
     fitted = task.parameters if task else None
 
     def text(names: list[str]) -> set[str]:
         return roles_by_name(path, names, options, fitted).as_written
 
-    table = read_table(path, text, options.decimal)
+    table = read_parts(path, parts) if parts else read_table(path, text, options.decimal)
     table.bad.skip = options.skip_bad_rows
     rows = rows_of_table(table, options, fitted)
     if isinstance(rows.x, TextCodes) and names_files(path.parent, rows.x.texts):
         rows = _rows_of_files(table, rows, rows.x.texts, options, task)
-    return replace(rows, unused=("labels",))  # a table has labels of its own
+    notes = (f"a table in {len(parts):,} parts, {parts[0].name} first",) if parts else ()
+    # A table has labels of its own.
+    return replace(rows, notes=(*notes, *rows.notes), unused=("labels",))
 
 
 def _rows_of_files(

@@ -15,6 +15,7 @@ from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.tasks import TASKS
 from reservoir_pipelines.data.own_data import own_name
+from reservoir_pipelines.data.table import data_exists
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
@@ -118,7 +119,7 @@ def extract(
 
 def origin_of(task: str) -> str:
     """Return the name of a task, or the full path of the user's own data."""
-    return str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task
+    return str(Path(task).resolve()) if task not in TASKS and data_exists(Path(task)) else task
 
 
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
@@ -138,7 +139,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
 
 def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any]) -> Entry:
     """Return the last entry of a task, or of the present content of a file, that was extracted with these flags."""
-    own = name not in TASKS and Path(name).exists()
+    own = name not in TASKS and data_exists(Path(name))
     if "/" in name and ":" not in name and not own:
         _refuse_lost(name, root)
     task = own_name(name) if own or ":" in name else name

@@ -15,6 +15,7 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, check_split
 from reservoir.tasks.task import MISSING
+from reservoir_pipelines.data.table import data_exists
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
@@ -47,7 +48,9 @@ def _with_full_paths(source: Source) -> Source:
     """Return a source with the full paths of its files, for workers that run in other folders."""
     paths = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
     full = {
-        name: type(value)(Path(value).resolve()) for name, value in paths.items() if Path(value).exists()
+        name: type(value)(Path(value).resolve())
+        for name, value in paths.items()
+        if data_exists(Path(value))
     }
     return replace(source, **full)  # pyright: ignore[reportArgumentType]
 
