@@ -27,8 +27,8 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
 SHORT: dict[str, str] = {entry["short"]: name for name, entry in _LISTED.items() if "short" in entry}
 """Full name by short name, which stands for the base size of a family."""
 
-OLD_NAMES = re.compile(r"(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
-"""Names on the hub without an owner, which the first models of these families have."""
+HUB_NAME = re.compile(r".*/.*|(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
+"""Names on the hub: with an owner, or without one, as the first models of some families have."""
 
 GROUP = "reservoir.backbones"
 """The group of the entry points by which other packages add families of backbones."""
@@ -51,11 +51,10 @@ def check_backbone_name(name: str) -> None:
     is_known = (
         short_name in KNOWN or name in SHORT or any(short_name == plugin.name for plugin in plugins())
     )
-    if not (is_known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
-        near = nearest(name, [*KNOWN, *SHORT])
+    if not (is_known or HUB_NAME.fullmatch(name) or Path(name).exists()):
         raise InputError(
             f"backbone {name!r}: neither a known name nor a folder",
-            f"give a folder, or one of {', '.join(KNOWN)}{near}",
+            f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
         )
 
 

@@ -10,7 +10,7 @@ from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.native import NativeInput
-from reservoir.inputs.random_input import GAIN, InputLayer, set_parameters
+from reservoir.inputs.random_input import GAIN, InputLayer
 from reservoir.pooling import Last, find_pooling
 from reservoir.random import generator
 from reservoir.tasks.task import Task
@@ -27,22 +27,22 @@ class FPT(nn.Module):
         self,
         task: Task,
         backbone: Backbone,
-        inputs: InputLayer | NativeInput | None = None,
+        inputs: InputLayer | NativeInput,
         seed: int = 0,
         output_init: str = "orthogonal",
     ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
         self.task = task
-        self.inputs = inputs or InputLayer(task.form, backbone.width, seed)
+        self.inputs = inputs
         self.backbone = backbone
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         if output_init == "linear":
-            bound, (outputs, width) = backbone.width**-0.5, self.output.weight.shape
-            weight = generator(seed, "output.weight").uniform(-bound, bound, (outputs, width))
-            set_parameters(
-                self.output, weight, generator(seed, "output.bias").uniform(-bound, bound, outputs)
-            )
+            bound = backbone.width**-0.5
+            with torch.no_grad():
+                for name, parameter in self.output.named_parameters():
+                    draw = generator(seed, f"output.{name}")
+                    parameter.copy_(torch.from_numpy(draw.uniform(-bound, bound, parameter.shape)))
         else:
             nn.init.orthogonal_(self.output.weight, GAIN, generator=torch.Generator().manual_seed(seed))
             nn.init.zeros_(self.output.bias)

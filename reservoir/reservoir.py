@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -15,10 +14,9 @@ from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
 from reservoir.inputs.native import Reader, open_native
-from reservoir.inputs.random_input import GAIN, InputLayer, edges, kernels
+from reservoir.inputs.random_input import GAIN, draw_input
 from reservoir.options import ReservoirOptions
 from reservoir.processor import faster_precision
-from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
@@ -127,30 +125,25 @@ def load_model(
     """Load or draw the model for a task, in evaluation mode on its device."""
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
+    # Weights that are rounded for the products anyway need no float32 copy.
+    own_precision = dtype_name == "bfloat16"
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
     if settings.input == "native":
-        native = open_native(seen, settings.backbone, settings.init, settings.depth)
+        native = open_native(
+            seen, settings.backbone, settings.init, settings.depth, own_precision=own_precision
+        )
         seen, backbone = native.seen, native.backbone
         inputs, reader = native.inputs, native.reader
         input_digests = native.digests
     else:
-        backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
-        weights = None
-        if settings.input == "kernels" and isinstance(seen.form, Vectors):
-            taps = len(windows.dilations) * windows.patch * windows.forms
-            shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
-            weights = kernels(backbone.width, settings.seed, shape)
-        elif settings.input == "edges":
-            # The total norm is that of orthogonal columns of norm 1.
-            weights = edges(seen, backbone.width, settings.seed)
-            weights *= math.sqrt(weights.shape[1] / weights.shape[0])
-        elif settings.input == "gaussian" and isinstance(seen.form, Vectors) and not windows.symbols:
-            # Windows of symbols stay orthogonal, as in older entries. The mean squared norm is the same.
-            sides = backbone.width, seen.form.dim
-            weights = generator(settings.seed, "input").standard_normal(sides) / math.sqrt(max(sides))
-        inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
+        backbone = load_backbone(
+            settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
+        )
+        inputs = draw_input(
+            settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
+        )
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()

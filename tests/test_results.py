@@ -14,8 +14,8 @@ from reservoir_pipelines import report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.paper.reproduction_folder import Cell, ReproductionFolder
 
+from reservoir.tasks import variant_of
 from reservoir.tasks.source import Source
-from reservoir.tasks.variants import variant_of
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))  # its scripts import each other

@@ -151,13 +151,15 @@ def test_what_selects_does_not_import_the_code_that_reads_test_rows():
 PAPER = "reservoir_pipelines.paper"
 SHOW_THE_PAPER = {
     "reservoir_pipelines",  # names its results, for type checkers
-    *(f"reservoir_pipelines.{name}" for name in ("api", "cli", "commands.stage_commands")),
+    *(f"reservoir_pipelines.{name}" for name in ("api", "cli")),
 }
 """The modules that make functions and commands of the paper's room."""
 
 OPEN_TO_THE_PAPER = {
     "reservoir_pipelines",  # the public functions and their results
     *(f"reservoir_pipelines.{name}" for name in ("card", "files", "output", "plots", "workers")),
+    # Its command is declared and answers as the others are.
+    *(f"reservoir_pipelines.{name}" for name in ("command", "tables")),
     *(f"reservoir_pipelines.reports.{name}" for name in ("report", "views")),
     "reservoir_pipelines.data.own_data",  # the name of a task of own data
     "reservoir_pipelines.preparation.prepared",  # the scaling of a run

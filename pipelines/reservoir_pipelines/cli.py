@@ -11,10 +11,11 @@ import typer
 
 from reservoir import options as opt
 from reservoir_pipelines import api
-from reservoir_pipelines.command import HELP, command
+from reservoir_pipelines.command import HELP, command, public_command
 from reservoir_pipelines.commands import cache_commands, doctor
 from reservoir_pipelines.commands import stage_commands as stages
 from reservoir_pipelines.output import heartbeat, printable
+from reservoir_pipelines.paper.commands import reproduce
 
 # Since 0.20 typer has its own copy of click; before, it used the package. Import the copy whose errors typer raises.
 UsageError: Any = typer.BadParameter.__base__
@@ -35,11 +36,11 @@ _DATA = (opt.TaskOptions, "data")
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
 command(app, stages.tasks, _DATA, opt.CacheOptions)
 command(app, doctor.doctor, _DATA, opt.CacheOptions)
-command(app, api.prepare, show=stages.prepared_answer)
+public_command(app, api.prepare, show=stages.prepared_answer)
 command(app, stages.extract, opt.ExtractOptions, opt.ClusterOptions)
-command(app, api.plan, show=stages.plan_answer)
-command(app, api.import_features)
-command(app, api.export_features)
+public_command(app, api.plan, show=stages.plan_answer)
+public_command(app, api.import_features)
+public_command(app, api.export_features)
 command(
     app,
     stages.fit,
@@ -49,15 +50,15 @@ command(
     opt.ReservoirOptions,
     opt.RowOptions,
 )
-command(app, api.compare, show=stages.comparison_answer)
+public_command(app, api.compare, show=stages.comparison_answer)
 command(app, stages.predict, opt.PredictOptions)
-command(app, api.explain, show=stages.explanation_answer)
-command(app, api.export, show=stages.export_answer)
+public_command(app, api.explain, show=stages.explanation_answer)
+public_command(app, api.export, show=stages.export_answer)
 command(app, stages.backbone, _MODEL, _DATA, opt.VariantOptions, opt.OutOptions, opt.CacheOptions)
-command(app, api.attention)
-command(app, api.train, show=stages.training_answer)
-command(app, api.pretrain)
-command(app, stages.reproduce, opt.ReproduceOptions, opt.ClusterOptions, _DATA, opt.PlaceOptions)
+public_command(app, api.attention)
+public_command(app, api.train, show=stages.training_answer)
+public_command(app, api.pretrain)
+command(app, reproduce, opt.ReproduceOptions, opt.ClusterOptions, _DATA, opt.PlaceOptions)
 command(app, stages.report, opt.ReportOptions)
 for _name in ("list_", "show", "verify", "repair", "remove", "prune"):
     command(caches, getattr(cache_commands, _name), opt.CacheOptions)

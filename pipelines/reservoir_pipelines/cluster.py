@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reservoir.errors import InputError, as_input_error, first_line
-from reservoir_pipelines.output import notify
+from reservoir_pipelines.output import count_text, notify
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -110,6 +110,8 @@ def _results(
                 waiting.appendleft(number)
             else:
                 yield number, result
+    # The scheduler may have given the last pieces of a lost worker to others since the last question.
+    crew.report_lost(crew.present())
 
 
 def attempt(work: Callable[..., Any], task: tuple) -> Any:
@@ -138,10 +140,9 @@ class Crew:
         """Ask for the present workers, compare the programs of new ones with this one, and report changes."""
         if self.names and time.monotonic() < self._updated + CHECK:
             return
-        present: Mapping[str, Any] = self.client.scheduler_info()["workers"]
+        present = self.present()
         self._updated = time.monotonic()
-        for worker in [worker for worker in self.names if worker not in present]:
-            notify(f"{self.scheduler}: worker {self.names.pop(worker)} was lost; others compute its pieces")
+        self.report_lost(present)
         new = [worker for worker in present if worker not in self.names.keys() | self.left_out.keys()]
         ask: Callable[..., Any] = self.client.run
         answers = ask(program_versions, workers=new, on_error="return") if new else {}
@@ -157,6 +158,22 @@ class Crew:
         if not present and not self._waits:
             notify(f"{self.scheduler}: waiting for a worker")
         self._waits = not present
+
+    def present(self) -> Mapping[str, Any]:
+        """Ask the scheduler for its workers, each with its name and its number of threads, by address."""
+        return self.client.scheduler_info()["workers"]
+
+    def report_lost(self, present: Mapping[str, Any]) -> None:
+        """Forget the workers that are no longer ``present``, and say of each that it was lost."""
+        for worker in [worker for worker in self.names if worker not in present]:
+            name = self.names.pop(worker)
+            left = (
+                count_text(len(self.names), "other worker") if self.names else "the next worker that joins"
+            )
+            notify(
+                f"{self.scheduler}: worker {name} was lost with the pieces that it was computing; "
+                f"the job goes on with {left}"
+            )
 
     def leave_out(self, worker: str, problem: str) -> None:
         """Send no more pieces to a worker, and say why."""

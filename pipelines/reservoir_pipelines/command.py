@@ -56,51 +56,70 @@ class Answer:
     wrong: bool = False
 
 
-def command(
+def command(app: typer.Typer, function: Callable[..., Answer], *groups: Any) -> None:
+    """Register a function that returns an answer, with its own arguments and the options of some groups.
+
+    The function has the parameter ``options``, a dict of the options that were set, and perhaps ``json``. A group is
+    a class of options, or a tuple of such a class and the names of some of its options.
+    """
+    parameters = inspect.signature(function, eval_str=True).parameters
+    own = [parameter for name, parameter in parameters.items() if name not in ("options", "json")]
+    fields_of_options = {
+        item.name: item for group in groups for item in _fields(group) if item.name not in parameters
+    }
+    takes_json = "json" in parameters
+
+    def answer_of(arguments: Mapping[str, Any], options: dict[str, Any], json: bool) -> Answer:
+        more = {"json": json} if takes_json else {}
+        return function(**arguments, options=options, **more)
+
+    _register(app, function, function.__doc__ or "", own, fields_of_options, answer_of)
+
+
+def public_command(
+    app: typer.Typer, function: Callable[..., Any], show: Callable[[Any], Answer | None] = Answer
+) -> None:
+    """Register a public function, whose parameters are arguments and options and whose result ``show`` answers with."""
+    declared = parameter_fields(vars(function)["arguments"])
+    own = [_required(item) for item in declared if item.default is MISSING]
+    fields_of_options = {item.name: item for item in declared if item.default is not MISSING}
+
+    def answer_of(arguments: Mapping[str, Any], options: dict[str, Any], _json: bool) -> Answer | None:
+        return show(function(**arguments, **options))
+
+    _register(app, function, vars(function)["summary"], own, fields_of_options, answer_of)
+
+
+def _register(
     app: typer.Typer,
     function: Callable[..., Any],
-    *groups: Any,
-    show: Callable[[Any], Answer | None] = Answer,
+    help_text: str,
+    own: Sequence[inspect.Parameter],
+    fields_of_options: Mapping[str, Field[Any]],
+    answer_of: Callable[[Mapping[str, Any], dict[str, Any], bool], Answer | None],
 ) -> None:
-    """Register a function as a command with its own arguments, the options of some groups, --json and --config.
+    """Register a command with the name of a function, its own arguments, its options, --json and --config.
 
-    The function is a public one, whose result ``show`` turns into an answer and whose parameters are
-    options already, or it returns an answer and has the parameters ``options``, a dict of the options
-    that were set, and perhaps ``json``. A group is a class of options, or a tuple of such a class and
-    the names of some of its options.
+    ``answer_of`` returns the answer to the arguments, the options that were set, and whether it will be JSON.
     """
-    public = hasattr(function, "arguments")
-    if public:
-        declared = parameter_fields(vars(function)["arguments"])
-        own = [_required(item) for item in declared if item.default is MISSING]
-        items = {item.name: item for item in declared if item.default is not MISSING}
-    else:
-        parameters = inspect.signature(function, eval_str=True).parameters
-        own = [p for p in parameters.values() if p.name not in ("options", "json")]
-        declared = [item for group in groups for item in _fields(group)]
-        items = {item.name: item for item in declared if item.name not in parameters}
-    takes_json = not public and "json" in parameters
 
     def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
-        options = {name: value for name in items if (value := values.pop(name)) is not None}
+        options = {name: value for name in fields_of_options if (value := values.pop(name)) is not None}
         for name, value in options.items():
-            if str(items[name].type).startswith("Mapping"):
-                options[name] = parse_parameters(value, flag_of(items[name]))
+            if str(fields_of_options[name].type).startswith("Mapping"):
+                options[name] = parse_parameters(value, flag_of(fields_of_options[name]))
         check_names({**values, **options}, values)
-        if public:
-            answer = show(function(**values, **options))
-        else:
-            answer = function(**values, options=options, **({"json": json} if takes_json else {}))
+        answer = answer_of(values, options, json)
         if answer is not None:
             _print(answer, json=json)
 
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    signature = inspect.Signature([*own, *map(_parameter, items.values()), *_COMMON])
-    vars(run)["__signature__"] = signature
-    text = getattr(function, "summary", function.__doc__ or "")
-    for item in items.values():
-        text = text.replace(f"``{item.name}``", flag_of(item))
-    run.__doc__ = text.replace("`", "")
+    # Typer makes the flags from the signature, and the help from the docstring.
+    arguments = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    flags = [_parameter(item) for item in fields_of_options.values()]
+    vars(run)["__signature__"] = inspect.Signature([*arguments, *flags, *_COMMON])
+    for item in fields_of_options.values():
+        help_text = help_text.replace(f"``{item.name}``", flag_of(item))
+    run.__doc__ = help_text.replace("`", "")
     app.command(function.__name__.rstrip("_").replace("_", "-"), cls=SectionedCommand)(run)
 
 
@@ -115,8 +134,11 @@ def _print(answer: Answer, *, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def check_names(values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise `InputError` for an unknown task or backbone, or a missing file, before anything heavy is imported."""
+def check_names(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raise `InputError` for an unknown task or backbone, or a missing file, before anything heavy is imported.
+
+    ``values`` are the arguments of a command and the options that were set.
+    """
     if backbone := values.get("backbone"):
         from reservoir.backbone_names import check_backbone_name
 
@@ -133,7 +155,7 @@ def check_names(values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     for name, what in (("readout", "a folder that fit or train wrote"), ("file", "your data")):
         from reservoir_pipelines.data.table import data_exists
 
-        path = own.get(name)
+        path = arguments.get(name)
         if path and not data_exists(Path(path)):
             raise InputError(f"{path}: no such file or folder", f"name {what}")
 

@@ -15,6 +15,9 @@ from reservoir.backbones.gpt2 import Projection
 from reservoir.errors import InputError
 from reservoir.tasks.task import Task, Vectors
 
+MATRICES = (nn.Linear, Projection)
+"""Modules whose products run in the precision of `Backbone.set_compute`."""
+
 
 class Backbone(nn.Module):
     """A frozen sequence model that maps vectors to vectors and names its layers.
@@ -23,12 +26,12 @@ class Backbone(nn.Module):
     ``blockNN`` (the output of each block) and ``final`` (the output of the last norm; in a family
     without one, of the last block). The parameters of ``model`` are frozen here; ``family`` and
     ``config`` are as `find` returns them. With ``depth`` the model keeps only its first ``depth``
-    blocks and the final norm.
+    blocks and the final norm. Weights become float32, except the matrices of blocks, which keep their precision.
     """
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
         super().__init__()
-        self.model = model.eval().requires_grad_(False).float()  # xIELU has parameters in bfloat16
+        self.model = model.eval().requires_grad_(False)
         self.family = family
         self.config = config
         self.shape = family.shape(config)
@@ -40,6 +43,11 @@ class Backbone(nn.Module):
             _replace(model, path, nn.Identity())
         if depth is not None:
             _replace(model, family.blocks, self.blocks[:depth])
+        # Only the matrices of blocks may be in half precision, see `set_compute`.
+        matrices = {module for module in self.blocks.modules() if isinstance(module, MATRICES)}
+        for module in self.model.modules():
+            if module not in matrices:
+                _to_float32(module)
         self.depth = len(self.blocks)
         self.layers = layer_names(self.depth)
         self._last_tokens = LastTokens([self.blocks[-1].get_submodule(path) for path in family.feedforward])
@@ -76,9 +84,7 @@ class Backbone(nn.Module):
         # Trained weights stay in float32. So does the residual stream: the error of an untrained GPT-2
         # small's hidden states is then a seventh of that with everything in bfloat16, at the same speed.
         for module in self.blocks.modules():
-            if isinstance(module, nn.Linear | Projection) and not any(
-                p.requires_grad for p in module.parameters()
-            ):
+            if isinstance(module, MATRICES) and not any(p.requires_grad for p in module.parameters()):
                 module.to(dtype)
 
     def set_positions(self, path: str, positions: Tensor) -> None:
@@ -169,6 +175,15 @@ def check_layers(layers: Iterable[str], family: Family, depth: int) -> None:
 def block_name(number: int) -> str:
     """Return the name of a block: ``block01`` for the first."""
     return f"block{number:02d}"
+
+
+def _to_float32(module: nn.Module) -> None:
+    """Convert the parameters and buffers of a module, but not those of its children."""
+    for parameter in module.parameters(recurse=False):
+        parameter.data = parameter.data.float()
+    for name, buffer in module.named_buffers(recurse=False):
+        if buffer.is_floating_point():
+            setattr(module, name, buffer.float())
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module | nn.Parameter) -> None:

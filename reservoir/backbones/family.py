@@ -1,6 +1,6 @@
 """Families of sequence models, the groups of their parameters, and how a family's models are built and loaded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from types import FunctionType
@@ -16,8 +16,14 @@ GROUPS: tuple[str, ...] = ("positions", "layernorm", "attention", "feedforward",
 Draw = Callable[[str, tuple[int, ...], Any, np.random.Generator], np.ndarray | None]
 """``draw(parameter_name, shape, config, generator)`` returns a tensor, or None to keep the initial constant."""
 
+StoredTensors = Mapping[str, Any]
+"""Tensors by name, or slices of safetensors files, which are read when they are indexed."""
+
 Loaded = tuple[nn.Module, dict[str, Any]]
-"""A model in float32, and a report on its missing, unexpected and mismatched tensors."""
+"""A model, and a report on its missing, unexpected and mismatched tensors."""
+
+# Lists in the configurations of transformers that have one value for each block.
+LISTS_BY_BLOCK = ("layer_types", "attention_window", "no_rope_layers")
 
 
 @dataclass(frozen=True)
@@ -72,18 +78,25 @@ class FolderLoader:
 
     module: Callable[[Any], nn.Module]
 
+    def lean(self, config: Any, _depth: int | None, *, words: bool) -> Any:
+        """Return the configuration of what is kept; models of this form are small, and are built whole."""
+        return config
+
     def build(self, config: Any) -> nn.Module:
         """Return a model of this configuration with arbitrary weights."""
         return self.module(config)
 
-    def load(self, config: Any, tensors: dict[str, Tensor]) -> Loaded:
-        """Return a model with these tensors, and a report on them."""
+    def load(self, config: Any, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
+        """Return a model with these tensors in ``dtype``, and a report on them."""
         with torch.device("meta"), SkipInitialisation():
             model = self.module(config)
-        blank = {name: torch.zeros(tensor.shape) for name, tensor in model.state_dict().items()}
-        floats = {name: tensor.float() for name, tensor in tensors.items()}
-        extra = model.load_state_dict(blank | floats, strict=False, assign=True).unexpected_keys
-        return model, {"missing_keys": blank.keys() - floats.keys(), "unexpected_keys": extra}
+        names = model.state_dict()
+        blank = {name: torch.zeros(tensor.shape) for name, tensor in names.items() if name not in tensors}
+        # Only the tensors of this model are read, one after the other.
+        read = {name: tensor[:].to(dtype) for name, tensor in tensors.items() if name in names}
+        model.load_state_dict(blank | read, assign=True)
+        extra = sorted(tensors.keys() - names.keys())
+        return model, {"missing_keys": blank.keys(), "unexpected_keys": extra}
 
     def count(self, config: Any) -> int:
         """Return the number of parameters."""
@@ -99,27 +112,38 @@ class HubLoader:
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of that class
     adapt: Callable[[nn.Module, Any], nn.Module] | None = None  # applied to each model
 
-    def build(self, config: Any) -> nn.Module:
-        """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
-        # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million
-        # parameters). Only the embeddings up to the padding token are built, because some families
-        # count their positions from its number.
-        silence_transformers()
+    def lean(self, config: Any, depth: int | None, *, words: bool) -> Any:
+        """Return the configuration of the first ``depth`` blocks, with almost no token embeddings unless ``words``."""
         small = deepcopy(config)
-        small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
-        small.bos_token_id = small.eos_token_id = None
-        return self._adapted(self._class(config)(small, **self.options), config)
+        if depth is not None:
+            small.num_hidden_layers = depth
+            for name in LISTS_BY_BLOCK:
+                if isinstance(values := getattr(config, name, None), list):
+                    setattr(small, name, values[:depth])
+        if not words:
+            # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million
+            # parameters). Only the embeddings up to the padding token are built, because some families
+            # count their positions from its number.
+            small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
+            small.bos_token_id = small.eos_token_id = None
+        return small
 
-    def load(self, config: Any, tensors: dict[str, Tensor]) -> Loaded:
+    def build(self, config: Any) -> nn.Module:
+        """Return a model of this configuration with arbitrary weights."""
+        silence_transformers()
+        return self._adapted(self._class(config)(deepcopy(config), **self.options), config)
+
+    def load(self, config: Any, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
         """Return a model with these tensors, whose names may be of an older release, and transformers' report."""
         silence_transformers()
         options = {
-            "dtype": torch.float32,
+            "dtype": dtype,
             "ignore_mismatched_sizes": True,
             "output_loading_info": True,
         } | self.options
+        # transformers builds the model without memory, and reads slices of files when it assigns them.
         model, info = self._class(config).from_pretrained(
-            None, config=config, state_dict=tensors, **options
+            None, config=config, state_dict=dict(tensors), **options
         )
         return self._adapted(model, config), info
 
@@ -178,6 +202,7 @@ class Family:
     # at real tokens and None if no token is padding
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
     blocks: str  # path of the list of blocks inside the model
+    stored_blocks: str = ""  # that path in files with weights, if it is another
     groups: dict[str, tuple[str, ...]]  # parts of the names of a group's parameters; the first match counts
     draw: Draw = draw_normal  # its default initialisation
     scheme: str = "normal with standard deviation initializer_range"  # the initialisation in words

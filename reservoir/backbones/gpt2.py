@@ -28,6 +28,7 @@ from reservoir.backbones.family import (
     FolderLoader,
     Loaded,
     Shape,
+    StoredTensors,
     draw_normal,
     run_unmasked,
 )
@@ -233,12 +234,13 @@ class GPT2Model(nn.Module):
 class GPT2Loader(FolderLoader):
     """Builds the models of this file."""
 
-    def build(self, config: GPT2Config) -> nn.Module:
-        """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
-        return super().build(replace(config, vocab_size=1))
+    def lean(self, config: GPT2Config, depth: int | None, *, words: bool) -> GPT2Config:
+        """Return the configuration of the first ``depth`` blocks, with almost no token embeddings unless ``words``."""
+        vocabulary = config.vocab_size if words else 1
+        return replace(config, n_layer=depth or config.n_layer, vocab_size=vocabulary)
 
-    def load(self, config: GPT2Config, tensors: dict[str, Tensor]) -> Loaded:
-        """Return a model with these tensors, and a report on them."""
+    def load(self, config: GPT2Config, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
+        """Return a model with these tensors in ``dtype``, and a report on them."""
         # In a model saved with a head, the other names have a prefix; old files also hold the causal masks.
         prefix, masks = f"{GPT2Model.base_model_prefix}.", (".attn.bias", ".attn.masked_bias")
         without_masks = {
@@ -246,7 +248,7 @@ class GPT2Loader(FolderLoader):
             for name, tensor in tensors.items()
             if not name.endswith(masks)
         }
-        return super().load(config, without_masks)
+        return super().load(config, without_masks, dtype)
 
 
 def _draw(

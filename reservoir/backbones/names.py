@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reservoir.backbone_names import KNOWN, SHORT, check_backbone_name
+from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
 from reservoir.backbones.registry import families
 from reservoir.errors import InputError, as_input_error, first_line, nearest
@@ -99,18 +99,22 @@ def folder_of(name: str, *files: str) -> Path:
                     "remove it, or replace it by a regular file",
                 )
         return folder
-    check_backbone_name(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    problem = "neither a known name nor a folder"
+    cause: Exception | None = None
+    if name in KNOWN or HUB_NAME.fullmatch(name):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(files)))
-    except Exception as error:  # the hub's client raises many types of errors
-        raise InputError(
-            f"backbone {name!r}: no such folder, and not on the Hugging Face hub ({first_line(error)})",
-            f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
-        ) from error
+        disable_progress_bars()
+        try:
+            return Path(snapshot_download(name, allow_patterns=list(files)))
+        except Exception as error:  # the hub's client raises many types of errors
+            problem = f"no such folder, and not on the Hugging Face hub ({first_line(error)})"
+            cause = error
+    raise InputError(
+        f"backbone {name!r}: {problem}",
+        f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
+    ) from cause
 
 
 def _make(family: str, settings: Mapping[str, Any]) -> Any:

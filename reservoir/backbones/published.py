@@ -77,8 +77,8 @@ def _esm_shape(config: Any) -> Shape:
 def _adapt_esm(model: nn.Module, config: Any) -> nn.Module:
     """Scale the embeddings of letters as the model does when no letter is masked."""
     if config.token_dropout:
-        with torch.no_grad():
-            model.get_submodule(_WORDS).get_parameter("weight").mul_(1 - 0.15 * 0.8)  # the masked share
+        words = model.get_submodule(_WORDS).get_parameter("weight")
+        words.data = words.data.float() * (1 - 0.15 * 0.8)  # the masked share
     return model
 
 
@@ -171,6 +171,7 @@ def _vit(name: str, blocks: str, **options: Any) -> Family:
         ),
         run=_run_vit,
         blocks=blocks,
+        stored_blocks="encoder.layer",
         groups={
             "positions": ("position_embeddings",),
             "layernorm": ("norm",),

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import re
 import threading
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,17 +34,26 @@ INITS = ("pretrained", "random", "random-flat", "statistics")
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 """Files with weights: a single one, or its parts."""
 
+HALF = (torch.bfloat16, torch.float16)
+
 # While transformers builds a model, it replaces functions of the whole process (initialisers, the
 # tying of weights). Two threads that build at the same time can leave them replaced.
 _LOADING = threading.Lock()
 
 
-def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | None = None) -> Backbone:
-    """Return a frozen backbone in float32 on the CPU, in evaluation mode and without gradients.
+def load_backbone(
+    name: str,
+    init: str = "random",
+    seed: int = 0,
+    depth: int | None = None,
+    *,
+    own_precision: bool = False,
+) -> Backbone:
+    """Return a frozen backbone on the CPU, in evaluation mode and without gradients.
 
     ``name`` is a known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a
     GGUF file, or the name of a model on the Hugging Face hub. With ``depth`` it keeps only its first
-    ``depth`` blocks and the final norm.
+    ``depth`` blocks and the final norm, and no other block is built or read.
 
     | init | weights |
     |---|---|
@@ -50,55 +61,63 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     | ``random-flat`` | matrices of standard deviation ``initializer_range``, as in Lu et al. 2021's "random" GPT-2 |
     | ``pretrained`` | loaded from safetensors |
     | ``statistics`` | normal tensors with the mean and standard deviation of the pretrained ones (ibid., section 3.7) |
+
+    All weights are float32, unless ``own_precision`` leaves the matrices of pretrained blocks in the half
+    precision in which they are stored. `weights_digest` is the same for both.
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
     with _LOADING:
-        family, config = _find(name, depth)
+        family, config = find(name, depth)
         if init == "random-flat" and not hasattr(config, "initializer_range"):
             raise InputError(
                 f"init 'random-flat': {family.name} has no initializer_range", "use --init random"
             )
         if init in ("random", "random-flat"):
+            lean = family.loader.lean(config, depth, words=False)
+            _check_memory(name, family, lean, torch.float32)
             with usable_configuration(name), SkipInitialisation():
-                model = family.loader.build(config)
+                model = family.loader.build(lean)
             backbone = Backbone(model, family, config, depth)
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
             draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
             return backbone
-        model = _load(name, family, config)
-        backbone = Backbone(model, family, getattr(model, "config", config), depth)
-        draw_parameters(model, family.draw, backbone.config, seed, family.unsaved)
+        own_precision = own_precision and init == "pretrained"
+        model, config = _load(name, family, config, depth, own_precision=own_precision)
+        backbone = Backbone(model, family, config, depth)
+        draw_parameters(model, family.draw, config, seed, family.unsaved)
         if init == "statistics":
             draw_parameters(model, None, config, seed)
         return backbone
 
 
-def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Module]:
-    """Return a frozen backbone with its pretrained weights, and its native input module."""
+def load_native(
+    name: str, depth: int | None = None, *, own_precision: bool = False
+) -> tuple[Backbone, nn.Module]:
+    """Return a frozen backbone with its pretrained weights, and its native input module; see `load_backbone`."""
     with _LOADING:
-        family, config = _find(name, depth)
+        family, config = find(name, depth)
         if not family.native_input:
             raise InputError(f"--input native: {family.name} has no native input", "leave --input out")
-        model = _load(name, family, config, native=True)
+        model, config = _load(name, family, config, depth, native=True, own_precision=own_precision)
         embeddings = model.get_submodule(family.native_input)
-        return Backbone(model, family, getattr(model, "config", config), depth), embeddings
+        # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
+        embeddings = embeddings if type(embeddings) is nn.Embedding else embeddings.float()
+        return Backbone(model, family, config, depth), embeddings
 
 
-def _find(name: str, depth: int | None) -> tuple[Family, Any]:
-    """Return family and configuration; raise `InputError` if the model is larger than memory."""
-    family, config = find(name, depth)
+def _check_memory(name: str, family: Family, lean: Any, dtype: torch.dtype) -> None:
+    """Raise `InputError` if the parameters of a configuration, in ``dtype``, are larger than memory."""
     with usable_configuration(name):
-        size = 4 * family.loader.count(config)
+        size = dtype.itemsize * family.loader.count(lean)
     # The system would kill a process whose model is larger than memory.
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         raise InputError(
             f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB, and this machine has "
             f"{memory / 1e9:,.0f} GB of memory",
-            "choose a smaller backbone",
+            "choose a smaller backbone, or keep fewer blocks with --depth",
         )
-    return family, config
 
 
 def describe_weights(backbone: Backbone, init: str) -> str:
@@ -138,7 +157,10 @@ def draw_parameters(
 
 
 def weights_digest(backbone: Backbone) -> str:
-    """Return the SHA-256 of a float32 backbone: its family, configuration, and every tensor's name, shape and bytes."""
+    """Return the SHA-256 of a backbone: its family, configuration, and every tensor's name, shape and bytes.
+
+    `Backbone.set_compute` rounds weights, so the digest is taken before.
+    """
     digest = hashlib.sha256(backbone.family.name.encode())
     # The digest stays the same when a folder moves or is renamed.
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
@@ -157,12 +179,23 @@ def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any =
     digest = digest or hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         if name not in but:
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            # Weights in half precision count as float32, in which all weights were loaded once.
+            whole = tensor.float() if tensor.dtype in HALF else tensor
+            digest.update(f"{name} {tuple(whole.shape)} {whole.dtype}".encode())
+            digest.update(whole.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:
+def _load(
+    name: str,
+    family: Family,
+    config: Any,
+    depth: int | None,
+    *,
+    native: bool = False,
+    own_precision: bool = False,
+) -> tuple[nn.Module, Any]:
+    """Return a pretrained model and its configuration; only what is kept is read (see `load_backbone`)."""
     if not may_have_weights(name):
         raise InputError(f"backbone {name!r}: nobody has published weights for it", "use --init random")
     remedy = "give a folder with safetensors, or use --init random"
@@ -172,9 +205,18 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         else:
             folder = folder_of(name, "config.json", *WEIGHTS)
             if isinstance(family.loader, HubLoader):
-                _, config = _find(str(folder), None)  # for a known name, its published settings
-            tensors = _read_tensors(folder)
-        model, info = family.loader.load(config, tensors)
+                _, config = find(str(folder), depth)  # for a known name, its published settings
+            tensors = _open_tensors(folder)
+        lean = family.loader.lean(config, depth, words=native)
+        kept_depth = None if lean is config else depth
+        tensors = {
+            key: tensor
+            for key, tensor in tensors.items()
+            if _is_kept(key, family, kept_depth, native=native)
+        }
+        dtype = _common_half(tensors.values()) if own_precision else torch.float32
+        _check_memory(name, family, lean, dtype)
+        model, info = family.loader.load(lean, tensors, dtype)
     may_miss = family.unused + family.unsaved
     if native:  # only training reads the mask token of a vision model, so exporters leave it out
         may_miss = (
@@ -187,7 +229,9 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         "has an extra": [
             k for k in info["unexpected_keys"] if not k.removeprefix(prefix).startswith(family.heads)
         ],
-        "has another shape for": [str(key) for key, *_shapes in info.get("mismatched_keys", ())],
+        "has another shape for": [
+            str(key) for key, *_shapes in info.get("mismatched_keys", ()) if not key.startswith(may_miss)
+        ],
     }
     for what, keys in wrong.items():
         if keys:
@@ -200,17 +244,53 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
             raise InputError(
                 f"backbone {name!r}: weight {key} holds NaN or infinity", "get an intact checkpoint"
             )
-    return model
+    return model, _as_built(config, lean, model)
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a model folder; no other file and no index is read, since these may name further files."""
-    from safetensors.torch import load_file
+def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
+    """Return the whole configuration with the settings that the model's class changed, which the digest covers."""
+    built: Any = getattr(model, "config", lean)
+    before = lean.to_dict()
+    changed = {key: value for key, value in built.to_dict().items() if before.get(key) != value}
+    if not changed:
+        return config
+    whole = deepcopy(config)
+    for key, value in changed.items():
+        setattr(whole, key, value)
+    return whole
+
+
+def _is_kept(key: str, family: Family, depth: int | None, *, native: bool) -> bool:
+    """Return whether a stored tensor belongs to a block that is kept, and to a part that the input needs."""
+    # Names in files may have a prefix, such as ``model.layers.0`` for the path ``layers``.
+    if not native and any(re.search(rf"(^|\.){re.escape(path)}\.", key) for path in family.unused):
+        return False
+    path = re.escape(family.stored_blocks or family.blocks)
+    block = re.search(rf"(^|\.){path}\.(\d+)\.", key)
+    return depth is None or block is None or int(block[2]) < depth
+
+
+def _common_half(tensors: Iterable[Any]) -> torch.dtype:
+    """Return the half precision in which all tensors are stored, else float32."""
+    types = {str(tensor.dtype if isinstance(tensor, Tensor) else tensor.get_dtype()) for tensor in tensors}
+    return {"BF16": torch.bfloat16, "F16": torch.float16}.get("".join(types), torch.float32)
+
+
+def _open_tensors(folder: Path) -> dict[str, Any]:
+    """Return slices of the tensors of a model folder, which are read when they are indexed.
+
+    No other file and no index is read, since these may name further files.
+    """
+    from safetensors import safe_open
 
     single, parts = (sorted(folder.glob(pattern)) for pattern in WEIGHTS)
     if not single and not parts:
         raise ValueError(f"the folder has no {' or '.join(WEIGHTS)}")
-    return {name: tensor for file in single or parts for name, tensor in load_file(file).items()}
+    tensors: dict[str, Any] = {}
+    for path in single or parts:
+        file = safe_open(path, framework="pt")
+        tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    return tensors
 
 
 def _read_gguf_tensors(name: str) -> dict[str, Tensor]:

@@ -31,8 +31,8 @@ class NativeInput(nn.Module):
         self.dropout = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, tokens) integers, or patches (batch, tokens - 1, values), to (batch, tokens, width)."""
-        return self.dropout(self.map(x))
+        """Map (batch, tokens) integers, or patches (batch, tokens - 1, values), to float32 (batch, tokens, width)."""
+        return self.dropout(self.map(x).float())
 
 
 def open_reader(task: Task, name: str, init: str) -> Reader:
@@ -67,10 +67,12 @@ class NativeModel:
     digests: Mapping[str, str]  # SHA-256 of reader and embeddings
 
 
-def open_native(task: Task, name: str, init: str, depth: int | None) -> NativeModel:
-    """Return a pretrained model with its embeddings and its reader of a task."""
+def open_native(
+    task: Task, name: str, init: str, depth: int | None, *, own_precision: bool = False
+) -> NativeModel:
+    """Return a pretrained model with its embeddings and its reader of a task; see `load_backbone`."""
     reader = open_reader(task, name, init)
-    backbone, embedding = load_native(name, depth)
+    backbone, embedding = load_native(name, depth, own_precision=own_precision)
     if isinstance(reader, SoundReader):
         reader.convolutions = embedding.get_submodule("convolutions")
     elif isinstance(reader, PixelReader):

@@ -1,5 +1,7 @@
 """Random input layers: orthogonal maps and embeddings, kernels for windows of values, edges for windows of images."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from reservoir.errors import InputError
 from reservoir.random import generator
 from reservoir.tasks.patches import contrast_normalised, whitening
 from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.tasks.windows import Windows
 
 GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
 
@@ -17,43 +20,61 @@ FIELD = 48.0  # pixels
 
 
 class InputLayer(nn.Module):
-    """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
-
-    Vectors are multiplied by a matrix with orthogonal columns of norm ``gain``, or by ``gain`` times
-    ``weights`` (width, dim). Symbols get Gaussian embeddings of standard deviation ``gain / 1.41``.
-    """
+    """The fixed map from tokens to the backbone's width; `draw_input` draws its weights."""
 
     special = 0, 0  # it adds no special tokens before and after those of the data
 
-    def __init__(
-        self,
-        form: Vectors | Tokens,
-        width: int,
-        seed: int = 0,
-        gain: float = GAIN,
-        weights: np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, form: Vectors | Tokens, width: int) -> None:
         super().__init__()
-        vectors = isinstance(form, Vectors)
-        size = form.dim if vectors else form.vocabulary
-        self.map: nn.Module = nn.Linear(size, width) if vectors else nn.Embedding(size, width)
-        self.dropout: nn.Module = nn.Dropout(0.0)  # after vectors, not after symbols, as published
-        if weights is not None:
-            set_parameters(self.map, gain * weights)
-            return
-        # The same draw for both forms, so that a seed means one matrix.
-        normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
-        if isinstance(form, Tokens):
-            set_parameters(self.map, normal.reshape(size, width) * (gain / GAIN))
-            self.dropout = nn.Identity()
+        if isinstance(form, Vectors):
+            self.map: nn.Module = nn.Linear(form.dim, width)
+            nn.init.zeros_(self.map.bias)
         else:
-            q, r = np.linalg.qr(normal)
-            q = q * np.sign(np.diag(r))  # a uniform draw, the same for every LAPACK
-            set_parameters(self.map, gain * (q if size <= width else q.T))
+            self.map = nn.Embedding(form.vocabulary, width)
+        # After vectors, not after symbols, as published.
+        self.dropout: nn.Module = nn.Dropout(0.0) if isinstance(form, Vectors) else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, dim) floats or (batch, tokens) integers to (batch, tokens, width)."""
         return self.dropout(self.map(x))
+
+
+def draw_input(
+    kind: str, task: Task, windows: Windows, width: int, *, seed: int = 0, gain: float = GAIN
+) -> InputLayer:
+    """Return the random input layer of a kind, a value of ``--input``, for a task with these windows as tokens.
+
+    By default vectors are multiplied by a matrix (width, dim) with orthogonal columns of norm ``gain``, and symbols
+    get Gaussian embeddings of standard deviation ``gain / 1.41`` (Lu et al. 2021, appendix).
+    """
+    form = task.form
+    layer = InputLayer(form, width)
+    if kind == "kernels" and isinstance(form, Vectors):
+        taps = len(windows.dilations) * windows.patch * windows.forms
+        shape = (len(windows.dilations), windows.patch, windows.forms, form.dim // taps)
+        weights = gain * kernels(width, seed, shape)
+    elif kind == "edges":
+        drawn = edges(task, width, seed)
+        # The total norm is that of orthogonal columns of norm 1.
+        drawn *= math.sqrt(drawn.shape[1] / drawn.shape[0])
+        weights = gain * drawn
+    elif kind == "gaussian" and isinstance(form, Vectors) and not windows.symbols:
+        # Windows of symbols stay orthogonal, as in older entries. The mean squared norm is the same.
+        normal = generator(seed, "input").standard_normal((width, form.dim))
+        weights = gain * (normal / math.sqrt(max(width, form.dim)))
+    else:
+        # The same draw for both forms, so that a seed means one matrix.
+        size = form.dim if isinstance(form, Vectors) else form.vocabulary
+        normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
+        if isinstance(form, Tokens):
+            weights = normal.reshape(size, width) * (gain / GAIN)
+        else:
+            q, r = np.linalg.qr(normal)
+            q = q * np.sign(np.diag(r))  # a uniform draw, the same for every LAPACK
+            weights = gain * (q if size <= width else q.T)
+    with torch.no_grad():
+        layer.map.get_parameter("weight").copy_(torch.from_numpy(weights))
+    return layer
 
 
 def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarray:
@@ -73,13 +94,6 @@ def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarr
     mask[unit, unit % dilations, 0, unit // dilations % forms] = 1
     weights = (weights * mask).reshape(width, -1)
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
-
-
-@torch.no_grad()
-def set_parameters(layer: nn.Module, weight: np.ndarray, bias: np.ndarray | float = 0.0) -> None:
-    """Copy values to the weight of a layer, and to its bias if it has one."""
-    for name, parameter in layer.named_parameters():
-        parameter.copy_(torch.from_numpy(weight) if name == "weight" else torch.as_tensor(bias))
 
 
 def edges(task: Task, width: int, seed: int) -> np.ndarray:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from reservoir.random import epoch_order
+from reservoir.tasks import Variant, Variants
 from reservoir.tasks.images import Mnist
 from reservoir.tasks.listops import CLOSE, ListOps
 from reservoir.tasks.proteins import LETTERS, Homology
 from reservoir.tasks.source import NoSelection, Piece
 from reservoir.tasks.task import Split, Task
-from reservoir.tasks.variants import Variant, Variants
 
 BUCKET = 100  # number of batches that TAPE's loader sorts by length together
 VALID_FACTOR = 4  # batches of validation rows have four times as many rows

@@ -16,8 +16,8 @@ from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
+from reservoir.tasks import variant_of
 from reservoir.tasks.task import Task, Tokens, holds_samples
-from reservoir.tasks.variants import variant_of
 from reservoir.tasks.words import UNKNOWN, are_words
 
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")

@@ -1,7 +1,12 @@
-"""Tasks: sequences with labels. `TASKS` has the named tasks; `reservoir_pipelines.data` reads files of your own."""
+"""Tasks: sequences with labels. `TASKS` has the named tasks; `reservoir_pipelines.data` reads files of your own.
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+A named task may have variants: other data, initial weights and training, as a publication describes them. A parameter
+of the task chooses the variant; the module `VARIANTS_MODULE` has the variants and the name of the parameter.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +20,6 @@ from reservoir.tasks.pictures import decoded
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
-from reservoir.tasks.variants import variant_of, variants
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,11 +33,18 @@ __all__ = [
     "Split",
     "Task",
     "Tokens",
+    "Variant",
+    "Variants",
     "Vectors",
     "check_split",
+    "images_of",
+    "named_source",
+    "shows_images",
+    "source_of",
+    "task_named",
+    "unknown_parameter",
+    "variant_of",
 ]
-__all__ += ["check_parameter", "images_of", "shows_images"]
-__all__ += ["named_source", "source_of", "task_named"]
 
 # Dataclasses of ``data`` (the folder of the files) and the task's parameters.
 TASKS: dict[str, type[Any]] = {
@@ -49,27 +60,85 @@ TASKS: dict[str, type[Any]] = {
 }
 
 
+VARIANTS_MODULE = (
+    "reservoir.paper.variants"  # imports the tasks that it varies, so it is imported when needed
+)
+
+
+def _leave_unchanged(_model: Any) -> None:
+    """Change nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What differs from the tasks, models and training of this package.
+
+    Parameters
+    ----------
+    sources : mapping of str to type
+        The class of the source of each task whose data differ, by the task's name.
+    random_inits : mapping of str to str
+        By family of backbones, the init that ``random`` means.
+    output_init : str
+        How the output layer is initialised; see `reservoir.fpt.FPT`.
+    drops_in_frozen_layers : bool
+        Whether dropout also acts below the first layer that is trained.
+    before_training : callable
+        Called with a model before it is trained.
+    """
+
+    sources: Mapping[str, type[Any]] = field(default_factory=dict)
+    random_inits: Mapping[str, str] = field(default_factory=dict)
+    output_init: str = "orthogonal"
+    drops_in_frozen_layers: bool = False
+    before_training: Callable[[Any], None] = _leave_unchanged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variants:
+    """The variants by the value of the task parameter that chooses one, and the value that stands for none."""
+
+    parameter: str
+    default: str
+    by_value: Mapping[str, Variant]
+
+
+def variant_of(parameters: Mapping[str, Any], task: str = "") -> Variant:
+    """Return the variant that the parameters of a task choose; errors name the task."""
+    variants = _variants()
+    value = parameters.get(variants.parameter, variants.default)
+    if value not in variants.by_value:
+        problem = f"{task}: {variants.parameter} is {value!r}"
+        raise InputError(problem, f"give {' or '.join(variants.by_value)}")
+    return variants.by_value[value]
+
+
+def _variants() -> Variants:
+    return import_module(VARIANTS_MODULE).VARIANTS
+
+
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
     """Return the source of a named task; ``data`` is the folder of its files, ``parameters`` are its own."""
     if name not in TASKS:
         raise InputError(f"no task {name!r}", f"give one of {', '.join(TASKS)}{nearest(name, TASKS)}")
-    kind, parameters = _variant_source(name, parameters)
-    defaults = {item.name: item.default for item in fields(kind) if item.name != "data"}
+    source_type, parameters = _source_type(name, parameters)
+    defaults = {item.name: item.default for item in fields(source_type) if item.name != "data"}
     for parameter, value in parameters.items():
-        check_parameter(name, parameter, defaults)
+        if parameter not in defaults:
+            raise unknown_parameter(name, parameter, defaults)
         default = defaults[parameter]
         expected = {str: str, float: (int, float)}.get(type(default), int)
         # Whole numbers may be 0 only if this is the default.
-        fits = isinstance(value, expected) and (expected is not int or value >= bool(default))
-        if not fits and value != default:
+        is_valid = isinstance(value, expected) and (expected is not int or value >= bool(default))
+        if not is_valid and value != default:
             raise InputError(f"{name}: {parameter} is {value!r}", f"give a value like {default}")
-    return kind(data=data, **parameters)
+    return source_type(data=data, **parameters)
 
 
 def named_source(task: Task) -> Any:
     """Return the source of a named task from its description, without a folder of data."""
-    kind, parameters = _variant_source(task.name, task.parameters)
-    return kind(**parameters)
+    source_type, parameters = _source_type(task.name, task.parameters)
+    return source_type(**parameters)
 
 
 def source_of(task: Task) -> Source:
@@ -77,22 +146,25 @@ def source_of(task: Task) -> Source:
     return named_source(task) if task.name in TASKS else Source()
 
 
-def _variant_source(name: str, parameters: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
+def _source_type(name: str, parameters: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
     """Return the class of a task's source in the variant that its parameters choose, and its parameters."""
-    kind = variant_of(parameters, name).sources.get(name, TASKS[name])
+    source_type = variant_of(parameters, name).sources.get(name, TASKS[name])
     # Every named task has all variants; the sources whose data do not depend on them do not take the parameter.
-    chooses = variants().parameter
-    takes_it = any(item.name == chooses for item in fields(kind))
-    return kind, {item: value for item, value in parameters.items() if takes_it or item != chooses}
+    variant_parameter = _variants().parameter
+    takes_variant = any(item.name == variant_parameter for item in fields(source_type))
+    return source_type, {
+        parameter: value
+        for parameter, value in parameters.items()
+        if takes_variant or parameter != variant_parameter
+    }
 
 
-def check_parameter(task: str, parameter: str, names: Iterable[str]) -> None:
-    """Refuse a parameter that is not one of the names of a task's parameters."""
-    if parameter not in (names := [*names]):
-        raise InputError(
-            f"task {task!r} has no parameter {parameter!r}",
-            f"it has {', '.join(names)}{nearest(parameter, names)}",
-        )
+def unknown_parameter(task: str, parameter: str, names: Iterable[str]) -> InputError:
+    """Return the error for a parameter that is not one of the names of a task's parameters."""
+    return InputError(
+        f"task {task!r} has no parameter {parameter!r}",
+        f"it has {', '.join(names)}{nearest(parameter, names)}",
+    )
 
 
 def shows_images(task: Task) -> bool:

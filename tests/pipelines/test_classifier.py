@@ -232,20 +232,28 @@ def test_texts_are_refused_with_a_remedy_that_works(tiny_gpt2):
     assert model.fit(rows, [0, 1] * 20).predict(rows[:2]).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("kind", ["values", "channels", "channels first", "arrays", "symbols"])
+@pytest.mark.parametrize(
+    "kind",
+    ["values", "one channel", "channels", "channels first", "masked", "arrays", "lists", "column", "symbols"],
+)
 def test_a_single_row_is_refused_with_the_way_to_pass_one(cache, kind):
     draw = np.random.default_rng(0)
     x = {
         "values": draw.normal(size=(30, 12)),
+        "one channel": draw.normal(size=(30, 12, 1)),
         "channels": draw.normal(size=(30, 12, 2)),
         "channels first": draw.normal(size=(30, 2, 12)),
+        "masked": draw.normal(size=(30, 12, 2)),
         "arrays": [draw.normal(size=12) for _ in range(30)],
+        "lists": draw.normal(size=(30, 12, 2)).tolist(),
+        "column": draw.normal(size=(30, 12)),
         "symbols": [draw.integers(0, 4, 12).tolist() for _ in range(30)],
     }[kind]
     settings = {"init": "random", "layers": "embed", "pool": "mean", "channels_first": kind == "channels first"}
+    settings |= {"missing": "mask"} if kind == "masked" else {}
     fitted = ReservoirClassifier(backbone="gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", **settings)
     fitted.fit(x, np.arange(30) % 2)
     for method in (fitted.predict, fitted.predict_proba):
         with pytest.raises(ValueError, match=r"one row: x\[:1\]"):
-            method(x[0])
+            method(pd.Series(x[0]) if kind == "column" else x[0])
         assert len(method(x[:1])) == 1

@@ -192,9 +192,23 @@ def test_blocks_of_a_killed_worker_go_to_another_and_its_end_is_said(
         done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings)
         watch.join()
         assert other.wait() == -signal.SIGKILL
-    assert "worker short-lived was lost; others compute its pieces" in capsys.readouterr().err
+    lost = [line for line in capsys.readouterr().err.splitlines() if "short-lived" in line]
+    assert len(lost) == 1
+    assert "was lost with the pieces that it was computing; the job goes on with 1 other worker" in lost[0]
     assert files_of(done) == expected
     assert extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings).reused
+
+
+def test_a_worker_that_is_killed_near_the_end_is_said_too(cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch):
+    """The command asks the scheduler for its workers only once before the last piece is computed."""
+    monkeypatch.setattr(cluster_module, "CHECK", 600)
+    settings = SETTINGS | {"scheduler": cluster.scheduler_address}
+    with dask_worker(cluster, "short-lived") as other:
+        watch = after_shards(tmp_path, other.kill)
+        done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings)
+        watch.join()
+    assert "worker short-lived was lost" in capsys.readouterr().err
+    assert files_of(done) == expected
 
 
 def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):

@@ -18,8 +18,7 @@ from reservoir.options import ReservoirOptions
 from reservoir.paper.lstm import LSTMCell, redraw_first_states
 from reservoir.plan import resolve_model
 from reservoir.reservoir import Reservoir
-from reservoir.tasks import task_named
-from reservoir.tasks.variants import variant_of
+from reservoir.tasks import task_named, variant_of
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2"
 FEW = {"train_rows": 40, "valid_rows": 20, "test_rows": 20}

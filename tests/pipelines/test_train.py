@@ -24,6 +24,7 @@ from reservoir.errors import InputError
 from reservoir.training import trainer
 from reservoir.training.steps import baseline, converged_step
 from tests.processes import Child, assert_same_bits, pair
+from tests.reservoir.models import make_fpt
 
 SMALL = "gpt2:n_layer=2,n_embd=32,n_head=4,n_positions=16,initializer_range=0.1"
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
@@ -63,11 +64,10 @@ def plain_losses(steps, rows):
     from transformers import GPT2Config, GPT2Model
 
     from reservoir.backbones import load_backbone
-    from reservoir.fpt import FPT
     from reservoir.training.rows import StoredRows
 
     prepared, count = rows
-    settled = FPT(prepared.task, load_backbone(TINY, "random"))
+    settled = make_fpt(prepared.task, load_backbone(TINY, "random"))
     state = settled.state_dict()
     config = GPT2Config(**settled.backbone.config.to_dict())
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0

@@ -9,6 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from reservoir.fpt import FPT
+from reservoir.inputs.random_input import draw_input
+from reservoir.tasks.windows import Windows
+
 WIDTH = 16
 
 _BERT = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24}
@@ -65,6 +69,11 @@ KINDS = (*MODELS, *BUILT_HERE)
 PIXELS = ("vit", "dinov2")
 SOUNDS = ("wav2vec2", "hubert")
 WORDS = ["the", "cat", "sat", "a", "dog", "and", "cow", "on", "mat"]
+
+
+def make_fpt(task, backbone, seed=0):
+    """Return a model with an orthogonal input layer, or Gaussian embeddings, of the published gain."""
+    return FPT(task, backbone, draw_input("orthogonal", task, Windows(), backbone.width, seed=seed), seed)
 
 
 def save(kind: str, folder: Path) -> Path:

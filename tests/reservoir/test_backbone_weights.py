@@ -1,6 +1,7 @@
 """Weights come from the stated source and have the stated digest; mistakes are refused in one line."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -11,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from reservoir.backbones import describe_weights, find, load_backbone, weights_digest
 from reservoir.backbones.weights import draw_parameters
 from reservoir.column import Column
-from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
 from tests.refusals import outcome
-from tests.reservoir.models import save, save_as_gguf
+from tests.reservoir.models import make_fpt, save, save_as_gguf
 
 # Parameters of the published models without pooling layer and head, from their papers and model cards.
 PUBLISHED = {
@@ -123,7 +123,9 @@ def test_statistics_keep_mean_and_deviation_of_every_tensor(llama):
 def test_echo_state_network_equals_reservoirpy():
     nodes = pytest.importorskip("reservoirpy.nodes")
     task = Task(name="t", form=Vectors(4), max_tokens=50, classes=2)
-    fpt = FPT(task, load_backbone("esn:units=80,sr=1.2,lr=0.35,input_scaling=1.7,rc_connectivity=0.3", seed=2), seed=2)
+    fpt = make_fpt(
+        task, load_backbone("esn:units=80,sr=1.2,lr=0.35,input_scaling=1.7,rc_connectivity=0.3", seed=2), seed=2
+    )
     x = torch.randn(1, 50, 4, generator=torch.Generator().manual_seed(0))
     column = Column("block01", "all")
     ours = fpt.features(x, torch.tensor([50]), [column])[column][0]
@@ -146,6 +148,47 @@ def test_digest_depends_on_the_weights_and_not_on_the_folder(llama, copy, tmp_pa
     change(moved, touch)
     assert weights_digest(load_backbone(str(moved), "pretrained")) != digest
     assert weights_digest(load_backbone(str(llama), "pretrained", depth=2)) != digest
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "t5", "vit", "wav2vec2", "esm", "llama", "gemma2"])
+def test_weights_in_half_precision_have_the_digest_and_the_products_of_their_float32_copy(kind, tmp_path):
+    folder = save(kind, tmp_path / kind)
+    file = folder / "model.safetensors"
+    halves = {name: tensor.bfloat16() for name, tensor in load_file(file).items()}
+    save_file(halves, file, metadata={"format": "pt"})
+    whole = load_backbone(str(folder), "pretrained", seed=2)
+    half = load_backbone(str(folder), "pretrained", seed=2, own_precision=True)
+    types = {parameter.dtype for parameter in half.blocks.parameters()}
+    assert torch.bfloat16 in types, "nothing was left in its own precision"
+    assert weights_digest(half) == weights_digest(whole)
+    embeds = torch.randn(2, 6, half.width, generator=torch.Generator().manual_seed(0))
+    for backbone in (whole, half):
+        backbone.set_compute(torch.bfloat16)
+    assert torch.equal(half(embeds), whole(embeds))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "t5", "vit", "dinov2", "esm", "llama", "longformer"])
+def test_blocks_that_are_cut_off_are_not_read(kind, tmp_path):
+    folder = save(kind, tmp_path / kind)
+    path = {"gpt2": "h", "llama": "layers", "t5": "encoder.block"}.get(kind, "encoder.layer")
+
+    def poison_later_blocks(tensors):
+        later = [name for name in tensors if re.search(rf"(^|\.){path}\.[12]\.", name)]
+        for name in later:
+            tensors[name].fill_(float("nan"))
+
+    change(folder, poison_later_blocks)
+    assert load_backbone(str(folder), "pretrained", depth=1).depth == 1
+    assert "NaN" in outcome(load_backbone, str(folder), "pretrained", depth=2)
+
+
+def test_the_check_of_memory_counts_the_blocks_that_are_kept(copy, monkeypatch):
+    """A machine with room for one block takes one, and refuses the whole model with the option that helps."""
+    one_block = sum(p.numel() for p in load_backbone(str(copy), "pretrained", depth=1).model.parameters())
+    memory = 4 * one_block + 1000  # bytes; the kept embedding of one token takes 64
+    monkeypatch.setattr("os.sysconf", lambda name: memory if name == "SC_PHYS_PAGES" else 1)
+    assert load_backbone(str(copy), "pretrained", depth=1).depth == 1
+    assert "--depth" in outcome(load_backbone, str(copy), "pretrained")
 
 
 def test_digest_depends_on_where_the_positions_of_a_longformer_begin(tmp_path):

@@ -20,7 +20,7 @@ from reservoir.backbones.names import find
 from reservoir.errors import InputError
 from reservoir.paper.families import paper_counts
 from reservoir.tasks.task import Task, Tokens, Vectors
-from tests.reservoir.models import MODELS, PIXELS, SOUNDS, WIDTH, save
+from tests.reservoir.models import MODELS, PIXELS, SOUNDS, WIDTH, make_fpt, save
 
 LENGTHS = torch.tensor([7, 4])
 EMBEDS = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -109,11 +109,10 @@ def test_paper_counts_for_every_size_of_gpt2(name):
 
 
 def test_trained_counts_equal_parameters_with_a_gradient():
-    from reservoir.fpt import FPT
 
     task = Task(name="t", form=Tokens(7), max_tokens=9, classes=3, outputs=2)
     backbone = load_backbone("gpt2:n_layer=2,n_embd=8,n_head=2,n_positions=20")
-    model = FPT(task, backbone)
+    model = make_fpt(task, backbone)
     names = [n for group in ("layernorm", "positions") for n in backbone.groups[group]]
     for name in names:
         backbone.get_parameter(name).requires_grad_(True)

@@ -9,13 +9,12 @@ import torch
 from reservoir.backbones import load_backbone
 from reservoir.column import Column
 from reservoir.errors import InputError
-from reservoir.fpt import FPT
 from reservoir.hidden_states import HiddenStates
 from reservoir.pooling import Last
 from reservoir.tasks.task import Task, Vectors
 from reservoir.training.groups import default_groups, frozen_unchanged, set_dropout, trained_layer, unfreeze
 from reservoir.training.steps import row_losses
-from tests.reservoir.models import KINDS, RECURRENT, hand_run, layer_names, save
+from tests.reservoir.models import KINDS, RECURRENT, hand_run, layer_names, make_fpt, save
 
 TOKENS = 12
 LENGTHS = (12, 9, 2, 12, 5)
@@ -36,7 +35,7 @@ def folder(kind, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return FPT(TASK, load_backbone(str(folder), "pretrained", seed=5), seed=3)
+    return make_fpt(TASK, load_backbone(str(folder), "pretrained", seed=5), seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,7 @@ def test_embeddings_alone_run_no_block(model, batch):
 
 
 def test_bfloat16_equals_float32_up_to_rounding(kind, folder, model, batch):
-    rounded = FPT(TASK, load_backbone(str(folder), "pretrained", seed=5), seed=3)
+    rounded = make_fpt(TASK, load_backbone(str(folder), "pretrained", seed=5), seed=3)
     rounded.backbone.set_compute(torch.bfloat16)
     columns = all_columns(model)
     exact, rough = model.features(*batch, columns), rounded.features(*batch, columns)
@@ -114,7 +113,7 @@ def test_every_parameter_belongs_to_a_group(model):
 def test_depth_keeps_the_first_blocks_and_the_final_norm(kind, folder, model, batch):
     if kind == "esn":
         pytest.skip("an echo state network has one layer")
-    cut = FPT(TASK, load_backbone(str(folder), "pretrained", seed=5, depth=2), seed=3)
+    cut = make_fpt(TASK, load_backbone(str(folder), "pretrained", seed=5, depth=2), seed=3)
     assert cut.backbone.layers == ("embed", "block01", "block02", "final")
     features = cut.features(*batch, [Column("block02", "all"), Column("final", "all")])
     whole = model.features(*batch, [Column("block02", "all")])[Column("block02", "all")]
@@ -130,7 +129,7 @@ def test_depth_keeps_the_first_blocks_and_the_final_norm(kind, folder, model, ba
 
 
 def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_gpt2, batch):
-    ran, tiny_model = [], FPT(TASK, load_backbone(str(tiny_gpt2), "pretrained"), seed=3)
+    ran, tiny_model = [], make_fpt(TASK, load_backbone(str(tiny_gpt2), "pretrained"), seed=3)
     handles = [
         block.register_forward_pre_hook(lambda _m, _i, n=number: ran.append(n))
         for number, block in enumerate(tiny_model.backbone.blocks, start=1)
@@ -234,7 +233,7 @@ OUTSIDE["llama"] = OUTSIDE["gemma3_text"] = ["norm.weight"]
 
 def drawn_model(kind, folder):
     folder.mkdir(exist_ok=True)
-    return FPT(TRAINED_TASK, load_backbone(str(save(kind, folder / kind)), "random"))
+    return make_fpt(TRAINED_TASK, load_backbone(str(save(kind, folder / kind)), "random"))
 
 
 @pytest.mark.parametrize("kind", BLOCK)

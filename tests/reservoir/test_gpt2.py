@@ -8,11 +8,10 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from reservoir.backbones import gpt2, load_backbone
-from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
 from reservoir.training import fast
 from reservoir.training.groups import set_dropout, unfreeze
-from tests.reservoir.models import save
+from tests.reservoir.models import make_fpt, save
 
 SMALL = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 12, "vocab_size": 9, "initializer_range": 0.3}
 EMBEDS = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
@@ -163,7 +162,7 @@ def test_faster_model_gives_the_same_outputs(kind, tmp_path):
     folder = str(save(kind, tmp_path / kind))
     task = Task(name="t", form=Vectors(3), max_tokens=12, classes=4)
     x, lengths = torch.randn(2, 12, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([12, 7])
-    plain, quick = (FPT(task, load_backbone(folder, "pretrained")) for _ in range(2))
+    plain, quick = (make_fpt(task, load_backbone(folder, "pretrained")) for _ in range(2))
     fast.speed_up(quick)
     for model in (plain, quick):
         unfreeze(model, ["all"])

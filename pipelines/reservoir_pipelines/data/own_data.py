@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks import TASKS, check_parameter, task_named
+from reservoir.tasks import TASKS, task_named, unknown_parameter
 from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
@@ -48,8 +48,10 @@ def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> So
     if not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
         tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}", f"{tasks}{nearest(name, TASKS)}")
+    names = [field.name for field in fields(OwnDataOptions)]
     for parameter in parameters:
-        check_parameter(name, parameter, [field.name for field in fields(OwnDataOptions)])
+        if parameter not in names:
+            raise unknown_parameter(name, parameter, names)
     return OwnData(name, OwnDataOptions(**parameters))
 
 

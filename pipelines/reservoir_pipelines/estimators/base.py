@@ -110,14 +110,21 @@ def refuse_missing(name: str, values: np.ndarray) -> None:
         )
 
 
-def _refuse_one_row(x: Any, channels: int, *, channels_first: bool) -> None:
-    """Refuse a single sequence (values,), or (values, channels) of several channels, in place of rows."""
-    plain = isinstance(x, list) and len(x) > 0 and isinstance(x[0], float | int)
-    array = np.asarray(x) if plain else x
+def _refuse_one_row(x: Any, values: int, channels: int, *, channels_first: bool) -> None:
+    """Refuse a single sequence in place of rows, for an estimator that was fitted on rows of (values, channels)."""
+    # Lists of numbers, or of the channels of each value, and columns of pandas are read as arrays.
+    is_column = hasattr(x, "to_numpy") and np.ndim(x) == 1
+    is_flat_list = isinstance(x, list) and len(x) > 0 and np.ndim(x[0]) == 0
+    is_list_of_values = isinstance(x, list) and channels > 1 and {*map(np.shape, x)} == {(channels,)}
+    array = np.asarray(x) if is_column or is_flat_list or is_list_of_values else x
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
         return
-    of_channels = array.ndim == 2 and channels > 1 and array.shape[-2 if channels_first else -1] == channels
-    if array.ndim == 1 or of_channels:
+    is_one_row = array.ndim == 1
+    if array.ndim == 2:
+        # An array of rows of one channel is (rows, values), so (values, 1) is one row unless rows have one value.
+        is_one_row = array.shape[-2 if channels_first else -1] == channels and (channels > 1 or values > 1)
+        is_one_row &= not (channels == 1 and channels_first)
+    if is_one_row:
         # scikit-learn's checks of estimators look for its words "Reshape your data".
         raise ValueError(
             f"X is one row, of shape {array.shape}. Reshape your data: for one row: x[:1], not x[0]"
@@ -187,7 +194,9 @@ class ReservoirEstimator(BaseEstimator):
     def _rows(self, x: Any) -> PaddedRows:
         """Return new sequences in the form of the sequences that the estimator was fitted on."""
         check_is_fitted(self)
-        _refuse_one_row(x, self.n_channels_in_, channels_first=self.channels_first)
+        # With missing="mask", every channel has a further one that marks its gaps.
+        channels = self.n_channels_in_ // (2 if self.missing == "mask" else 1)
+        _refuse_one_row(x, self.n_features_in_, channels, channels_first=self.channels_first)
         checked, lengths = self._checked(x, reset=False)
         rows = as_rows(checked, lengths, self.vocabulary_, self.missing)
         if rows.channels != self.n_channels_in_:

@@ -126,67 +126,83 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     """Find an entry by its folder, that folder's name, 6 digits of its key, or its task: the last with these flags."""
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
-    entries = list_entries(root)
-    named = [
+    may_be_digits = len(name) > 5
+    matching = [
         entry
-        for entry in entries
-        if name == entry.path.name or (len(name) > 5 and entry.key.startswith(name))
+        for entry in list_entries(root)
+        if name == entry.path.name or (may_be_digits and entry.key.startswith(name))
     ]
-    if len(named) > 1:
-        raise InputError(f"{name!r} matches {len(named)} entries", "give more digits of the key")
-    return named[0] if named else _entry_of_task(root, name, flags)
+    if len(matching) > 1:
+        raise InputError(f"{name!r} matches {len(matching)} entries", "give more digits of the key")
+    return matching[0] if matching else _entry_of_task(root, name, flags)
 
 
 def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any]) -> Entry:
     """Return the last entry of a task, or of the present content of a file, that was extracted with these flags."""
-    own = name not in TASKS and data_exists(Path(name))
-    if "/" in name and ":" not in name and not own:
+    is_own_file = name not in TASKS and data_exists(Path(name))
+    is_hub_name = ":" in name
+    if "/" in name and not is_hub_name and not is_own_file:
         _refuse_lost(name, root)
-    task = own_name(name) if own or ":" in name else name
-    chosen = {flag: value for flag, value in flags.items() if value not in (None, "auto")}
-    labels = chosen.pop("labels", None)  # compared by content, as the data is
-    if "init" in chosen and Path(chosen["init"]).is_dir():
-        chosen |= {"backbone": str(Path(chosen["init"]).resolve()), "init": "pretrained"}
-    elif "backbone" in chosen:
-        chosen["backbone"] = full_name(chosen["backbone"])
+    required = _required_settings(flags)
     # The file as the options of each entry read it, or the reason why they cannot.
     readings = list[Prepared | InputError]()
 
     def matches(entry: Entry) -> bool:
-        settings = _settings(entry) | ({"labels": labels} if labels else {})
-        if not chosen.items() <= settings.items():
+        settings = _settings(entry)
+        if not required.items() <= settings.items():
             return False
-        if not own:
+        if not is_own_file:
             return True
+        if labels := flags.get("labels"):  # compared by content, as the data is
+            settings["labels"] = labels
         options = as_group(settings, RowOptions)
         readings.append(_reading(name, options, root))
         return _holds(entry, readings[-1], options.limit)
 
+    task = own_name(name) if is_own_file or is_hub_name else name
     if entry := last_entry(root, task, matches):
-        if not own and task not in TASKS and ":" not in name:
+        if not is_own_file and task not in TASKS and not is_hub_name:
             origin = entry.made_with.get("call", {}).get("task")
             notify(f"{name} not found; using the last extraction of {origin}")
         return entry
-    if own:
+    if is_own_file:
         # `extract` would refuse a file that no options can read, so the reason is the answer here, too.
         readings = readings or [_reading(name, as_group(flags, RowOptions), root)]
-        unreadable = [reading for reading in readings if isinstance(reading, InputError)]
-        if len(unreadable) == len(readings):
-            raise unreadable[-1]
-    what = f"the present content of {name}" if own else repr(name)
-    options = ", ".join(f"{flag} {value}" for flag, value in chosen.items())
+        errors = [reading for reading in readings if isinstance(reading, InputError)]
+        if len(errors) == len(readings):
+            raise errors[-1]
+    what = f"the present content of {name}" if is_own_file else repr(name)
+    options = ", ".join(f"{flag} {value}" for flag, value in required.items())
     raise InputError(
         f"the cache {root} has nothing extracted for {what}{f' with {options}' if options else ''}",
         f"run reservoir extract {quote(name)} first",
     )
 
 
+def _required_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that an entry must have to be the one that these flags of the model and the data name."""
+    settings = {
+        flag: value
+        for flag, value in flags.items()
+        if value not in (None, "auto") and flag != "labels"  # the content of the labels is compared
+    }
+    # Entries record a folder of weights and the short name of a backbone by their full names.
+    if "init" in settings and Path(settings["init"]).is_dir():
+        settings |= {"backbone": str(Path(settings["init"]).resolve()), "init": "pretrained"}
+    elif "backbone" in settings:
+        settings["backbone"] = full_name(settings["backbone"])
+    return settings
+
+
 def _refuse_lost(file: str, root: Path) -> NoReturn:
     """Refuse the path of a file that is gone; name the features that were extracted from it, if there are any."""
-    path, remedy = str(Path(file).resolve()), "give the path of your data"
-    if entry := last_entry(
-        root, own_name(file), lambda entry: entry.made_with.get("call", {}).get("task") == path
-    ):
+    path = str(Path(file).resolve())
+
+    def is_of_file(entry: Entry) -> bool:
+        return entry.made_with.get("call", {}).get("task") == path
+
+    remedy = "give the path of your data"
+    if entry := last_entry(root, own_name(file), is_of_file):
         remedy += f", or run reservoir fit {entry.key[:12]} to use the features extracted from it"
     raise InputError(f"{file}: no such file", remedy)
 
@@ -214,7 +230,7 @@ def _holds(entry: Entry, reading: Prepared | InputError, limit: int | None) -> b
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
-    settings = entry.made_with.get("call", {}).get("settings")
-    return without_where(
-        {**(settings if isinstance(settings, dict) else {}), **entry.made_with.get("reservoir", {})}
-    )
+    """Return the options that an entry records, without those that name places."""
+    options = entry.made_with.get("call", {}).get("settings")
+    of_call = options if isinstance(options, dict) else {}
+    return without_where(of_call | entry.made_with.get("reservoir", {}))

@@ -15,9 +15,8 @@ from reservoir.option_fields import as_group
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
 from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
-from reservoir.tasks import TASKS, task_named
+from reservoir.tasks import TASKS, task_named, variant_of
 from reservoir.tasks.task import Scaling, Task, Tokens
-from reservoir.tasks.variants import variant_of
 from reservoir_pipelines import Prepared, prepare
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.files import cache_root, data_folder, writing

@@ -79,17 +79,18 @@ def prepare(
     # its folder is as good.
     with new_folder(final, keep_existing=True) as unfinished:
         write_prepared(source, contents, unfinished, cluster)
-        after = source_contents(source_files, Path(task), settings)
-        changed = [file["name"] for file, same in zip(contents, after, strict=True) if file != same]
-        if changed:
+        contents_now = source_contents(source_files, Path(task), settings)
+        changed_files = [file["name"] for file in contents if file not in contents_now]
+        if changed_files:
             raise InputError(
-                f"task {source.task.name!r}: the file {changed[0]} changed while it was read",
+                f"task {source.task.name!r}: the file {changed_files[0]} changed while it was read",
                 "run the command again when it is complete",
             )
     return Prepared.open(final, reused=False)
 
 
 def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
+    """Return whether files of sounds are for a model that was pretrained on samples of sounds."""
     if not any(file.suffix.lower() in FILES["sounds"] for file in files):
         return False
     from reservoir.reservoir import reads_samples  # imports torch, which other data do not need
@@ -99,9 +100,8 @@ def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
 
 def settings_folder(source: Source, cache: Path | None = None) -> Path:
     """Return the folder of a task and its parameters, with a subfolder per state of its files."""
-    name = (
-        source.name if isinstance(source, OwnData) else source.task.name
-    )  # the task of own data reads its rows
+    # The name of own data is known before its rows are read, which its task needs.
+    name = source.name if isinstance(source, OwnData) else source.task.name
     digest = short_hash({"version": VERSION, **source.settings()})
     return path_below(cache_root(cache), "prepared", f"{name}-{digest}")
 
@@ -124,26 +124,26 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
     ``settings`` remembers the checksums.
     """
     remembered = dict[str, Any]()
-    settled = dict[str, Any]()
-    contents = list[dict[str, Any]]()
     with suppress(OSError, ValueError):
         remembered = read_checked(settings / MEMO)
+    checksums_to_remember = dict[str, Any]()
+    contents = list[dict[str, Any]]()
     for file in _regular_files(files):
-        name = str(file.absolute())
-        now = stamp(file)
-        read = time.time_ns()
-        line = remembered.get(name)
-        if line is None or line["stamp"] != now:
-            line = {"stamp": now, "sha256": file_digest(file), "read": read}
+        path = str(file.absolute())
+        current_stamp = stamp(file)
+        checksum = remembered.get(path)
+        if checksum is None or checksum["stamp"] != current_stamp:
+            time_before = time.time_ns()
+            checksum = {"stamp": current_stamp, "sha256": file_digest(file), "read": time_before}
         # A file that was changed just before it was read may change again with the same times.
-        if line["stamp"][-1] + UNSETTLED < line["read"]:
-            settled[name] = line
-        title = os.fspath(file.relative_to(task)) if task in file.parents else file.name
-        contents.append({"name": title, "size": line["stamp"][0], "sha256": line["sha256"]})
-    if not settled.items() <= remembered.items():
+        if checksum["stamp"][-1] + UNSETTLED < checksum["read"]:
+            checksums_to_remember[path] = checksum
+        name = os.fspath(file.relative_to(task)) if task in file.parents else file.name
+        contents.append({"name": name, "size": checksum["stamp"][0], "sha256": checksum["sha256"]})
+    if not checksums_to_remember.items() <= remembered.items():
         with suppress(OSError):  # the cache may be read-only; then the files are read again next time
             settings.mkdir(parents=True, exist_ok=True)
-            write_checked(settings / MEMO, settled)
+            write_checked(settings / MEMO, checksums_to_remember)
     return contents
 
 
@@ -165,19 +165,21 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
     symbols"), ``splits`` the rows of each split or None, and ``data`` "generated", "here", "prepared"
     or "missing".
     """
-    folder, table = data_folder(data), []
+    folder = data_folder(data)
+    table = []
     for name in TASKS:
         source = open_source(name, data=folder)
-        task, earlier = source.task, latest(settings_folder(source, cache), verify=False)
-        rows, remedy = earlier.rows if earlier else None, ""
+        task = source.task
+        earlier = latest(settings_folder(source, cache), verify=False)
+        rows = earlier.rows if earlier else None
+        remedy = ""
         try:
             status = "here" if source.files() else "generated"
         except InputError as error:
             status = "prepared" if rows else "missing"
             if not rows:
-                remedy = (
-                    f"{error}; or reservoir prepare {name} --download" if name in DOWNLOADS else str(error)
-                )
+                download_command = f"; or reservoir prepare {name} --download"
+                remedy = f"{error}{download_command if name in DOWNLOADS else ''}"
         if rows is None and status == "generated" and "train_rows" in task.parameters:
             rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
         form = task.form

@@ -22,9 +22,9 @@ from reservoir.options import (
 from reservoir.plan import BATCH_TOKENS
 from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
+from reservoir.tasks import Variant
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
-from reservoir.tasks.variants import Variant
 from reservoir.training.groups import trained_layer
 from reservoir.training.rows import (
     Rows,

@@ -12,9 +12,8 @@ from reservoir_cache import path_below
 from reservoir.errors import InputError
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir.plan import is_native, resolve_model
-from reservoir.tasks import TASKS, source_of, task_named
+from reservoir.tasks import TASKS, source_of, task_named, variant_of
 from reservoir.tasks.task import holds_samples
-from reservoir.tasks.variants import variant_of
 from reservoir.training.groups import frozen_unchanged, set_dropout
 from reservoir.training.steps import DEFAULT_STEPS, FPTSteps, default_rate
 from reservoir.training.trainer import DivergedError, Processes, processes

@@ -1,0 +1,112 @@
+"""Memory and processor time for loading a model, by the number of blocks that are kept.
+
+    python benchmarks/loading.py                    # stories15M-sized and larger random Llamas, stored in bfloat16
+    python benchmarks/loading.py --folders DIR ...  # models of your own
+
+Each model is loaded in a process of its own, with a random input layer, as `extract` does. "Kept" is what the blocks
+and the final norm take in the precision that they have afterwards. "Own memory" is the peak of the process's private
+memory above that before, without the pages of the file that the system may drop; the goal is 1.15 times what is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CHILD = """
+import sys, threading, time
+import transformers
+from transformers import LlamaModel
+from reservoir.reservoir import Reservoir, load_model
+from reservoir.tasks.task import Task, Vectors
+folder, depth, compute = sys.argv[1], int(sys.argv[2]) or None, sys.argv[3]
+
+def own_memory():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(status["RssAnon"].split()[0]) * 1024
+
+before = peak = own_memory()
+is_loading = True
+
+def watch():
+    global peak
+    while is_loading:
+        peak = max(peak, own_memory())
+        time.sleep(0.002)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+started = time.process_time()
+task = Task(name="loading", form=Vectors(4), max_tokens=16, classes=2)
+model = load_model(task, Reservoir(backbone=folder, init="pretrained", depth=depth), "cpu", compute)
+seconds = time.process_time() - started
+is_loading = False
+watcher.join()
+kept = sum(tensor.numel() * tensor.element_size() for tensor in model.fpt.backbone.parameters())
+print(kept, peak - before, seconds)
+"""
+
+# Width, blocks, and the largest part of a file.
+SHAPES = {"135M": (576, 30, "1GB"), "400M in four files": (1024, 24, "230MB")}
+
+
+def write_llama(folder: Path, width: int, depth: int, part: str) -> None:
+    """Write a random Llama in bfloat16."""
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=4 * width if width > 1000 else 1536,
+        num_hidden_layers=depth,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 192 if width % 192 == 0 else 4,
+        vocab_size=32_000 if width > 1000 else 49_152,
+    )
+    torch.manual_seed(0)
+    LlamaModel(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size=part)
+
+
+def measure(name: str, folder: Path) -> None:
+    """Print a row of the table for each depth and precision."""
+    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    for depth in (0, 1):
+        for compute in ("bfloat16", "float32"):
+            command = [sys.executable, "-c", CHILD, str(folder), str(depth), compute]
+            output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+            kept, peak, seconds = map(float, output.split())
+            cells = (
+                name,
+                "all" if depth == 0 else str(depth),
+                compute,
+                f"{stored / 1e6:,.0f}",
+                f"{kept / 1e6:,.0f}",
+                f"{peak / 1e6:,.0f}",
+                f"{seconds:.1f}",
+            )
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folders", type=Path, nargs="+", default=[], help="folders of models")
+    arguments = parser.parse_args()
+    print("| model | blocks | computed in | file, MB | kept, MB | own memory, MB | processor seconds |")
+    print("|---|--:|---|--:|--:|--:|--:|")
+    for folder in arguments.folders:
+        measure(folder.name, folder)
+    if not arguments.folders:
+        for name, shape in SHAPES.items():
+            with tempfile.TemporaryDirectory() as folder:
+                write_llama(Path(folder), *shape)
+                measure(name, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

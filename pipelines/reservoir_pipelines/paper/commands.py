@@ -1,0 +1,122 @@
+"""The command ``reproduce``: the question before it runs, the plan of a dry run, and the tables that it prints."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reservoir import options as opt
+from reservoir.errors import InputError
+from reservoir.option_fields import as_group
+from reservoir_pipelines import reproduce as reproduce_tables
+from reservoir_pipelines.command import Answer
+from reservoir_pipelines.output import notify, size_text, time_text
+from reservoir_pipelines.tables import ResultTable, numbers, record_facts, record_table, texts
+
+if TYPE_CHECKING:
+    pass
+
+
+def reproduce(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."
+        ),
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="Every table and figure.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the cells and their cost; run nothing.")
+    ] = False,
+    *,
+    options: dict[str, Any],
+) -> Answer:
+    """Reproduce tables of Lu et al. 2021, next to the published numbers.
+
+    A recipe describes a table, whose numbers come from runs called cells. Finished cells are not run
+    again.
+    """
+    from reservoir_pipelines.paper.recipe import recipe_names
+
+    if all == bool(tables):
+        raise InputError(
+            "reproduce: give names of tables or recipe files, or only --all",
+            f"tables: {', '.join(recipe_names())}",
+        )
+    if dry_run:
+        return _planned_answer(tables or [], options)
+    confirm = _confirm if options.get("scale") in ("day", "full", "paper") else None
+    result = reproduce_tables(tables or [], confirm=confirm, **options)
+    if result.failed:
+        notify(f"{len(result.failed)} cells failed; the same command tries them again")
+    values = vars(result) | {"failed": len(result.failed), "page": f"reservoir report {result.folder}"}
+    facts = record_facts(values, "ran", "reused", "failed", "seconds", "folder", "page")
+    return Answer(result, [*(part for table in result.tables for part in _tables_of(table)), facts])
+
+
+def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
+    """Print the estimated cost, and ask on a terminal whether to run."""
+    from reservoir_pipelines.paper.stages import estimate
+
+    estimate(cells, places)
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    return typer.confirm("Continue?", err=True) if cells and can_ask else True
+
+
+def _planned_answer(tables: list[str], options: dict[str, Any]) -> Answer:
+    """Return the cells that would run, with their time and disk space if a trial measured them."""
+    from reservoir_pipelines.paper.reproduce import planned
+    from reservoir_pipelines.paper.stages import estimate
+
+    _, cells, folder, places = planned(
+        tables,
+        as_group(options, opt.ReproduceOptions),
+        as_group(options, opt.TaskOptions),
+        as_group(options, opt.PlaceOptions),
+    )
+    costs = estimate(folder.unfinished(cells), places)
+    rows = []
+    for cell in cells:
+        if cost := costs.get(cell.key):
+            state = "cannot run here" if cost.reason else "to run"
+            seconds, size = cost.seconds, cost.bytes
+        else:
+            state, result = "finished", folder.result(cell.key) or {}
+            seconds, size = result.get("seconds", 0), result.get("bytes", 0)
+        rows.append(
+            {
+                "key": cell.key,
+                "cell": cell.title,
+                "state": state,
+                "time": time_text(seconds) if seconds else "not estimated",
+                "disk": size_text(int(size)),
+            }
+        )
+    return Answer(rows, [record_table(rows, "key", "cell", "state", "time", "disk")])
+
+
+def _tables_of(table: dict[str, Any]) -> list[ResultTable]:
+    """Return a table with the numbers of the paper in brackets, and the reasons why numbers are missing."""
+    from reservoir_pipelines.paper.page import table_part
+
+    rows = []
+    for row in table_part(table, {})["rows"]:
+        pairs = [(spot["ours"], spot["paper"]) if spot else ("", "") for spot in row["spots"]]
+        rows.append((row["name"], *(f"{ours} ({paper})" if paper else ours for ours, paper in pairs)))
+    reasons = dict.fromkeys(
+        (row["name"], spot["reason"])
+        for row in table["rows"]
+        for spot in row["spots"]
+        if spot and spot["reason"]
+    )
+    unit = f"; {table['unit']}" if table["unit"] else ""
+    title = f"{table['name']} ({table['scale']}): {table['title']}{unit} (numbers of the paper in brackets)"
+    claims = [(claim["says"], claim["verdict"], claim["numbers"]) for claim in table["claims"]]
+    tables = [
+        ResultTable((*texts(""), *numbers(*table["columns"])), rows, title),
+        ResultTable(texts("claim", "here", "numbers"), claims),
+        ResultTable(texts("missing", "why"), [*reasons]),
+    ]
+    return [shown for shown in tables if shown.rows]
