@@ -55,6 +55,11 @@ class Task:
         """Whether each token has its own label; the parameter says so in the form of the flag, ``"token"``."""
         return self.parameters.get("each") == "token"
 
+    @property
+    def unlabelled(self) -> bool:
+        """Whether the rows have no labels, so that only features can be made of them."""
+        return bool(self.parameters.get("unlabelled"))
+
     def label(self, index: int) -> str | int:
         """Return the name of a class, or its number if it has no name."""
         return self.labels[index] if self.labels else int(index)

@@ -501,7 +501,6 @@ def test_csv_with_a_column_per_value(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "no column is called label"),
         ("y,a\n", "no rows"),
         ("", "no rows"),
         ("y,a,b\n1,2,3\n1,2,3,4\n", "line 3: 4 cells under 3"),

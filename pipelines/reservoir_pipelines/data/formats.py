@@ -80,17 +80,14 @@ FORMATS = (
 def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of a file, a folder or a dataset of the hub, in the format that it has.
 
-    Every stage opens data here. New rows of a fitted ``task`` (for `predict`) may lack labels.
+    Every stage opens data here. Rows may lack labels: features of all rows can be extracted, and new rows of a
+    fitted ``task`` need none.
     """
     if options.labels:
         options = replace(options, labels=str(labels_path(Path(origin), options.labels)))
     for candidate in FORMATS:
         if candidate.reads(origin, options, task):
             rows = candidate.read(origin, options, task)
-            if task is None and rows.y is None:
-                raise InputError(
-                    f"{origin}: no array 'y'", "call the sequences x and the labels y, not X or Y"
-                )
             labels_tokens = None if task is None else task.each
             return prepare_recordings(origin, rows, options, labels_tokens=labels_tokens)
     path = Path(origin)

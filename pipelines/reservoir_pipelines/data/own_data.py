@@ -19,7 +19,7 @@ from reservoir.tasks.words import UNKNOWN, are_words, shown
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import PREFIX, is_hub
-from reservoir_pipelines.data.labels import Labels, encode_labels, split_rows
+from reservoir_pipelines.data.labels import WHERE, Labels, encode_labels, no_labels, split_rows
 from reservoir_pipelines.data.rows import OF_RECORDINGS, OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
 from reservoir_pipelines.data.table import is_pattern
 from reservoir_pipelines.data.values import (
@@ -116,6 +116,8 @@ class OwnData(Source):
         """Return the given options and the choices of the rules, with which `predict` reads new rows."""
         parameters = {} if self._labels_per_row is None else {"each": "token"}
         parameters |= {**self._rows.parameters, **self.options.explicit}
+        if self._rows.y is None:
+            parameters["unlabelled"] = True
         if self.options.labels:  # paths are not part of the cache key
             parameters["labels"] = Path(self.options.labels).name
         if self._are_symbols:
@@ -192,6 +194,7 @@ class OwnData(Source):
         size = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
         tokens = {"letters": "letters", "images": "patches"}.get(rows.holds, "tokens")
         labels = f"{self.task.classes:,} classes" if self.task.classes else "targets of a regression"
+        labels = "no labels" if rows.y is None else labels
         roles = "".join(f", --{flag} {column}" for flag, column in rows.roles.items())
         return f"{self.name}: {len(rows):,} rows of {size} {tokens}, with {labels}{roles}"
 
@@ -200,6 +203,8 @@ class OwnData(Source):
         lines = [*self._rows.notes, *self._labels.notes]
         if self.task.each and "each" not in self._rows.parameters:
             lines.append("y is as long as x, so it labels every token")
+        if self._rows.y is None:
+            lines.append(f"the rows have no labels, which fit and train need; {WHERE}")
         if self._rows.groups is not None:
             lines.append(f"{len(np.unique(self._rows.groups)):,} groups, each in one split")
         return [f"{self.name}: {line}" for line in [*lines, *self._notes_on_sequences()]]
@@ -275,14 +280,12 @@ class OwnData(Source):
         """Number of labels of each row, if every token has one."""
         return self._lengths if self._rows.labels_tokens else None
 
-    @property
-    def _y(self) -> np.ndarray:
-        assert self._rows.y is not None  # `open_rows` refuses data without labels
-        return self._rows.y
-
     @cached_property
     def _labels(self) -> Labels:
-        return encode_labels(self.origin, self._y, self.options, self._labels_per_row, self._rows.label)
+        rows = self._rows
+        if rows.y is None:
+            return no_labels(len(rows))
+        return encode_labels(self.origin, rows.y, self.options, self._labels_per_row, rows.label)
 
     @cached_property
     def _split(self) -> np.ndarray:

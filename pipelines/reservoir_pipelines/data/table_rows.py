@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,13 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
 from reservoir_pipelines.data.media import check_inside, media_rows, table_parts
-from reservoir_pipelines.data.roles import refuse_counters, roles_by_cells, roles_by_name
+from reservoir_pipelines.data.roles import (
+    likely_label,
+    no_label_among,
+    refuse_counters,
+    roles_by_cells,
+    roles_by_name,
+)
 from reservoir_pipelines.data.rows import BadRows, Rows, TextCodes, padded, text_rows
 from reservoir_pipelines.data.table import SUFFIXES, Table, read_parts, read_table
 from reservoir_pipelines.data.table_forms import (
@@ -49,6 +56,11 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     table = read_parts(path, parts) if parts else read_table(path, text, options.decimal)
     table.bad.skip = options.skip_bad_rows
     rows = rows_of_table(table, options, fitted)
+    if parts and Path(origin).is_dir() and task is None and rows.y is None:
+        raise InputError(
+            f"{origin}: Parquet files without a column of labels are recordings, or parts of a table",
+            f"give {quote(str(path))} for the parts of a table, or --labels for recordings",
+        )
     if isinstance(rows.x, TextCodes) and names_files(path.parent, rows.x.texts):
         rows = _rows_of_files(table, rows, rows.x.texts, options, task)
     notes = (f"a table in {len(parts):,} parts, {parts[0].name} first",) if parts else ()
@@ -136,6 +148,12 @@ def _note_roles(reading: TableArrays) -> None:
     roles, options = reading.roles, reading.options
     for name in roles.left_out:
         reading.notes.append(f"the column {name!r} is left out because it has no name")
+    if not reading.new and not roles.labels:
+        candidates = roles.values or tuple(reading.table.names)
+        label = likely_label(reading.table, candidates)
+        reading.notes.append(
+            f"{no_label_among(reading.table)}; pass --label NAME, such as --label {quote(label)}"
+        )
     if not reading.new and not options.label and len(roles.labels) == 1:
         (label,) = roles.labels
         if label not in NEEDS_NO_FLAG["labels"]:

@@ -11,6 +11,7 @@ from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.reservoir import choose_device
 from reservoir.tasks import source_of
+from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
@@ -82,6 +83,7 @@ def _create(folder: Path) -> Path:
 def _open(features: Features | Sequence[Features] | Pool) -> Pool:
     """Open the entries; refuse those whose test rows choose readouts, and say if weights have changed since."""
     pool = Pool.of(features)
+    require_labels(pool.task, "fit")
     if obstacle := source_of(pool.task).no_selection:
         problem = f"{pool.task.name}: {obstacle.reason}, which choose readouts"
         raise InputError(problem, f"{obstacle.remedy}, and extract it again")

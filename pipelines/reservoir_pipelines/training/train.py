@@ -17,6 +17,7 @@ from reservoir.tasks.task import holds_samples
 from reservoir.training.groups import frozen_unchanged, set_dropout
 from reservoir.training.steps import DEFAULT_STEPS, FPTSteps, default_rate
 from reservoir.training.trainer import DivergedError, Processes, processes
+from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.files import cache_root, write_checked
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
@@ -90,6 +91,7 @@ def _load_job(
     # 1. The data.
     with ranks.first_alone():
         prepared = prepare(task, source, cache=place.cache, model=reservoir)
+    require_labels(prepared.task, "train")
     if ranks.first:
         notify(*prepared.notes_for(native=settings.input == "native"))
     generator = source_of(prepared.task)
