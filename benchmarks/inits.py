@@ -19,7 +19,8 @@ from pathlib import Path
 
 from reservoir_pipelines import fit
 
-from reservoir.readouts.evaluation import Evaluation, p_value_of_difference
+from reservoir.readouts.evaluation import Evaluation
+from reservoir.readouts.paired import p_value_of_difference
 
 WEIGHTS = ("pretrained", "statistics", "random")
 

@@ -27,7 +27,7 @@ import numpy as np
 from reservoir_pipelines import extract, fit
 from symbols import LETTERS, motif
 
-from reservoir.readouts.evaluation import p_value_of_difference
+from reservoir.readouts.paired import p_value_of_difference
 
 WORDS = 20
 TASKS: dict[str, dict[str, Any]] = {

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 CHILD = """
 import sys, threading, time
@@ -67,7 +68,8 @@ def write_llama(folder: Path, width: int, depth: int, part: str) -> None:
         vocab_size=32_000 if width > 1000 else 49_152,
     )
     torch.manual_seed(0)
-    LlamaModel(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size=part)
+    model: Any = LlamaModel(config)
+    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size=part)
 
 
 def measure(name: str, folder: Path) -> None:

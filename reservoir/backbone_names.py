@@ -18,6 +18,7 @@ _LISTED = {
 }
 
 DEFAULT_BACKBONE = "mini"  # its weights come with this package
+KERNELS = "kernels"  # random kernels without blocks, the default for series
 
 KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     name: (entry["family"], entry.get("settings", {})) for name, entry in _LISTED.items()

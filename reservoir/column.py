@@ -67,6 +67,7 @@ class Baseline:
 
 
 RAW = Baseline("raw")
+ROLLING = Baseline("rolling statistics")
 
 Columns: TypeAlias = tuple[Column | Baseline, ...]
 """Columns side by side, whose widths add up."""

@@ -26,11 +26,10 @@ LENGTH_STEPS = 16
 
 def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Column, tuple[int, int]]:
     """Return the tokens and the width of one row of each column, at the hidden ``width`` of a model."""
-    if task.each:
-        return dict.fromkeys(columns, (task.readout_tokens, width))
+    # If each token has a label, a row keeps as many tokens as labels.
+    most = task.readout_tokens if task.each else task.max_tokens
     return {
-        column: find_pooling(column.pooling).shape(width, task.max_tokens, task.readout_tokens)
-        for column in columns
+        column: find_pooling(column.pooling).shape(width, most, task.readout_tokens) for column in columns
     }
 
 
@@ -140,7 +139,9 @@ def launch(
         rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
         places = None if batch.places is None else put(batch.places)
         if batch.stored is not None:
-            x = _cut(model, x, put(batch.stored))[:, : batch.tokens].contiguous()
+            x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
+            # The responses of a convolution lie in memory channel by channel, as poolings read them.
+            x = x if model.convolution else x.contiguous()
         for column, pooled in model.fpt.features(x, lengths, columns).items():
             values = pooled if places is None else _at(places, pooled)
             tokens = values.shape[1]
@@ -193,8 +194,10 @@ def model_batches(
     """Yield the rows of each batch and the length in tokens to which they are padded."""
     # Texts count with a typical length, other rows with the greatest.
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
-    padded = padded_lengths(lengths)
-    for rows in token_batches(lengths, padded, most_tokens, kind(model.device)):
+    can_pad = model.fpt.backbone.can_pad
+    padded = padded_lengths(lengths) if can_pad else lengths
+    max_padding = MAX_PADDING[kind(model.device)] if can_pad else None
+    for rows in token_batches(lengths, padded, most_tokens, max_padding):
         yield rows, int(padded[rows[-1]])
 
 
@@ -206,9 +209,15 @@ def padded_lengths(lengths: np.ndarray) -> np.ndarray:
 
 
 def token_batches(
-    lengths: np.ndarray, padded: np.ndarray, most_tokens: int, device: str = "cpu"
+    lengths: np.ndarray,
+    padded: np.ndarray,
+    most_tokens: int,
+    max_padding: float | None = MAX_PADDING["cpu"],
 ) -> Iterator[np.ndarray]:
-    """Yield the row numbers of batches with a limited number of tokens: similar lengths together, ties in row order."""
+    """Yield the row numbers of batches with a limited number of tokens: similar lengths together, ties in row order.
+
+    ``max_padding`` is the largest share of padding, None if all rows of a batch must have the same length.
+    """
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
@@ -216,7 +225,10 @@ def token_batches(
         following = order[start : start + most_tokens]
         tokens = padded[following].astype(np.int64) * np.arange(1, len(following) + 1)
         padding = 1 - np.cumsum(lengths[following]) / tokens
-        little_padding = (padding <= MAX_PADDING[device]) | (tokens <= most_tokens / 64)
+        if max_padding is None:
+            little_padding = lengths[following] == lengths[following[0]]
+        else:
+            little_padding = (padding <= max_padding) | (tokens <= most_tokens / 64)
         # The batch is the largest that fits, and has at least one row.
         fits = np.flatnonzero((tokens <= most_tokens) & little_padding)
         rows = 1 + int(fits[-1] if len(fits) else 0)
@@ -264,8 +276,8 @@ def _cuts_windows(model: LoadedModel) -> bool:
 
 
 def _cut(model: LoadedModel, x: Tensor, lengths: Tensor) -> Tensor:
-    """Return the windows of stored sequences, (rows, windows, values), independent of the other rows."""
+    """Return the tokens of stored sequences, (rows, windows, values), independent of the other rows."""
     if len(x) > 1:
-        return model.windows.torch(x, lengths)[0]
+        return model.tokens(x, lengths)[0]
     # torch sums a single long row in several threads, and in another order than among other rows.
-    return model.windows.torch(x.repeat(2, *[1] * (x.ndim - 1)), lengths.repeat(2))[0][:1]
+    return model.tokens(x.repeat(2, *[1] * (x.ndim - 1)), lengths.repeat(2))[0][:1]

@@ -10,7 +10,8 @@ from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.native import NativeInput
-from reservoir.inputs.random_input import GAIN, InputLayer
+from reservoir.inputs.random_input import InputLayer, NoInputLayer
+from reservoir.options import GAIN
 from reservoir.pooling import Last, find_pooling
 from reservoir.random import generator
 from reservoir.tasks.task import Task
@@ -27,7 +28,7 @@ class FPT(nn.Module):
         self,
         task: Task,
         backbone: Backbone,
-        inputs: InputLayer | NativeInput,
+        inputs: InputLayer | NoInputLayer | NativeInput,
         seed: int = 0,
         output_init: str = "orthogonal",
     ) -> None:

@@ -31,6 +31,8 @@ from reservoir.option_fields import (
 from reservoir.pooling import pooling_help
 
 BY_DATA = "depends on the data; extract --dry-run prints it"
+GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
+KERNEL_GAIN = 6.0  # of kernels: makes the learned positions small compared with the values
 
 
 def own_parameters(parameters: Mapping[str, Any]) -> str | None:
@@ -162,8 +164,8 @@ class ShapeOptions(Options, panel="Model"):
 
     backbone: str | None = option(
         None,
-        "Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.",
-        shown="mini",
+        "Frozen model: kernels (no transformer), mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.",
+        shown="kernels for your own series, else mini",
     )
     seed: int = option(0, "Seed of random weights, the input layer and the order of rows.", seed_number)
 
@@ -204,7 +206,7 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         one_of("cut", "windows"),
     )
     gain: float | None = option(
-        None, "Scale of the input layer.", positive, shown="6 for kernels, else 1.41"
+        None, "Scale of the input layer.", positive, shown=f"{KERNEL_GAIN:g} for kernels, else {GAIN}"
     )
     patch: int | None = option(None, "Values per token (window length).", at_least(1), shown=BY_DATA)
     stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown=BY_DATA)

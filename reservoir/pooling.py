@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reservoir.hidden_states import HiddenStates
 
 MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
+MAX_WINDOWS_AROUND = 10  # the widest has 177,147 tokens
 
 
 @dataclass(frozen=True)
@@ -314,9 +315,38 @@ class AllTokens(Pooling):
         return states.filled_copy(0.0)
 
 
+class Around(Pooling):
+    """For each token and channel, the root of the deviation in each of K windows around the token, side by side.
+
+    The windows have 9, 27, 81 ... tokens, and are cut off at the ends of the sequence. The root makes the
+    values of quiet and of loud stretches differ by similar amounts, as a linear readout needs it.
+    """
+
+    pattern = "aroundK"
+    note = "of K windows around each token"
+    per_token = True
+
+    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        if self.number > MAX_WINDOWS_AROUND:
+            raise InputError(
+                f"pooling {self.name}: at most {MAX_WINDOWS_AROUND} windows around a token",
+                f"use around{MAX_WINDOWS_AROUND}, whose widest has {9 * 3 ** (MAX_WINDOWS_AROUND - 1):,} tokens",
+            )
+        return max_tokens, width * self.number
+
+    def of(self, states: HiddenStates) -> Tensor:
+        import torch
+
+        from reservoir.centred_windows import CentredWindows, window_widths
+
+        windows = CentredWindows(states.filled(0.0), states.lengths)
+        deviations = [windows.deviation(width).float() for width in window_widths(self.number)]
+        return states.zero_at_padding(torch.cat(deviations, dim=2).sqrt())
+
+
 _KINDS: tuple[type[Pooling], ...] = (
     *(Last, Mean, Words, Std, Min, Max, First, ClassToken),
-    *(Segments, Quantiles, Shares, Grid, TokensSideBySide, AllTokens),
+    *(Segments, Quantiles, Shares, Grid, TokensSideBySide, AllTokens, Around),
 )
 
 POOLINGS = {kind.pattern: kind for kind in _KINDS}

@@ -1,14 +1,17 @@
 """The raw input as features of a baseline, and stored sequences as the values that a model reads."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import one_hot
 
 from reservoir.hidden_states import HiddenStates
 from reservoir.pooling import find_pooling
 from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir.tasks.windows import Windows
 from reservoir.tasks.words import are_words, to_symbols
 
 MAX_VALUES = 2**22  # values, such as one-hot letters, that are computed at a time
@@ -57,6 +60,31 @@ def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np
     x = read_values(task, scaling, x, lengths)[:, : lengths.max()]
     values, counts = torch.from_numpy(np.asarray(x)), torch.from_numpy(lengths.astype(np.int64))
     if task.each:
-        missing = task.readout_tokens - x.shape[1]
-        return pad(raw.values(values, counts), (0, 0, 0, missing)).numpy()
+        return with_tokens(raw.values(values, counts).numpy(), task.readout_tokens)
     return raw(values, counts)[0].numpy()
+
+
+@dataclass(frozen=True)
+class RawWindows:
+    """The raw input of each token and of its neighbours, for labels of every token."""
+
+    task: Task
+    scaling: Scaling | None
+    windows: Windows
+
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the values in the window around each token of stored sequences, (rows, tokens, width)."""
+        values = raw_features(self.task, self.scaling, x, lengths)
+        return self.windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))[0]
+
+
+def with_tokens(features: np.ndarray, tokens: int) -> np.ndarray:
+    """Return features with a number of tokens, (rows, tokens, width), for labels of every token.
+
+    Those of tokens are cut off, or followed by zeros; those of whole rows (rows, width) are repeated.
+    """
+    if features.ndim == 2:
+        return np.repeat(features[:, None], tokens, axis=1)
+    features = features[:, :tokens]
+    missing = tokens - features.shape[1]
+    return np.pad(features, ((0, 0), (0, missing), (0, 0))) if missing else features

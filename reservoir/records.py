@@ -22,28 +22,39 @@ def from_json(kind: type[R], values: Mapping[str, Any]) -> R:
 
 def fits(value: Any, hint: Any) -> bool:
     """Return whether a JSON value has an annotated type; numbers are finite, and integers fit in 64 bits."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(fits(value, kind) for kind in inner)
-    if origin in (list, tuple):
-        sized = value if isinstance(value, list | tuple) else None
-        kinds = inner[:1] * len(sized or ()) if origin is list or inner[-1] is ... else inner
-        return sized is not None and len(kinds) == len(sized) and all(map(fits, sized, kinds))
-    if origin in (dict, Mapping):
-        return isinstance(value, dict) and all(fits(item, inner[1]) for item in value.values())
+    origin = get_origin(hint)
+    if origin is not None:
+        return _fits_alternatives_or_items(value, origin, get_args(hint))
     if hint is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max  # not NaN either
-    return hint is Any or (type(value) is hint and (hint is not int or abs(value) < 2**63))
+    if hint is int:
+        return type(value) is int and abs(value) < 2**63
+    return hint is Any or type(value) is hint
+
+
+def _fits_alternatives_or_items(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+    """Return whether a value has one of the ``inner`` types of a union, or its items those of a collection."""
+    if origin in (Union, UnionType):
+        return any(fits(value, alternative) for alternative in inner)
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(fits(item, inner[1]) for item in value.values())
+    if origin not in (list, tuple) or not isinstance(value, list | tuple):
+        return False
+    is_of_any_length = origin is list or inner[-1] is ...  # list[T] or tuple[T, ...]
+    hints = inner[:1] * len(value) if is_of_any_length else inner
+    return len(hints) == len(value) and all(map(fits, value, hints))
 
 
 def check_arrays(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise `ValueError` unless arrays or tensors have these names and shapes, and are finite floats."""
-    different = arrays.keys() ^ shapes.keys()
-    if different:
-        raise ValueError(f"{min(different)} is {'missing' if min(different) in shapes else 'not expected'}")
+    unmatched = sorted(arrays.keys() ^ shapes.keys())
+    if unmatched:
+        name = unmatched[0]
+        raise ValueError(f"{name} is {'missing' if name in shapes else 'not expected'}")
     for name, array in arrays.items():
-        kind, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
-        if shape != shapes[name] or kind not in ("float32", "float64"):
-            raise ValueError(f"{name} is {kind} of the shape {shape}, not float32 of {shapes[name]}")
+        dtype = str(array.dtype).removeprefix("torch.")
+        shape = tuple(array.shape)
+        if shape != shapes[name] or dtype not in ("float32", "float64"):
+            raise ValueError(f"{name} is {dtype} of the shape {shape}, not float32 of {shapes[name]}")
         if not np.isfinite(np.asarray(array)).all():
             raise ValueError(f"{name} holds NaN or infinity")

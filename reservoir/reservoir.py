@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
+from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native
-from reservoir.inputs.random_input import GAIN, draw_input
-from reservoir.options import ReservoirOptions
+from reservoir.inputs.random_input import NoInputLayer, draw_input
+from reservoir.options import GAIN, ReservoirOptions
 from reservoir.processor import faster_precision
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
@@ -113,6 +115,12 @@ class LoadedModel:
     compute: str
     reader: Reader | None = None
     input_digests: Mapping[str, str] = field(default_factory=dict)
+    # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
+    convolution: KernelConvolution | None = None
+
+    def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
+        return (self.convolution or self.windows.torch)(x, lengths)
 
 
 def load_model(
@@ -130,6 +138,7 @@ def load_model(
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
+    convolution: KernelConvolution | None = None
     if settings.input == "native":
         native = open_native(
             seen, settings.backbone, settings.init, settings.depth, own_precision=own_precision
@@ -141,9 +150,13 @@ def load_model(
         backbone = load_backbone(
             settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
         )
-        inputs = draw_input(
-            settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
-        )
+        if settings.input == "kernels" and not backbone.depth and not windows.plain:
+            convolution = _convolution(task, settings, windows, backbone.width).to(place)
+            inputs = NoInputLayer()
+        else:
+            inputs = draw_input(
+                settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
+            )
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
@@ -159,7 +172,14 @@ def load_model(
         input_digests=input_digests,
         # Recurrent backbones stay in float32.
         compute=str(backbone.compute).removeprefix("torch."),
+        convolution=convolution,
     )
+
+
+def _convolution(task: Task, settings: Reservoir, windows: Windows, width: int) -> KernelConvolution:
+    """Return the random kernels that read the rows of a task."""
+    channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+    return KernelConvolution(windows, channels, width, settings.seed, settings.gain)
 
 
 def choose_device(name: str) -> torch.device:

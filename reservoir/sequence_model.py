@@ -28,12 +28,12 @@ class Branch(nn.Module):
         self.fpt = model.fpt
         self.fpt.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         self.shapes = column_shapes(self.fpt.task, self.fpt.backbone.width, columns)
-        self.windows = model.windows
+        self.windows, self.convolution = model.windows, model.convolution
         self.reader = model.reader
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return the samples (samples, width) of each column, from scaled sequences and their lengths."""
-        x, lengths = self.windows.torch(x, lengths)
+        x, lengths = (self.convolution or self.windows.torch)(x, lengths)
         pooled = self.fpt.features(x, lengths, list(self.shapes))
         samples: list[Tensor] = []
         for column, (tokens, _) in self.shapes.items():

@@ -43,7 +43,7 @@ def card(
         trained_counts,
         whole_count,
     )
-    from reservoir_pipelines.data.own_data import open_source
+    from reservoir_pipelines.preparation.sources import open_source
 
     random_inits = variant_of(source.given, name).random_inits
     settings = resolve_model(replace(model, backbone=name), random_inits=random_inits)

@@ -147,7 +147,7 @@ def check_names(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None
         from reservoir.tasks import TASKS
         from reservoir_pipelines.data.formats import source_files
         from reservoir_pipelines.data.hub import is_hub
-        from reservoir_pipelines.data.own_data import open_source
+        from reservoir_pipelines.preparation.sources import open_source
 
         open_source(task)
         if task not in TASKS and not is_hub(task):
@@ -175,6 +175,7 @@ def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, A
 
 
 def _fields(group: Any) -> list[Field[Any]]:
+    """Return the fields of a group of options, which is a class or a tuple of a class and names of its fields."""
     kind, *names = group if isinstance(group, tuple) else (group,)
     return [item for item in fields(kind) if not names or item.name in names]
 
@@ -187,22 +188,21 @@ def _required(item: Field[Any]) -> inspect.Parameter:
 
 def _parameter(item: Field[Any]) -> inspect.Parameter:
     """Return the flag of a field. Its default is None, which distinguishes a missing value from a given one."""
-    kind = str(item.type).partition(" |")[0]
-    several = kind.startswith(("Mapping", "Sequence"))
-    plain = item.default is not None and not isinstance(item.default, bool | tuple)
-    shown = item.metadata["shown"] or (item.default if plain else "")
-    text = item.metadata["help"] + (f" [default: {shown}]" if shown != "" else "")
+    type_name = str(item.type).partition(" |")[0]
+    is_mapping = type_name.startswith("Mapping")
+    value_type = list[str] if is_mapping or type_name.startswith("Sequence") else _TYPES.get(type_name, str)
+    has_plain_default = item.default is not None and not isinstance(item.default, bool | tuple)
+    default_text = item.metadata["shown"] or (item.default if has_plain_default else "")
     flag = flag_of(item)
-    more: dict[str, Any] = {"metavar": "NAME=VALUE"} if kind.startswith("Mapping") else {}
+    more: dict[str, Any] = {"metavar": "NAME=VALUE"} if is_mapping else {}
     info = typer.Option(
         f"{flag}/--no-{flag[2:]}" if item.default is True else flag,
-        help=text,
+        help=item.metadata["help"] + (f" [default: {default_text}]" if default_text != "" else ""),
         show_default=False,
         rich_help_panel=item.metadata["panel"],
         **more,
     )
-    of_value = list[str] if several else _TYPES.get(kind, str)
-    return keyword(item.name, None, Annotated[of_value | None, info])
+    return keyword(item.name, None, Annotated[value_type | None, info])
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:

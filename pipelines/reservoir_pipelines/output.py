@@ -220,11 +220,14 @@ class Meter:
     def line(self) -> str:
         """Return a line with the work done, its rate, and the time left, which the caller prints."""
         self._last = clock()
-        speed = (self._finished - self._first) / max(self._last - self._started, 1e-9)
-        left = f", {time_text((self._total - self._finished) / speed)} left" if speed else ""
+        steps_per_second = (self._finished - self._first) / max(self._last - self._started, 1e-9)
+        rate = f"{self._units_per_step * steps_per_second:,.3g} {self._unit}/s"
+        time_left = ""
+        if steps_per_second:
+            time_left = f", {time_text((self._total - self._finished) / steps_per_second)} left"
         share = f"{self._finished:,} of {self._total:,} ({100 * self._finished / self._total:.0f}%)"
         text = f"  {self._text}" if self._text else ""
-        return f"{self._title}: {share}, {self._units_per_step * speed:,.3g} {self._unit}/s{text}{left}"
+        return f"{self._title}: {share}, {rate}{text}{time_left}"
 
 
 @contextmanager
@@ -262,7 +265,8 @@ def training_meter(
     with meter("train", steps, unit, finished, units_per_step=units_per_step) as bar:
 
         def show(step: int, *numbers: float) -> None:
-            means[:] = [0.95 * m + 0.05 * v for m, v in zip(means or numbers, numbers, strict=True)]
+            pairs = zip(means or numbers, numbers, strict=True)
+            means[:] = [0.95 * mean + 0.05 * number for mean, number in pairs]
             bar.show(step, text.format(*means))
 
         yield show

@@ -25,8 +25,8 @@ def weight_stamps(settings: Reservoir) -> dict[str, list[int]]:
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
-def caution_if_changed(entry: Entry) -> None:
-    """Print a line if the model's weights are no longer those that an entry was extracted with.
+def caution_if_changed(entry: Entry, task: Task) -> None:
+    """Print a line if the model's weights are no longer those with which an entry of a task was extracted.
 
     The model is loaded, and its SHA-256 compared, only if the stamps of its files differ. Entries of older
     versions have no stamps.
@@ -40,7 +40,7 @@ def caution_if_changed(entry: Entry) -> None:
         return
     problem = "have changed since"
     try:
-        model = load_model(Task.from_dict(entry.spec.task), settings, "cpu", "float32")
+        model = load_model(task, settings, "cpu", "float32")
         inputs = entry.spec.input.digests
         if model.digest == entry.spec.backbone.digest and dict(model.input_digests) == inputs:
             return

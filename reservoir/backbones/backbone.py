@@ -38,6 +38,7 @@ class Backbone(nn.Module):
         self.width, self.max_tokens = self.shape.width, self.shape.max_tokens
         self.causal = self.shape.causal
         self.compute = torch.float32
+        self.can_pad = True  # whether rows of several lengths can be in one batch
         self._tokens = 0
         for path in family.unused:
             _replace(model, path, nn.Identity())
@@ -60,6 +61,10 @@ class Backbone(nn.Module):
         """
         tokens = embeds.shape[1]
         self.check_length(tokens)
+        if not self.can_pad and lengths is not None and int(lengths.min()) < tokens:
+            raise InputError(
+                f"{self.family.name}: padding changes its hidden states", "give sequences of equal length"
+            )
         surplus = -tokens % self.shape.multiple
         # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
         mask = None
@@ -96,6 +101,8 @@ class Backbone(nn.Module):
     @property
     def blocks(self) -> nn.ModuleList:
         """The blocks, first to last."""
+        if not self.family.blocks:
+            return nn.ModuleList()
         return cast(nn.ModuleList, self.model.get_submodule(self.family.blocks))
 
     @contextmanager
@@ -105,7 +112,7 @@ class Backbone(nn.Module):
         blocks = self.blocks
         used = blocks[: max(self.layers.index(layer) for layer in layers)]
         # The blocks above the deepest requested layer are skipped, and the norm if nobody reads its output.
-        skipped: dict[str, nn.Module] = {self.family.blocks: used}
+        skipped: dict[str, nn.Module] = {self.family.blocks: used} if self.family.blocks else {}
         if self.family.final_norm and "final" not in layers:
             skipped[self.family.final_norm] = nn.Identity()
         whole = {path: self.model.get_submodule(path) for path in skipped}
@@ -133,7 +140,10 @@ class Backbone(nn.Module):
         first = blocks[0] if len(blocks) else self.model.get_submodule(self.family.final_norm)
         if layer == "embed" and first is not self.model:  # the path "" of a missing norm is the model
             return first.register_forward_pre_hook(
-                lambda _module, inputs: callback(inputs[0][:, : self._tokens])
+                lambda _module, inputs, named: callback(
+                    (inputs[0] if inputs else named["hidden_states"])[:, : self._tokens]
+                ),
+                with_kwargs=True,
             )
         # The output of the backbone is its layer `final`; if neither a block nor a norm runs, it is the layer `embed`.
         module = self if layer in ("embed", "final") else blocks[self.layers.index(layer) - 1]
@@ -159,12 +169,19 @@ class Backbone(nn.Module):
 
 def layer_names(depth: int) -> tuple[str, ...]:
     """Return the names of all layers of a backbone with ``depth`` blocks, from the input side to the output side."""
+    if not depth:
+        return ("embed",)
     return ("embed", *(block_name(i) for i in range(1, depth + 1)), "final")
 
 
 def check_layers(layers: Iterable[str], family: Family, depth: int) -> None:
     """Raise `InputError` if a backbone with this family and depth lacks one of the ``layers``."""
     for layer in layers:
+        if not depth and layer != "embed":
+            raise InputError(
+                f"layer {layer!r}: {family.name} has no blocks, only the layer embed",
+                "leave out --layers, or choose another --backbone, such as mini",
+            )
         if layer not in layer_names(depth):
             raise InputError(
                 f"layer {layer!r}: this {family.name} has embed, {block_name(1)} to {block_name(depth)} and final",
@@ -268,9 +285,13 @@ def group_counts(backbone: Backbone) -> dict[str, int]:
 
 def whole_count(backbone: Backbone) -> int:
     """Return the number of parameters of the model with its token embeddings, without the blocks that were cut off."""
+    whole = backbone.family.loader.count(backbone.config)
     cut = backbone.shape.depth - backbone.depth
-    per_block = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
-    return backbone.family.loader.count(backbone.config) - cut * per_block
+    return (
+        whole - cut * sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
+        if cut
+        else whole
+    )
 
 
 def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:

@@ -23,14 +23,14 @@ Loaded = tuple[nn.Module, dict[str, Any]]
 """A model, and a report on its missing, unexpected and mismatched tensors."""
 
 # Lists in the configurations of transformers that have one value for each block.
-LISTS_BY_BLOCK = ("layer_types", "attention_window", "no_rope_layers")
+LISTS_BY_BLOCK = ("layer_types", "mlp_layer_types", "attention_window", "no_rope_layers")
 
 
 @dataclass(frozen=True)
 class Shape:
     """The size of a model, and how it reads a sequence."""
 
-    depth: int  # number of blocks
+    depth: int  # number of blocks; 0 for a family without blocks
     width: int
     max_tokens: int | None  # longest sequence; None if unlimited
     causal: bool  # whether a token sees only itself and those before it
@@ -116,10 +116,12 @@ class HubLoader:
         """Return the configuration of the first ``depth`` blocks, with almost no token embeddings unless ``words``."""
         small = deepcopy(config)
         if depth is not None:
-            small.num_hidden_layers = depth
+            text = small.get_text_config()  # models of text and images have a configuration of each
+            text.num_hidden_layers = depth
             for name in LISTS_BY_BLOCK:
-                if isinstance(values := getattr(config, name, None), list):
-                    setattr(small, name, values[:depth])
+                is_computed = isinstance(getattr(type(text), name, None), property)
+                if not is_computed and isinstance(values := getattr(text, name, None), list):
+                    setattr(text, name, values[:depth])
         if not words:
             # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million
             # parameters). Only the embeddings up to the padding token are built, because some families
@@ -201,7 +203,7 @@ class Family:
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1
     # at real tokens and None if no token is padding
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
-    blocks: str  # path of the list of blocks inside the model
+    blocks: str  # path of the list of blocks inside the model; empty for a family without blocks
     stored_blocks: str = ""  # that path in files with weights, if it is another
     groups: dict[str, tuple[str, ...]]  # parts of the names of a group's parameters; the first match counts
     draw: Draw = draw_normal  # its default initialisation
@@ -218,6 +220,7 @@ class Family:
     feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
     # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.
     allows_bfloat16: bool = True
+    is_generic: bool = False  # whether nobody has described it by hand, see `reservoir.backbones.generic`
 
 
 def silence_transformers() -> None:

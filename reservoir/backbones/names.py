@@ -11,6 +11,7 @@ from typing import Any
 
 from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
+from reservoir.backbones.generic import generic_family
 from reservoir.backbones.registry import families
 from reservoir.errors import InputError, as_input_error, first_line, nearest
 
@@ -30,11 +31,15 @@ def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
     families()  # of other packages, too: their names are in `KNOWN` only then
     known_name, _, settings = name.partition(":")
     if known_name in KNOWN:
-        config = _make(*KNOWN[known_name])
-        config = _altered(name, config, settings) if settings else config
+        config = _known_config(*KNOWN[known_name])
+        if settings:
+            config = _with_settings(name, config, settings)
     else:
         config = _from_gguf(name) if is_gguf(name) else _from_folder(name)
     family = _family_of(name, config.model_type)
+    if family is None:
+        with as_input_error(f"backbone {name!r}: its model cannot be built", "choose another model"):
+            family = generic_family(config)
     _check_config(name, family, config, depth)
     return family, config
 
@@ -117,24 +122,30 @@ def folder_of(name: str, *files: str) -> Path:
     ) from cause
 
 
-def _make(family: str, settings: Mapping[str, Any]) -> Any:
+def _known_config(family: str, settings: Mapping[str, Any]) -> Any:
     """Return the configuration of a family with some settings."""
-    if build := families()[family].config:
-        return build(**settings)
+    own_class = families()[family].config
+    if own_class is not None:
+        return own_class(**settings)
     from transformers import AutoConfig
 
     return AutoConfig.for_model(family, **settings)
 
 
-def _altered(name: str, config: Any, settings: str) -> Any:
+def _with_settings(name: str, config: Any, settings: str) -> Any:
     """Return a configuration with settings such as ``units=500,sr=1.1`` changed."""
     values = config.to_dict()
     for setting in settings.split(","):
         key, equals, text = setting.partition("=")
         if not equals or key not in values or key == "model_type":
-            numbers = [k for k, v in values.items() if isinstance(v, int | float) and not k.startswith("_")]
+            numeric_keys = [
+                key
+                for key, value in values.items()
+                if isinstance(value, int | float) and not key.startswith("_")
+            ]
             raise InputError(
-                f"backbone {name!r}: {setting!r} is not NAME=VALUE", f"NAME is one of {', '.join(numbers)}"
+                f"backbone {name!r}: {setting!r} is not NAME=VALUE",
+                f"NAME is one of {', '.join(numeric_keys)}",
             )
         try:
             values[key] = json.loads(text)
@@ -148,28 +159,34 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
     """Refuse sizes that no model has, a depth that this one does not have, and code from the hub."""
     with usable_configuration(name):
         shape = family.shape(config)
-    sizes = {"blocks": shape.depth, "width": shape.width, "positions": shape.max_tokens}
-    sizes["attention heads"] = getattr(config, "num_attention_heads", getattr(config, "n_head", None))
+    sizes = {
+        "blocks": shape.depth if family.blocks else None,
+        "width": shape.width,
+        "positions": shape.max_tokens,
+        "attention heads": getattr(config, "num_attention_heads", getattr(config, "n_head", None)),
+    }
     for what, size in sizes.items():
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(
                 f"backbone {name!r}: its configuration sets {what} to {size}", "give at least 1"
             )
-    for what, value in config.to_dict().items():  # torch refuses a dropout of NaN only when it runs
+    for key, value in config.to_dict().items():  # torch refuses a dropout of NaN only when it runs
         if isinstance(value, float) and math.isnan(value):
-            raise InputError(f"backbone {name!r}: its configuration sets {what} to NaN", "give a number")
+            raise InputError(f"backbone {name!r}: its configuration sets {key} to NaN", "give a number")
     if shape.depth > MAX_BLOCKS:
         raise InputError(
             f"backbone {name!r}: its configuration has {shape.depth} blocks", f"give at most {MAX_BLOCKS}"
         )
+    if depth is not None and not family.blocks:
+        raise InputError(f"depth {depth}: backbone {name!r} has no blocks", "leave out --depth")
     if depth is not None and not 1 <= depth <= shape.depth:
         raise InputError(
             f"depth {depth}: backbone {name!r} has {shape.depth} blocks", f"keep 1 to {shape.depth} of them"
         )
     # For other attention functions and for quantised weights, transformers may download compiled code and run it.
-    attention, quantised = attention_name(config), getattr(config, "quantization_config", None)
-    needs_code = quantised or attention not in ("", "None", "sdpa", "eager")
-    if needs_code and family.config is None:
+    is_quantised = bool(getattr(config, "quantization_config", None))
+    has_other_attention = attention_name(config) not in ("", "None", "sdpa", "eager")
+    if (is_quantised or has_other_attention) and family.config is None:
         raise InputError(
             f"backbone {name!r}: its config.json asks for code, for attention or quantised weights",
             "remove attn_implementation, or choose weights that are not quantised",
@@ -182,6 +199,7 @@ def usable_configuration(name: str) -> AbstractContextManager[None]:
 
 
 def _from_folder(name: str) -> Any:
+    """Return the configuration in a folder or on the hub."""
     folder = folder_of(name, "config.json")
     with as_input_error(f"backbone {name!r}: its config.json is not readable", "add or repair the file"):
         values = json.loads((folder / "config.json").read_text())
@@ -190,7 +208,7 @@ def _from_folder(name: str) -> Any:
             raise ValueError("num_labels is more than a million")
     family = _family_of(name, model_type)
     with as_input_error(f"backbone {name!r}: its config.json is not valid", "change a setting"):
-        if family.config is not None:
+        if family is not None and family.config is not None:
             return family.config(**values)
         from transformers import AutoConfig
 
@@ -199,19 +217,27 @@ def _from_folder(name: str) -> Any:
 
 
 def _from_gguf(name: str) -> Any:
+    """Return the configuration in a GGUF file."""
     from transformers import AutoConfig
 
     problem = f"backbone {name!r}: its configuration is not readable"
     with as_input_error(problem, "give an intact GGUF file"), pretrained_files(name) as (empty, gguf):
         config = AutoConfig.from_pretrained(empty, **gguf)
         vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
-        build = _family_of(name, config.model_type).config
-        return build(**config.to_dict()) if build else config
+        family = _family_of(name, config.model_type)
+        own_class = family.config if family else None
+        return own_class(**config.to_dict()) if own_class else config
 
 
-def _family_of(name: str, model_type: object) -> Family:
-    if not isinstance(model_type, str) or model_type not in families():
+def _family_of(name: str, model_type: object) -> Family | None:
+    """Return the family of a model type that is described by hand; None for others that transformers knows."""
+    if isinstance(model_type, str) and model_type in families():
+        return families()[model_type]
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise InputError(
-            f"backbone {name!r}: family {model_type!r} is not known", f"use one of {', '.join(families())}"
+            f"backbone {name!r}: family {model_type!r} is not known",
+            f"use a model of transformers, or one of {', '.join(families())}",
         )
-    return families()[model_type]
+    return None

@@ -9,13 +9,15 @@ from functools import cache
 from importlib import import_module
 
 from reservoir.backbone_names import GROUP, add_name, plugins
-from reservoir.backbones import esn, gpt2, published
+from reservoir.backbones import esn, gpt2, kernels, published
 from reservoir.backbones.family import Family
 from reservoir.errors import as_input_error
 
 REGISTERING = ("reservoir.paper.families",)  # modules of this package that call `register`
 
-_families: dict[str, Family] = {family.name: family for family in (gpt2.GPT2, *published.FAMILIES, esn.ESN)}
+_families: dict[str, Family] = {
+    family.name: family for family in (gpt2.GPT2, *published.FAMILIES, esn.ESN, kernels.KERNELS)
+}
 
 
 def register(family: Family) -> None:

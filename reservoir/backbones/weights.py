@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, HubLoader, SkipInitialisation, draw_normal
+from reservoir.backbones.generic import check_backbone, check_words
 from reservoir.backbones.names import (
     find,
     folder_of,
@@ -74,13 +75,17 @@ def load_backbone(
                 f"init 'random-flat': {family.name} has no initializer_range", "use --init random"
             )
         if init in ("random", "random-flat"):
-            lean = family.loader.lean(config, depth, words=False)
+            lean = family.loader.lean(config, depth, words=family.is_generic)
             _check_memory(name, family, lean, torch.float32)
-            with usable_configuration(name), SkipInitialisation():
+            # A class that nobody has described may draw constants, such as the time steps of Mamba.
+            with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
                 model = family.loader.build(lean)
             backbone = Backbone(model, family, config, depth)
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
             draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
+            if family.is_generic:
+                check_backbone(backbone)
             return backbone
         own_precision = own_precision and init == "pretrained"
         model, config = _load(name, family, config, depth, own_precision=own_precision)
@@ -88,6 +93,8 @@ def load_backbone(
         draw_parameters(model, family.draw, config, seed, family.unsaved)
         if init == "statistics":
             draw_parameters(model, None, config, seed)
+        if family.is_generic:
+            check_backbone(backbone)
         return backbone
 
 
@@ -103,7 +110,12 @@ def load_native(
         embeddings = model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
         embeddings = embeddings if type(embeddings) is nn.Embedding else embeddings.float()
-        return Backbone(model, family, config, depth), embeddings
+        if family.is_generic:
+            check_words(model, config, embeddings)
+        backbone = Backbone(model, family, config, depth)
+        if family.is_generic:
+            check_backbone(backbone)
+        return backbone, embeddings
 
 
 def _check_memory(name: str, family: Family, lean: Any, dtype: torch.dtype) -> None:
@@ -207,12 +219,12 @@ def _load(
             if isinstance(family.loader, HubLoader):
                 _, config = find(str(folder), depth)  # for a known name, its published settings
             tensors = _open_tensors(folder)
-        lean = family.loader.lean(config, depth, words=native)
+        # A model that nobody has described may use the size of its vocabulary in other places.
+        words = native or family.is_generic
+        lean = family.loader.lean(config, depth, words=words)
         kept_depth = None if lean is config else depth
         tensors = {
-            key: tensor
-            for key, tensor in tensors.items()
-            if _is_kept(key, family, kept_depth, native=native)
+            key: tensor for key, tensor in tensors.items() if _is_kept(key, family, kept_depth, words=words)
         }
         dtype = _common_half(tensors.values()) if own_precision else torch.float32
         _check_memory(name, family, lean, dtype)
@@ -227,7 +239,7 @@ def _load(
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],
         "has an extra": [
-            k for k in info["unexpected_keys"] if not k.removeprefix(prefix).startswith(family.heads)
+            key for key in info["unexpected_keys"] if not _is_of_head(key, prefix, family, depth)
         ],
         "has another shape for": [
             str(key) for key, *_shapes in info.get("mismatched_keys", ()) if not key.startswith(may_miss)
@@ -247,11 +259,26 @@ def _load(
     return model, _as_built(config, lean, model)
 
 
+def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> bool:
+    """Return whether a stored tensor that the model lacks is of a head.
+
+    Nobody has listed the heads of a generic family, so it is any tensor outside the blocks that are kept.
+    """
+    if family.is_generic:
+        block = re.search(rf"(^|\.){re.escape(family.blocks)}\.(\d+)\.", key)
+        return block is None or (depth is not None and int(block[2]) >= depth)
+    return key.removeprefix(prefix).startswith(family.heads)
+
+
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
     """Return the whole configuration with the settings that the model's class changed, which the digest covers."""
     built: Any = getattr(model, "config", lean)
     before = lean.to_dict()
-    changed = {key: value for key, value in built.to_dict().items() if before.get(key) != value}
+    changed = {
+        key: value
+        for key, value in built.to_dict().items()
+        if before.get(key) != value and not isinstance(value, dict)  # a configuration inside this one
+    }
     if not changed:
         return config
     whole = deepcopy(config)
@@ -260,10 +287,10 @@ def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
     return whole
 
 
-def _is_kept(key: str, family: Family, depth: int | None, *, native: bool) -> bool:
+def _is_kept(key: str, family: Family, depth: int | None, *, words: bool) -> bool:
     """Return whether a stored tensor belongs to a block that is kept, and to a part that the input needs."""
     # Names in files may have a prefix, such as ``model.layers.0`` for the path ``layers``.
-    if not native and any(re.search(rf"(^|\.){re.escape(path)}\.", key) for path in family.unused):
+    if not words and any(re.search(rf"(^|\.){re.escape(path)}\.", key) for path in family.unused):
         return False
     path = re.escape(family.stored_blocks or family.blocks)
     block = re.search(rf"(^|\.){path}\.(\d+)\.", key)

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.errors import InputError
+from reservoir.options import GAIN
 from reservoir.random import generator
 from reservoir.tasks.patches import contrast_normalised, whitening
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
-
-GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
 
 # Images for `edges`: discs drawn over each other, the last one on top, in a square field.
 DISCS = 40
@@ -37,6 +36,16 @@ class InputLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, dim) floats or (batch, tokens) integers to (batch, tokens, width)."""
         return self.dropout(self.map(x))
+
+
+class NoInputLayer(nn.Module):
+    """Passes on tokens that have the backbone's width already, such as the responses of kernels."""
+
+    special = 0, 0  # it adds no special tokens before and after those of the data
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens (batch, tokens, width) as they are."""
+        return x
 
 
 def draw_input(

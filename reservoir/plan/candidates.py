@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reservoir.column import Column, Columns
+from reservoir.column import ROLLING, Column, Columns
 from reservoir.errors import InputError
 from reservoir.options import ExtractOptions, FitOptions
 from reservoir.plan.basis import Kind, kind_of, reasons_of
@@ -21,7 +21,7 @@ from reservoir.plan.columns import (
     split_names,
 )
 from reservoir.pooling import find_pooling
-from reservoir.tasks.task import Task
+from reservoir.tasks.task import Task, Vectors
 
 AUTO_FOLDS = 5
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
@@ -120,6 +120,8 @@ def readout_candidates(
     ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
     ``native`` is True for native input and for several entries.
     """
+    if not native and (around_tokens := _candidates_around_tokens(task, available)):
+        return around_tokens
     if not native and rows <= MAX_KERNEL_ROWS and (best_of_kind := _known_candidates(task, available)):
         return best_of_kind
     # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels
@@ -166,12 +168,28 @@ def _without_token_columns(available: Sequence[Column]) -> list[Column]:
     return of_rows or [*available]
 
 
+def _candidates_around_tokens(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
+    """Return the candidates for labels of every token of a series; none without columns of windows around tokens.
+
+    The windows around each token, beside those of the raw input, are the default. Labels that depend on
+    single values, such as the start of an event, also need the kernels at the token itself.
+    """
+    around = [column for column in available if find_pooling(column.pooling).pattern == "aroundK"]
+    if not (task.each and around and isinstance(task.form, Vectors)):
+        return ()
+    at_token = [column for column in available if column.pooling == "all"]
+    return tuple(dict.fromkeys([(*around, ROLLING), (*at_token, *around, ROLLING)]))
+
+
 def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
     """Return the candidates known to suit the kind of a task's data; none if the available columns are others."""
     kind = kind_of(task)
     if kind not in KNOWN_POOLINGS:
         return ()
-    default, layers_here = split_names(default_layers(kind)[0]), {column.place for column in available}
+    default, layers_here = (
+        split_names(default_layers(kind, depth=1)[0]),
+        {column.place for column in available},
+    )
     layers = tuple(layer for layer in default if layer in layers_here)
     # With many rows, only one layer of symbols, or the input layer of series, may have columns.
     one_layer = layers_here == {*INPUT_LAYER} if kind == "series" else layers_here < {*default}
@@ -185,6 +203,11 @@ def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns,
         places = [column for column in columns if find_pooling(column.pooling).by_segment]
         if {*columns} <= {*available}:
             tokens = [(Column(layer, "tokens"),) for layer in layers] if kind == "symbols" else []
-            candidates = dict.fromkeys([tuple(values), (*values, *places), *tokens])
+            # For series, the layers are compared, so that a fit shows what the block adds to the input layer.
+            of_layers = [
+                tuple(column for column in values if column.place == layer)
+                for layer in (layers if kind == "series" else ())
+            ]
+            candidates = dict.fromkeys([tuple(values), (*values, *places), *tokens, *of_layers])
             return tuple(candidate for candidate in candidates if {*candidate} <= {*available})
     return ()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from reservoir.backbones import check_layers, layer_names
+from reservoir.centred_windows import widths_within
 from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.features import column_shapes
@@ -88,8 +89,8 @@ def choose_columns(
 ) -> ColumnChoice:
     """Return the layers and poolings that are stored for a task with ``rows`` in each split."""
     width, depth = view.width, view.depth
-    default_layers_text, why_layers = default_layers(kind, native=view.native)
-    default_pool, why_pool = _default_poolings(task, kind, width, view.reader)
+    default_layers_text, why_layers = default_layers(kind, depth, native=view.native)
+    default_pool, why_pool = _default_poolings(task, kind, width, view.reader, has_blocks=depth > 0)
     reasons = reasons_of(options, {"layers": why_layers, "pool": why_pool})
     # Explicit names win over the defaults.
     layers = split_names(default_layers_text if options.layers is None else options.layers)
@@ -132,18 +133,28 @@ def split_names(value: str | Sequence[str]) -> Names:
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
-    """Return the default layers, and the reason."""
+def default_layers(kind: Kind, depth: int, *, native: bool = False) -> tuple[str, str]:
+    """Return the default layers of a backbone with ``depth`` blocks, and the reason."""
+    if not depth:
+        return "embed", "the backbone has no blocks"
     if native or kind in ("named task", "vectors"):
         return "all", "any layer may be best"
     layers = "embed,block01,block02" if kind == "tokens" else "embed,block01"
     return layers, f"deeper layers cost more than they add for {kind}"
 
 
-def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None) -> tuple[str, str]:
+def _default_poolings(
+    task: Task, kind: Kind, width: int, reader: Reader | None, *, has_blocks: bool
+) -> tuple[str, str]:
     """Return the default poolings at a hidden width, and the reason."""
     if kind == "labels of every token":
-        return "all", "every token has a label"
+        if has_blocks:
+            return "all", "every token has a label"
+        around = widths_within(task.max_tokens)
+        return (
+            f"all,around{around}",
+            "a kernel sees few of the values on which the label of a token depends",
+        )
     if reader:
         return _native_poolings(task, reader)
     if kind == "series":
@@ -185,7 +196,7 @@ def column_sets(
     if not free_poolings:
         may_drop_blocks = free_layers and by_kernels
         return [default, *([ColumnSet(INPUT_LAYER, default.poolings)] if may_drop_blocks else [])]
-    ladder = [default.poolings, *(() if native else FEWER_POOLINGS.get(kind, ()))]
+    ladder = [default.poolings, *(() if native else _fewer_poolings(kind, default.poolings))]
     ladder = [names for names in ladder if allows_tokens or "tokens" not in names]
     # Windows of series and symbols end with the input layer alone, which has poolings without segments of its own.
     ends_with_input = by_kernels and (free_layers or default.layers == INPUT_LAYER)
@@ -201,6 +212,15 @@ def column_sets(
         without_tokens = [names for names in ladder if "tokens" not in names]
         sets += [ColumnSet(INPUT_LAYER, names) for names in (*without_tokens, *INPUT_POOLINGS)]
     return sets
+
+
+def _fewer_poolings(kind: Kind, default: Names) -> Sequence[Names]:
+    """Return the poolings for more rows than those with the ``default`` poolings of a kind, from most to fewest."""
+    if kind != "labels of every token":
+        return FEWER_POOLINGS.get(kind, ())
+    # The widest windows tell most, so none is left out.
+    around = tuple(name for name in default if find_pooling(name).pattern == "aroundK")
+    return [around] if around else []
 
 
 def _with_fewer_layers(columns: ColumnSet) -> list[ColumnSet]:
@@ -225,8 +245,9 @@ def _check_columns(
 ) -> None:
     """Refuse unknown poolings, and layers or poolings that do not fit the task or the model."""
     check_poolings(poolings)
-    if task.each and poolings != ("all",):
-        raise InputError("--pool: every token has its own label", "pass --pool all, or leave --pool out")
+    if task.each and not all(find_pooling(name).per_token for name in poolings):
+        problem = "--pool: every token has its own label"
+        raise InputError(problem, "pass --pool all or around4, or leave --pool out")
     of_class_token = [name for name in poolings if find_pooling(name).needs_class_token]
     if of_class_token and not (reader and reader.has_cls):
         raise InputError(

@@ -41,7 +41,9 @@ def choose_precision(
     precise = by_kernels and any(find_pooling(name).needs_float32 for name in poolings)
     reasons = {
         "device": "a GPU is used if there is one",
-        "compute": "the faster one here; recurrent states need float32",
+        "compute": "the faster one here"
+        if family.allows_bfloat16
+        else f"{family.name} computes in float32 alone",
         "store": "shares near 0 need float32" if precise else "half the size of float32",
     }
     store = options.store or ("float32" if precise else "float16")

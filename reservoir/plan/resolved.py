@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reservoir import devices
+from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.column import Column, Columns, joined_name
 from reservoir.options import ExtractOptions
 from reservoir.plan.basis import GIVEN, ModelView, kind_of
@@ -25,6 +26,7 @@ class Plan:
     task: Task  # describes sequences as stored
     reservoir: Reservoir  # with "auto" dilations resolved
     native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
+    has_blocks: bool  # whether the model has blocks behind its input layer
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
     shapes: Mapping[Column, tuple[int, int]]  # tokens and width of a row of each column
@@ -82,8 +84,12 @@ class Plan:
         how = f"a random input layer ({self.reservoir.input}) replaces the one of {self.reservoir.title}"
         return f"{self.task.name}: {how}: {self.native_obstacle}" if self.native_obstacle else ""
 
-    def precision_note(self, compute: str) -> str:
-        """Return in which precision the model computes, why, and how features compare with published activations."""
+    def model_note(self, compute: str) -> str:
+        """Return that there is no transformer, or its precision and how features compare with published activations."""
+        if not self.has_blocks:
+            return (
+                f"{self.task.name}: random kernels, no transformer; --backbone {DEFAULT_BACKBONE} adds one"
+            )
         how = f"{self.task.name}: computed in {compute} ({self.reasons['compute']})"
         native = self.reservoir.input == "native"
         if compute == "bfloat16":
@@ -121,6 +127,7 @@ def resolve(
         task=task,
         reservoir=model.reservoir,
         native_obstacle=model.native_obstacle,
+        has_blocks=view.depth > 0,
         layers=columns.layers,
         poolings=columns.poolings,
         shapes=columns.shapes,

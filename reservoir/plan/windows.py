@@ -1,27 +1,30 @@
 """The model of a plan, and its tokens: windows of values or symbols, or those of its own tokenizer or patches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
+from reservoir.backbone_names import DEFAULT_BACKBONE, KERNELS, full_name
 from reservoir.backbones import choose_init, find
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
 from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
-from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions
+from reservoir.options import KERNEL_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
+from reservoir.plan.columns import INPUT_LAYER, split_names
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import variant_of
-from reservoir.tasks.task import Task, Tokens, holds_samples
+from reservoir.tasks.task import Task, Tokens, Vectors, holds_samples
 from reservoir.tasks.words import UNKNOWN, are_words
 
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
-KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
+# If every step has a label: twice as many kernels added 0.2 points, half as many cost 1.
+STEP_KERNELS = f"{KERNELS}:width=64"
+STEP_DILATIONS = (2, 4, 8, 16)  # beside 1; larger ones did not help, because poolings look at wider windows
 MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
 
 
@@ -37,6 +40,7 @@ class ModelChoice:
 def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoice:
     """Return the model for a task with a ``longest`` training row; its own input is used if it can read the data."""
     random_inits = variant_of(options.given).random_inits
+    explicit, options = options, replace(options, backbone=choose_backbone(task, options))
     reservoir = resolve_model(options, random_inits=random_inits)
     suited = suits(task, reservoir)
     obstacle = ""
@@ -57,22 +61,43 @@ def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoi
             if native
             else f"the best in our measurements for {kind_of(task)}"
         )
-    reasons = _reasons(task, options, reservoir, why)
+    reasons = _reasons(explicit, reservoir, why)
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
     if reservoir.stride > 1 and why != PLAIN and not native:
         values = f"rows of up to {task.max_tokens:,} values"
         reasons["stride"] = f"{values} become at most {MAX_WINDOWS:,} windows"
-    return ModelChoice(reservoir.with_dilations(longest), obstacle, reasons_of(options, reasons))
+    return ModelChoice(reservoir.with_dilations(longest), obstacle, reasons_of(explicit, reasons))
 
 
-def _reasons(task: Task, options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
+def choose_backbone(task: Task, options: ExtractOptions) -> str | None:
+    """Return the backbone that was given, or random kernels for values in time; None for the default of other data.
+
+    An option that only a transformer has, such as ``--depth`` or a layer above the input layer, takes
+    the default of other data.
+    """
+    layers = () if options.layers is None else split_names(options.layers)
+    needs_blocks = options.init is not None or options.depth is not None or {*layers} - {*INPUT_LAYER}
+    other_input = options.input not in (None, "kernels")
+    if options.backbone is not None or needs_blocks or other_input:
+        return options.backbone
+    if task.each and isinstance(task.form, Vectors):
+        return STEP_KERNELS
+    return KERNELS if kind_of(task) == "series" else None
+
+
+def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
     """Return the reason for the default of each option of a model; ``why`` is that of the windows."""
+    backbone = "comes with this package" if options.init is None else "has the weights of --init"
+    if reservoir.backbone == STEP_KERNELS:
+        backbone = "recordings may be longer than the positions of a transformer"
+    if reservoir.backbone == KERNELS:
+        backbone = "for series, the blocks of a frozen transformer add nothing to random kernels"
     return {
         **{item.name: PLAIN for item in fields(Reservoir)},
         **dict.fromkeys(WINDOW_OPTIONS, why),
-        "backbone": "comes with this package" if options.init is None else "has the weights of --init",
+        "backbone": backbone,
         "init": "published" if reservoir.init == "pretrained" else "no published weights",
-        "depth": "all blocks",
+        "depth": "there are none" if reservoir.backbone.partition(":")[0] == KERNELS else "all blocks",
     }
 
 
@@ -115,7 +140,13 @@ def default_windows(task: Task) -> dict[str, Any]:
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
         if isinstance(task.form, Tokens):  # an invertible map shows the neighbouring symbols
             return around | {"input": "orthogonal"}
-        return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
+        # Poolings look at wider windows than these kernels do.
+        dilations = [
+            1,
+            *(number for number in STEP_DILATIONS if (SERIES_KERNEL - 1) * number < task.max_tokens),
+        ]
+        kernels = {"input": "kernels", "dilations": ",".join(map(str, dilations)), "normalise": "channel"}
+        return around | kernels
     # Only long rows have a stride: many rows get fewer columns and layers, because skipped values cost accuracy.
     kernels = {"input": "kernels", "stride": -(-task.max_tokens // MAX_WINDOWS), "pad": "same"}
     if kind == "series":

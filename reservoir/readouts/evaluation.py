@@ -1,4 +1,4 @@
-"""Comparison of predictions with labels: scikit-learn's scores, intervals, and p-values of a difference."""
+"""Comparison of predictions with labels: scikit-learn's scores, and their intervals."""
 
 import itertools
 import math
@@ -7,17 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtr, stdtrit
+from scipy.special import stdtrit
 
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.records import fits, from_json
 
-FLIP_CELLS = 2**22  # largest number of random signs in memory
-EXACT_UNITS = 20  # largest number of rows or groups whose sign flips are all enumerated
-FLIPS = 49_999  # random sign flips of more rows or groups
 # With fewer rows or groups, no sign flip can reach p < .05: the smallest p-value of five is 2 / 2**5.
 MIN_UNITS = 6
-SIGNIFICANT = 0.05  # p-value below which a difference counts as seen
 MAX_PRINTED = 100  # classes whose confusion matrix is written to JSON, at most
 MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
 MAX_UNITS = 2000  # most units that are resampled; more rows are grouped
@@ -153,19 +149,35 @@ def _confusion(y: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray
 def _class_scores(
     y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None = None
 ) -> dict[str, float]:
-    """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur."""
-    from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
+    """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur.
 
-    present, rows = np.unique(y, return_counts=True)
+    They equal those of `sklearn.metrics`, whose import takes as long as all else in the fit of a small data set.
+    """
+    # The classes that occur among the true or the predicted labels: rows of each, predictions of each, and hits.
+    labels, codes = np.unique(np.concatenate([y, predicted]), return_inverse=True)
+    true, guessed = codes[: len(y)], codes[len(y) :]
+    rows, predictions, hits = (
+        np.bincount(part, minlength=len(labels)) for part in (true, guessed, true[true == guessed])
+    )
+    is_present = rows > 0
     scores = {
-        "accuracy": accuracy_score(y, predicted),
+        "accuracy": np.mean(true == guessed),
         "majority_baseline": rows.max() / len(y),
-        "balanced_accuracy": recall_score(y, predicted, labels=present, average="macro"),
-        "macro_f1": f1_score(y, predicted, average="macro"),
+        "balanced_accuracy": np.mean(hits[is_present] / rows[is_present]),
+        "macro_f1": np.mean(2 * hits / (rows + predictions)),
     }
-    if ranks is not None and len(present) == 2:
-        scores["auc"] = roc_auc_score(y == y.max(), ranks)
+    if ranks is not None and is_present.sum() == 2:
+        scores["auc"] = _area_under_curve(y == y.max(), ranks)
     return {name: float(value) for name, value in scores.items()}
+
+
+def _area_under_curve(is_positive: np.ndarray, ranks: np.ndarray) -> float:
+    """Return how often a positive sample (n,) ranks above a negative one, where ties count half (Mann-Whitney's U)."""
+    _, places, counts = np.unique(ranks, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2  # from 1, the same for ties
+    positives = int(is_positive.sum())
+    wins = mean_rank[places][is_positive].sum() - positives * (positives + 1) / 2
+    return wins / (positives * (len(ranks) - positives))
 
 
 def evaluate_values(
@@ -195,19 +207,6 @@ def evaluate_values(
         **_fields_of_rows(*_by_row(-errors, counts, groups)),
         values=np.stack([y.ravel()[:MAX_VALUES], predicted.ravel()[:MAX_VALUES]]).astype(np.float64),
     )
-
-
-def p_value_of_difference(first: Evaluation, second: Evaluation) -> float | None:
-    """Return the p-value for equal performance of two readouts on the same rows; None for fewer than 3 rows or groups.
-
-    It is McNemar's mid-p for one label per row without groups, else that of sign flips of rows or groups.
-    """
-    if len(first.row_scores) < 3:
-        return None
-    every_row_is_right_or_wrong = set(np.unique([first.row_scores, second.row_scores])) <= {0.0, 1.0}
-    if first.classes and not first.groups and every_row_is_right_or_wrong:
-        return mcnemar(first.row_scores == 1, second.row_scores == 1)
-    return sign_flips(first.row_scores - second.row_scores)
 
 
 def reliability(sure: np.ndarray, right: np.ndarray) -> tuple[tuple[int, float, float], ...]:
@@ -389,62 +388,6 @@ def balanced_interval(evaluation: Evaluation) -> tuple[float, float] | None:
     below = math.hypot(*(recall - low)) / len(recall)
     above = math.hypot(*(high - recall)) / len(recall)
     return max(0.0, float(recall.mean()) - below), min(1.0, float(recall.mean()) + above)
-
-
-def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
-    """Return the two-sided mid-p-value for equal accuracy of two readouts, from correctness (rows,) of one label.
-
-    Reference: Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
-    """
-    right, other = np.asarray(right, bool), np.asarray(other, bool)
-    # Only rows that one of the two gets right count; under the hypothesis, each is a fair coin.
-    wins = int((right & ~other).sum())
-    losses = int((other & ~right).sum())
-    rows = wins + losses
-    fewer = min(wins, losses)
-    if not rows:
-        return 1.0
-    # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
-    below = float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0
-    up_to = float(bdtr(fewer, rows, 0.5))
-    return below + up_to if wins != losses else 1 - (up_to - below) / 2
-
-
-def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> float:
-    """Return the two-sided p-value for equal performance, from paired differences of rows, or their sums over groups.
-
-    If two readouts are equally good, they could be exchanged in any row or group, so each difference
-    has either sign with equal probability. p is the share of sign patterns whose sum is at least as
-    far from 0 as the observed sum: of all patterns for up to 20 differences, else of random ones and
-    the observed one. Differences of unequal size need no special treatment, so groups may differ in
-    their rows.
-
-    References: Fisher (1935), The design of experiments, section 21; Phipson and Smyth (2010),
-    Permutation p-values should never be zero.
-    """
-    values = np.asarray(differences, np.float64)
-    values = values[values != 0]  # the signs of zeros change nothing
-    if not len(values):
-        return 1.0
-    if len(values) > MAX_UNITS:  # sums of exchangeable rows are exchangeable
-        values = np.bincount(np.arange(len(values)) % MAX_UNITS, values)
-    # Sums that differ by rounding alone count as equal.
-    least = abs(float(values.sum())) - 1e-10 * float(np.abs(values).sum())
-    # All patterns of signs, if they are few.
-    if len(values) <= EXACT_UNITS:
-        sums = values[:1]  # the other sign of the first difference gives the negative of each sum
-        for value in values[1:]:
-            sums = np.concatenate([sums + value, sums - value])
-        return float(np.mean(np.abs(sums) >= least))
-    # Else random patterns, some at a time. With positive = 1 or 0, a sum is 2 (positive' values) - (1' values).
-    generator = np.random.default_rng(seed)
-    beyond = 0
-    most = max(1, FLIP_CELLS // len(values))
-    for start in range(0, flips, most):
-        positive = generator.integers(0, 2, (min(most, flips - start), len(values)), np.int8)
-        sums = 2 * (positive.astype(np.float64) @ values) - values.sum()
-        beyond += int((np.abs(sums) >= least).sum())
-    return (beyond + 1) / (flips + 1)
 
 
 def standard_error(differences: np.ndarray, units: np.ndarray) -> float:

@@ -4,9 +4,14 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import bdtr, stdtrit
 
-from reservoir.readouts.evaluation import Z95, Evaluation, p_value_of_difference
+from reservoir.readouts.evaluation import MAX_UNITS, MIN_UNITS, Z95, Evaluation
+
+FLIP_CELLS = 2**22  # largest number of random signs in memory
+EXACT_UNITS = 20  # largest number of rows or groups whose sign flips are all enumerated
+FLIPS = 49_999  # random sign flips of more rows or groups
+SIGNIFICANT = 0.05  # p-value below which a difference counts as seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +96,86 @@ def _student_interval(value: float, influences: np.ndarray) -> tuple[float, floa
         return None
     reach = float(stdtrit(units - 1, 0.975)) * math.sqrt(squares * units / (units - 1))
     return value - reach, value + reach
+
+
+def p_value_of_difference(first: Evaluation, second: Evaluation) -> float | None:
+    """Return the p-value for equal performance of two readouts on the same rows; None for fewer than 3 rows or groups.
+
+    It is McNemar's mid-p for one label per row without groups, else that of sign flips of rows or groups.
+    """
+    if len(first.row_scores) < 3:
+        return None
+    every_row_is_right_or_wrong = set(np.unique([first.row_scores, second.row_scores])) <= {0.0, 1.0}
+    if first.classes and not first.groups and every_row_is_right_or_wrong:
+        return mcnemar(first.row_scores == 1, second.row_scores == 1)
+    return sign_flips(first.row_scores - second.row_scores)
+
+
+def verdict_of_difference(first: Evaluation, second: Evaluation, p_value: float | None) -> str:
+    """Return whether the first of two readouts ``adds`` to the second, from their `p_value_of_difference`.
+
+    The other verdicts are ``adds nothing`` if it is worse, ``no difference``, and ``cannot be judged`` for too few
+    rows or groups.
+    """
+    if p_value is None or len(first.row_scores) < MIN_UNITS:
+        return "cannot be judged"
+    if p_value >= SIGNIFICANT:
+        return "no difference"
+    # The sign of the mean score of the rows decides, because the p-value is about it; balanced accuracy may differ.
+    return "adds" if first.row_scores.sum() > second.row_scores.sum() else "adds nothing"
+
+
+def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
+    """Return the two-sided mid-p-value for equal accuracy of two readouts, from correctness (rows,) of one label.
+
+    Reference: Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
+    """
+    right, other = np.asarray(right, bool), np.asarray(other, bool)
+    # Only rows that one of the two gets right count; under the hypothesis, each is a fair coin.
+    wins = int((right & ~other).sum())
+    losses = int((other & ~right).sum())
+    rows = wins + losses
+    fewer = min(wins, losses)
+    if not rows:
+        return 1.0
+    # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
+    below = float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0
+    up_to = float(bdtr(fewer, rows, 0.5))
+    return below + up_to if wins != losses else 1 - (up_to - below) / 2
+
+
+def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> float:
+    """Return the two-sided p-value for equal performance, from paired differences of rows, or their sums over groups.
+
+    If two readouts are equally good, they could be exchanged in any row or group, so each difference
+    has either sign with equal probability. p is the share of sign patterns whose sum is at least as
+    far from 0 as the observed sum: of all patterns for up to 20 differences, else of random ones and
+    the observed one. Differences of unequal size need no special treatment, so groups may differ in
+    their rows.
+
+    References: Fisher (1935), The design of experiments, section 21; Phipson and Smyth (2010),
+    Permutation p-values should never be zero.
+    """
+    values = np.asarray(differences, np.float64)
+    values = values[values != 0]  # the signs of zeros change nothing
+    if not len(values):
+        return 1.0
+    if len(values) > MAX_UNITS:  # sums of exchangeable rows are exchangeable
+        values = np.bincount(np.arange(len(values)) % MAX_UNITS, values)
+    # Sums that differ by rounding alone count as equal.
+    least = abs(float(values.sum())) - 1e-10 * float(np.abs(values).sum())
+    # All patterns of signs, if they are few.
+    if len(values) <= EXACT_UNITS:
+        sums = values[:1]  # the other sign of the first difference gives the negative of each sum
+        for value in values[1:]:
+            sums = np.concatenate([sums + value, sums - value])
+        return float(np.mean(np.abs(sums) >= least))
+    # Else random patterns, some at a time. With positive = 1 or 0, a sum is 2 (positive' values) - (1' values).
+    generator = np.random.default_rng(seed)
+    beyond = 0
+    most = max(1, FLIP_CELLS // len(values))
+    for start in range(0, flips, most):
+        positive = generator.integers(0, 2, (min(most, flips - start), len(values)), np.int8)
+        sums = 2 * (positive.astype(np.float64) @ values) - values.sum()
+        beyond += int((np.abs(sums) >= least).sum())
+    return (beyond + 1) / (flips + 1)

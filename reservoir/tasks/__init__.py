@@ -126,13 +126,20 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     for parameter, value in parameters.items():
         if parameter not in defaults:
             raise unknown_parameter(name, parameter, defaults)
-        default = defaults[parameter]
-        expected = {str: str, float: (int, float)}.get(type(default), int)
-        # Whole numbers may be 0 only if this is the default.
-        is_valid = isinstance(value, expected) and (expected is not int or value >= bool(default))
-        if not is_valid and value != default:
-            raise InputError(f"{name}: {parameter} is {value!r}", f"give a value like {default}")
+        if not _is_like(value, defaults[parameter]):
+            remedy = f"give a value like {defaults[parameter]}"
+            raise InputError(f"{name}: {parameter} is {value!r}", remedy)
     return source_type(data=data, **parameters)
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Return whether a parameter may have a value; whole numbers may be 0 only if this is the default."""
+    if isinstance(default, str):
+        return isinstance(value, str)
+    if isinstance(default, float):
+        return isinstance(value, int | float)
+    least = 1 if default else 0
+    return value == default or (isinstance(value, int) and value >= least)
 
 
 def named_source(task: Task) -> Any:
@@ -152,11 +159,10 @@ def _source_type(name: str, parameters: Mapping[str, Any]) -> tuple[type[Any], d
     # Every named task has all variants; the sources whose data do not depend on them do not take the parameter.
     variant_parameter = _variants().parameter
     takes_variant = any(item.name == variant_parameter for item in fields(source_type))
-    return source_type, {
-        parameter: value
-        for parameter, value in parameters.items()
-        if takes_variant or parameter != variant_parameter
-    }
+    if takes_variant:
+        return source_type, dict(parameters)
+    others = {name: value for name, value in parameters.items() if name != variant_parameter}
+    return source_type, others
 
 
 def unknown_parameter(task: str, parameter: str, names: Iterable[str]) -> InputError:

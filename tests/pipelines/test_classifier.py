@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer
-from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.estimators import row_cache
+from reservoir_pipelines.preparation.sources import open_source
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split

@@ -212,6 +212,16 @@ def test_predict_imports_what_it_computes_with(cache, tmp_path):
     assert (codes, len(out.splitlines())) == ([0], 40)
 
 
+def test_extract_and_fit_of_series_import_what_they_compute_with(cache, tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 30, 1))
+    np.savez(tmp_path / "series.npz", x=x, y=(x[:, 0, 0] > 0).astype(int))
+    slow = ("transformers", "sklearn", "pandas", "scipy.stats", "dask", "torch._dynamo", "huggingface_hub")
+    commands = ["extract", str(tmp_path / "series.npz")], ["fit", str(tmp_path / "series.npz")]
+    codes, _, messages = ask(commands[0], heavy=(*slow, "matplotlib"))
+    assert codes == [0] and any("random kernels, no transformer" in line for line in messages)
+    assert ask(commands[1], heavy=slow)[0] == [0]
+
+
 def test_applying_a_readout_imports_nothing_that_only_fitting_needs():
     modules = "{'sklearn', 'scipy.optimize', 'torch'}"
     code = f"import sys; from reservoir.readouts import evaluation, logistic; print(sys.modules.keys() & {modules})"

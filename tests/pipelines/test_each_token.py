@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.data.own_data import open_source
+from reservoir_pipelines.files import read_checked, write_checked
+from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
+from reservoir_pipelines.preparation.sources import open_source
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
@@ -32,7 +34,7 @@ def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("each")
     path = write_csv(folder / "ss.csv", proteins(), "sequence,label")
     features = extract(path, cache=folder / "cache", store="float32", compute="float32", **SMALL)
-    return features, fit(features, out=folder / "readout", select="valid", alphas="1:1:1")
+    return features, fit(features, out=folder / "readout", select="valid", alphas="1:1:1", columns="block01/all")
 
 
 def test_readout_is_that_of_all_residues_of_the_training_rows(fitted):
@@ -105,6 +107,79 @@ def test_targets_of_every_value_of_a_series(tmp_path):
     assert found.best.metric == "R²" and (found.best.test_score or 0) > 0.5
     lengths = np.load(tmp_path / "level.npz")["lengths"]
     assert [len(one.label) for one in predict(found.saved, tmp_path / "level.npz")] == lengths.tolist()
+
+
+def write_recordings(path, number=40, steps=60, **arrays):
+    """Write recordings of two channels in which the frequency and the level tell the label of each step."""
+    draw = np.random.default_rng(0)
+    y = np.repeat(draw.integers(0, 3, (number, steps // 20)), 20, axis=1)
+    phase = np.arange(steps) * np.array([0.2, 0.6, 1.2])[y] + draw.uniform(0, 6, (number, 1))
+    x = np.stack([np.sin(phase), (1 + y) * np.cos(phase)], axis=2) + draw.normal(0, 0.3, (number, steps, 2))
+    lengths = draw.integers(steps // 2, steps + 1, number)
+    np.savez(path, x=x.astype(np.float32), y=y, lengths=lengths, groups=np.arange(number) // 2, **arrays)
+    return path, lengths
+
+
+def test_a_label_of_every_step_is_read_from_windows_beside_rolling_statistics(tmp_path):
+    path, lengths = write_recordings(tmp_path / "watch.npz")
+    features = extract(path, cache=tmp_path / "cache", store="float32")
+    found = fit(features, out=tmp_path / "readout", columns="embed/around2+rolling statistics", alphas="1:1:1")
+    flat, source = {}, open_source(str(path))
+    for split, rows in source.read(source.pieces()[0]).items():
+        part = features[split]
+        real = np.arange(part.labels.shape[1]) < part.lengths[:, None]
+        rolling = Statistic(name="rolling statistics", widths=(9, 27))(rows.x, rows.lengths)
+        wide = np.concatenate([features.store[split]["embed/around2"], rolling], axis=2)
+        flat[split] = wide[real], part.labels[..., 0][real]
+    x, y = map(np.concatenate, zip(flat["train"], flat["valid"], strict=True))
+    scale = StandardScaler().fit(x)
+    ridge = Ridge(alpha=1.0).fit(scale.transform(x), np.where(y[:, None] == np.arange(3), 1.0, -1.0))
+    new, truth = flat["test"]
+    right = (ridge.predict(scale.transform(new)).argmax(1) == truth).mean()
+    assert found.best.test_score == pytest.approx(right, abs=1e-6) and right > 0.9
+    assert found.evaluation.samples == len(truth)
+    # A recording has the same labels alone, cut before its padding, as among others.
+    answers = list(predict(found.saved, path))
+    assert [len(answer.label) for answer in answers] == lengths.tolist()
+    for row in (0, 7):
+        np.savez(tmp_path / "one.npz", x=np.load(path)["x"][[row], : lengths[row]], lengths=lengths[[row]])
+        (alone,) = predict(found.saved, tmp_path / "one.npz")
+        assert alone.label == answers[row].label
+        np.testing.assert_allclose(alone.probabilities, answers[row].probabilities, atol=1e-4)
+
+
+def test_rolling_statistics_are_saved_if_kernels_add_nothing_to_them(tmp_path):
+    path, _ = write_recordings(tmp_path / "watch.npz")
+    features = extract(path, cache=tmp_path / "cache", layers="embed", pool="all")  # kernels without windows
+    found = fit(features, out=tmp_path / "readout")
+    assert found.best.columns == ("rolling statistics",) and (found.best.test_score or 0) > 0.75
+    evaluation = evaluate_predictions(list(predict(found.saved, path)))
+    assert evaluation and evaluation.scores["accuracy"] > 0.75
+
+
+def test_the_mean_of_a_target_of_every_step_is_a_readout_of_its_own(tmp_path):
+    path, lengths = write_recordings(tmp_path / "noise.npz")
+    arrays = dict(np.load(path)) | {"y": np.random.default_rng(1).normal(5, 1, (40, 60))}
+    np.savez(path, **arrays)
+    found = fit(extract(path, cache=tmp_path / "cache"), out=tmp_path / "readout")
+    (constant,) = [baseline for baseline in found.baselines if baseline.columns == ("the mean",)]
+    assert constant.test_score == pytest.approx(0, abs=0.01)
+    assert [len(answer.label) for answer in predict(found.saved, path)] == lengths.tolist()
+
+
+def test_windows_of_the_raw_input_are_saved_if_they_are_clearly_better_and_predict_alike(tmp_path, capsys):
+    path = write_csv(tmp_path / "ss.csv", proteins(90), "sequence,label")
+    features = extract(path, cache=tmp_path / "cache", **SMALL)
+    found = fit(features, out=tmp_path / "readout")
+    assert found.best.columns == ("raw, windows of 9",) and (found.best.test_score or 0) > 0.95
+    answers = list(predict(found.saved, write_csv(tmp_path / "new.csv", proteins(9, seed=1), "sequence,label")))
+    assert ["".join(answer.label) for answer in answers] == [label for _, label in proteins(9, seed=1)]
+    # The windows of a damaged readout are refused before they take memory.
+    card = read_checked(tmp_path / "readout" / "readout.json")
+    card["parts"][0]["windows"]["patch"] = 2**30
+    write_checked(tmp_path / "readout" / "readout.json", card)
+    with pytest.raises(InputError, match="not readable"):
+        predict(found.saved, path)
 
 
 def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):

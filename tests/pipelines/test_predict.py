@@ -342,8 +342,14 @@ def three_lengths():
     return waves(np.random.default_rng(1).integers(20, 41, 60))
 
 
+def test_a_classifier_labels_sequences_of_any_length_by_kernels(cache, three_lengths):
+    model = ReservoirClassifier().fit(*three_lengths)
+    new, y = waves([90, 200, 120, 1000, 1100], seed=2)
+    np.testing.assert_array_equal(model.predict(new), y)
+
+
 def test_a_classifier_labels_longer_sequences(cache, three_lengths):
-    model = ReservoirClassifier(compute="float32").fit(*three_lengths)
+    model = ReservoirClassifier(backbone="mini", compute="float32").fit(*three_lengths)
     new, y = waves([90, 200, 120, 1000], seed=2)
     np.testing.assert_array_equal(model.predict(new), y)
     with pytest.raises(InputError, match=r"row 1: .*1024 positions"):
@@ -352,7 +358,8 @@ def test_a_classifier_labels_longer_sequences(cache, three_lengths):
 
 @pytest.mark.parametrize("columns", ["all", "raw", "block01/segments8"])
 def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, capsys):
-    found = fit(extract(str(write_padded(tmp_path / "d.npz", *three_lengths)), compute="float32"), columns=columns)
+    data = str(write_padded(tmp_path / "d.npz", *three_lengths))
+    found = fit(extract(data, backbone="mini", compute="float32"), columns=columns)
     new, y = waves([90, 200, 35], seed=2)
     labels = [row.label for row in predict(found.saved, write_padded(tmp_path / "new.npz", new, y))]
     if columns == "raw":

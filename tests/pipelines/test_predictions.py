@@ -12,7 +12,8 @@ from reservoir_pipelines import compare, extract, fit, report, train
 from reservoir_pipelines.fitting import predictions
 from sklearn.metrics import r2_score
 
-from reservoir.readouts.evaluation import accuracy_interval, mcnemar, r2_interval
+from reservoir.readouts.evaluation import accuracy_interval, r2_interval
+from reservoir.readouts.paired import mcnemar
 from tests.refusals import outcome
 
 EMBEDDED = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}

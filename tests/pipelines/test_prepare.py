@@ -17,9 +17,9 @@ from reservoir_cache.publish import process_identity, publish_json, read_json
 from reservoir_pipelines import prepare, workers
 from reservoir_pipelines.preparation import prepare as preparation
 from reservoir_pipelines.preparation import write
-from reservoir_pipelines.preparation.downloads import DOWNLOADS, download
 from reservoir_pipelines.preparation.prepare import task_table
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit, _opened
+from reservoir_pipelines.preparation.sources import DOWNLOADS, download
 from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from reservoir_pipelines import export_features, extract, fit, import_features, train
-from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.sources import open_source
 
 from reservoir import InputError
 from reservoir.options import TaskOptions

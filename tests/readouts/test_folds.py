@@ -31,8 +31,11 @@ def test_folds_are_balanced_and_stratified(rows, data, seed):
             assert np.ptp(np.bincount(fold[labels == label], minlength=folds)) <= 1
 
 
-def test_folds_are_those_of_scikit_learn():
-    labels, groups = np.arange(60) % 3, np.arange(60) // 2
+@pytest.mark.parametrize("seed", range(5))
+def test_folds_are_those_of_scikit_learn(seed):
+    # The first label is not the smallest, and classes have different numbers of rows.
+    labels, groups = np.random.default_rng(seed).choice([3, 0, 7], 60, p=[0.6, 0.3, 0.1]), np.arange(60) // 2
+    assert (np.bincount(labels) >= 5).any()
     for splitter, settings_ in (
         (KFold, {}),
         (StratifiedKFold, {"labels": labels}),
@@ -105,11 +108,11 @@ def test_repeats_give_different_folds():
 
 
 def test_fewer_rows_or_groups_than_folds_are_refused():
-    with pytest.raises(InputError, match="5 folds for 4 rows"):
+    with pytest.raises(InputError, match="4 rows"):
         draw_folds(4, 5)
-    with pytest.raises(InputError, match="4 folds for 3 groups"):
+    with pytest.raises(InputError, match="3 groups"):
         draw_folds(6, 4, groups=np.array([0, 0, 1, 1, 2, 2]))
-    with pytest.raises(InputError, match="needs two groups or more, but there is 1"):
+    with pytest.raises(InputError, match="groups"):
         draw_folds(6, 1, groups=np.zeros(6))
     for refused in (lambda: draw_folds(4, 1), lambda: cross_sweep([], Targets(1, 2), folds=1)):
         with pytest.raises(InputError, match="1 folds"):

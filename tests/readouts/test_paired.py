@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score
 
-from reservoir.readouts.evaluation import evaluate_classes, evaluate_values, p_value_of_difference
-from reservoir.readouts.paired import paired_difference, paired_interval
+from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
+from reservoir.readouts.paired import p_value_of_difference, paired_difference, paired_interval
 
 
 def bootstrap(statistic, units, draws=2000):

@@ -14,11 +14,10 @@ from reservoir.readouts.evaluation import (
     accuracy_interval,
     balanced_interval,
     evaluate_classes,
-    mcnemar,
-    sign_flips,
     standard_error,
 )
 from reservoir.readouts.linear import Tally, Targets, samples, unsample
+from reservoir.readouts.paired import mcnemar, sign_flips
 from reservoir.readouts.penalties import best_penalty
 from reservoir.readouts.sweep import sweep
 

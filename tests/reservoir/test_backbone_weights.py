@@ -205,7 +205,7 @@ def test_digest_depends_on_where_the_positions_of_a_longformer_begin(tmp_path):
     [
         (None, "No such file"),
         ("{", "not readable"),
-        ({"model_type": "mamba"}, "family 'mamba' is not known"),
+        ({"model_type": "nothing"}, "family 'nothing' is not known"),
         ({"model_type": "lstm", "hight": 3}, "hight"),
         ({"model_type": "gpt2", "n_embd": 10, "n_head": 3}, "configuration"),
         ({"model_type": "lstm", "depth": 0}, "blocks to 0"),

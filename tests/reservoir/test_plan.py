@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from reservoir import InputError, options, processor, reservoir
-from reservoir.column import Column, joined_name, names_of
+from reservoir.column import ROLLING, Column, joined_name, names_of
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan import (
@@ -32,6 +32,7 @@ from tests.refusals import outcome
 
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
+STEPS = replace(SERIES, parameters={"each": "token"}, readout_tokens=500)
 
 
 def plan_of(task, rows=200, longest=None, **given):
@@ -77,6 +78,35 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
     assert set(VALUE_POOLINGS) < set(series.poolings)
 
 
+def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
+    plan = plan_of(SERIES)
+    assert (plan.reservoir.backbone, plan.reservoir.init, plan.layers) == ("kernels", "random", ("embed",))
+    assert not plan.has_blocks and plan.compute == "float32" and "add nothing" in plan.reasons["backbone"]
+    assert "no transformer; --backbone mini adds one" in plan.model_note("float32")
+    for given in (
+        {"init": "random"},
+        {"depth": 2},
+        {"input": "orthogonal"},
+        {"layers": "embed,block01"},
+        {"layers": "all"},
+        {"backbone": "mini"},
+    ):
+        assert plan_of(SERIES, **given).reservoir.backbone == "mini" and plan_of(SERIES, **given).has_blocks
+    for given in ({"layers": "embed"}, {"input": "kernels"}, {"seed": 1}):
+        assert plan_of(SERIES, **given).reservoir.backbone == "kernels"
+    assert plan_of(SERIES, backbone="kernels").reasons["backbone"] == "given"
+    assert {plan_of(task).reservoir.backbone for task in (SYMBOLS, replace(SERIES, name="digits"))} == {"mini"}
+
+
+@pytest.mark.parametrize("rows", [10, 3000, 10_000, 50_000, 10**5, 10**6])
+@pytest.mark.parametrize("values", [32, 500])
+def test_random_kernels_have_the_columns_of_the_input_layer_alone(rows, values):
+    task = replace(SERIES, form=Vectors(1), max_tokens=values)
+    plan, of_mini = plan_of(task, rows), plan_of(task, rows, backbone="mini", layers="embed")
+    assert plan.columns == of_mini.columns and plan.candidates == of_mini.candidates
+    assert plan.reasons["layers"] == "the backbone has no blocks"
+
+
 @pytest.mark.parametrize("task", [SERIES, SYMBOLS], ids=kind_of)
 def test_a_limited_run_has_the_plan_of_its_own_rows(task):
     rows = {"train": 1_000_000, "valid": 50_000, "test": 300}
@@ -87,7 +117,8 @@ def test_a_limited_run_has_the_plan_of_its_own_rows(task):
 
 @pytest.mark.parametrize("task", [replace(SERIES, form=Vectors(1), max_tokens=32), SERIES, SYMBOLS], ids=str)
 def test_many_rows_cost_columns_and_layers_but_no_values(task):
-    few, plans = plan_of(task, 10), [plan_of(task, rows) for rows in (10, 3000, 10_000, 50_000, 10**5, 10**6)]
+    numbers = (10, 3000, 10_000, 50_000, 10**5, 10**6)
+    few, *_ = plans = [plan_of(task, rows, backbone="mini") for rows in numbers]
     assert all(plan.reservoir == few.reservoir and plan.reservoir.stride == 1 for plan in plans)
     assert all(plan.reasons["stride"] == few.reasons["stride"] for plan in plans)
     assert all(plan.reservoir.windowed(task).max_tokens == task.max_tokens for plan in plans)
@@ -108,7 +139,7 @@ def test_the_input_layer_alone_has_the_known_candidates():
 
 
 def test_default_layers_of_many_rows_are_fewer_under_given_poolings():
-    plan = plan_of(SERIES, 100_000, pool="mean")
+    plan = plan_of(SERIES, 100_000, pool="mean", backbone="mini")
     assert names_of(plan.columns) == ("embed/mean",) and plan.reasons["pool"] == "given"
     assert "windows" in plan.reasons["layers"]
     assert plan_of(SERIES, 100_000, pool="mean", layers="block01").columns == (Column("block01", "mean"),)
@@ -123,7 +154,7 @@ def test_default_layers_of_many_rows_are_fewer_under_given_poolings():
         replace(SYMBOLS, form=Tokens(300)),
         replace(SERIES, max_tokens=8),
         replace(SERIES, max_tokens=60, pictures=8),
-        replace(SERIES, parameters={"each": "token"}, readout_tokens=500),
+        STEPS,
     ],
     ids=lambda task: kind_of(task) + " of images" * bool(task.pictures),
 )
@@ -132,7 +163,7 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
     plan, all_columns = plan_of(task, rows), plan_of(task, 10)
     values = task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
     size = rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
-    fewest = ("embed/all",), ("embed/std", "embed/max")
+    fewest = ("embed/all",), ("embed/around4",), ("embed/std", "embed/max")
     assert size <= max(2e8, 16 * rows * values) or names_of(plan.columns) in fewest
     assert bool(plan.more) == (plan.columns != all_columns.columns)
     more = f"--layers {','.join(all_columns.layers)} --pool {','.join(all_columns.poolings)} takes"
@@ -143,6 +174,24 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
     if rows <= 3000:
         assert {*plan.columns} <= set(itertools.chain.from_iterable(plan.candidates))
     assert not plan_of(task, rows, pool=",".join(plan.poolings), layers=",".join(plan.layers)).more
+
+
+def test_a_label_for_every_step_is_read_from_windows_around_the_step_beside_rolling_statistics():
+    plan = plan_of(STEPS, 60)
+    assert plan.reservoir.backbone == "kernels:width=64" and plan.reservoir.dilations == "1,2,4,8,16"
+    around, at_step = Column("embed", "around4"), Column("embed", "all")
+    assert plan.shapes == {at_step: (500, 64), around: (500, 256)}
+    assert plan.candidates == ((around, ROLLING), (at_step, around, ROLLING))
+    assert plan_of(STEPS, 20_000).candidates == ((around, ROLLING),)
+    short = plan_of(replace(STEPS, max_tokens=30, readout_tokens=30), 60)
+    assert short.poolings == ("all", "around2") and short.reservoir.dilations == "1,2"
+
+
+def test_symbols_and_given_transformers_keep_the_state_of_each_token_as_its_features():
+    letters = replace(STEPS, form=Tokens(4))
+    for plan in (plan_of(letters, 60), plan_of(STEPS, 60, backbone="mini"), plan_of(STEPS, 60, layers="block01")):
+        assert plan.poolings == ("all",) and plan.reservoir.backbone == "mini"
+        assert ROLLING not in itertools.chain.from_iterable(plan.candidates)
 
 
 def test_letters_keep_all_tokens_of_a_layer_before_all_layers():

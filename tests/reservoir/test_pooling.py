@@ -168,7 +168,7 @@ def test_the_model_and_the_exported_model_compute_the_kernels_of_each_window():
     rng = np.random.default_rng(0)
     x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
     task = replace(SERIES, max_tokens=40)
-    model = load_model(task, chosen(task, 5, gain=6.0), "cpu", "float32")
+    model = load_model(task, chosen(task, 5, backbone="mini", gain=6.0), "cpu", "float32")
     found = forward(model, None, x, lengths, ["embed/max"], batch_rows=2)["embed/max"][:, 0]
     forms = row_forms(torch.from_numpy(x), torch.from_numpy(lengths), "differences").numpy()
     cut, counts = Windows(patch=9, dilations=(1, 2, 4), pad="same")(forms, lengths)

@@ -6,8 +6,8 @@ import pickle
 import h5py
 import numpy as np
 import pytest
-from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.values import encode, read_integers, read_labels
+from reservoir_pipelines.preparation.sources import open_source
 
 from reservoir.errors import InputError
 from reservoir.tasks import Task, Tokens, Vectors

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 from reservoir_pipelines.data.columns import times_of
-from reservoir_pipelines.data.own_data import open_source
+from reservoir_pipelines.preparation.sources import open_source
 from scipy.io import wavfile
 
 from reservoir.errors import InputError

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from reservoir_pipelines.data import formats
 from reservoir_pipelines.data.formats import Format, open_rows
-from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.rows import Rows
+from reservoir_pipelines.preparation.sources import open_source
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from reservoir_pipelines import ReservoirClassifier
-from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.preparation.sources import open_source
 from scipy.io import wavfile
 
 from reservoir.errors import InputError

@@ -3,7 +3,6 @@
 import h5py
 import numpy as np
 import pytest
-from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.recordings import (
     nearest_steps,
     recording_name,
@@ -12,6 +11,7 @@ from reservoir_pipelines.data.recordings import (
     window_starts,
 )
 from reservoir_pipelines.preparation.prepare import settings_folder
+from reservoir_pipelines.preparation.sources import open_source
 from scipy.signal import resample_poly
 
 from reservoir.errors import InputError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.data.own_data import open_source
+from reservoir_pipelines.preparation.sources import open_source
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from reservoir_pipelines.data.own_data import open_source
+from reservoir_pipelines.preparation.sources import open_source
 
 from reservoir.errors import InputError
 from tests.tasks.samples import assert_refused, read_new, read_splits

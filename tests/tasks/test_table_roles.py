@@ -6,8 +6,8 @@ import shlex
 import numpy as np
 import pytest
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.data.own_data import open_source
 from reservoir_pipelines.data.roles import CONVENTIONAL
+from reservoir_pipelines.preparation.sources import open_source
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors

@@ -134,7 +134,7 @@ def fit(
 
 def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: Path | None) -> Answer:
     """Fit reservoirs with several seeds, and return each with the mean of their scores."""
-    from reservoir_pipelines.fitting.seeds import fit_seeds
+    from reservoir_pipelines.fitting.fit import fit_seeds
 
     readout, device = as_group(options, opt.FitOptions), as_group(options, opt.DeviceOptions)
     results = fit_seeds(entries, seeds, readout, device, data=data)
@@ -165,13 +165,15 @@ def fit_tables(fit: Fit) -> list[Shown]:
 
 def comparison_answer(comparison: Comparison) -> Answer:
     """Return the scores of two fits on the same test rows, and their difference."""
-    metric, over = comparison.metric, over_groups(comparison.groups)
+    metric = comparison.metric
+    over = over_groups(comparison.groups)
+    fits = (
+        (comparison.first, comparison.first_score, comparison.first_interval),
+        (comparison.second, comparison.second_score, comparison.second_interval),
+    )
     rows = [
         (folder, score_text(score, metric), interval_text(interval, metric))
-        for folder, score, interval in (
-            (comparison.first, comparison.first_score, comparison.first_interval),
-            (comparison.second, comparison.second_score, comparison.second_interval),
-        )
+        for folder, score, interval in fits
     ]
     columns = (*texts(""), *numbers(metric), *texts(f"95% interval{over}"))
     scores = ResultTable(columns, rows, f"on the same {count_text(comparison.rows, 'test row')}")
@@ -210,7 +212,9 @@ def predict(
 
     if out:
         check_out(out)
-    predictions, tally, columns = api.predict(readout, file, **options), Tally(), None
+    predictions = api.predict(readout, file, **options)
+    tally = Tally()
+    columns = None
     # No prediction stays in memory. On a terminal, printed rows are the progress.
     watched = tally.watch(predictions, progress=bool(out or json or not sys.stdout.isatty()))
     if out:
@@ -222,16 +226,22 @@ def predict(
             print_json(prediction.to_dict())
     evaluation = tally.evaluation()
     if tally.empty_sets:
-        sets, least = f"{tally.empty_sets:,} of {tally.rows:,} sets", 1 - (predictions.radius or 0)
+        least = 1 - (predictions.radius or 0)
         why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
-        notify(f"{sets} are empty, because {why}; these rows are less clear than most validation rows")
+        notify(
+            f"{tally.empty_sets:,} of {tally.rows:,} sets are empty, because {why}; "
+            "these rows are less clear than most validation rows"
+        )
     if evaluation and not json:
         (name, value), *others = evaluation_facts(evaluation)
         ends = interval_text(evaluation.interval, name)
         interval = f" (95% interval{over_groups(evaluation.groups)}: {ends})" if ends else ""
         notify(f"{name}: {value}{interval}", *(f"{other}: {score}" for other, score in others))
-    values = {"out": out, "rows": tally.rows} if out else {"predictions": columns}
-    return Answer(values | {"evaluation": evaluation}, None if out else [])
+    if out:
+        return Answer({"out": out, "rows": tally.rows, "evaluation": evaluation})
+    return Answer(
+        {"predictions": columns, "evaluation": evaluation}, []
+    )  # the predictions are printed above
 
 
 def explanation_answer(explanation: Explanation) -> Answer:

@@ -2,23 +2,22 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError, nearest
+from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks import TASKS, task_named, unknown_parameter
 from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 from reservoir.tasks.words import UNKNOWN, are_words, shown
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
-from reservoir_pipelines.data.hub import PREFIX, is_hub
+from reservoir_pipelines.data.hub import is_hub
 from reservoir_pipelines.data.labels import WHERE, Labels, encode_labels, no_labels, split_rows
 from reservoir_pipelines.data.rows import OF_RECORDINGS, OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
 from reservoir_pipelines.data.table import is_pattern
@@ -35,24 +34,6 @@ from reservoir_pipelines.data.values import (
 )
 
 NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
-
-
-def open_source(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
-    """Return the source of a named task, or of the data of a path or of the hub.
-
-    ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`; ``data`` is the
-    folder of the files of named tasks.
-    """
-    if name in TASKS:
-        return task_named(name, data=data, **parameters)
-    if not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
-        tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
-        raise InputError(f"no task {name!r}", f"{tasks}{nearest(name, TASKS)}")
-    names = [field.name for field in fields(OwnDataOptions)]
-    for parameter in parameters:
-        if parameter not in names:
-            raise unknown_parameter(name, parameter, names)
-    return OwnData(name, OwnDataOptions(**parameters))
 
 
 def own_name(origin: str) -> str:
@@ -132,8 +113,9 @@ class OwnData(Source):
 
     def pieces(self) -> list[Piece]:
         """Return ranges of rows."""
-        rows, step = len(self._rows), self._rows.piece_rows
-        return [Piece("rows", low, min(low + step, rows)) for low in range(0, rows, step)]
+        row_count = len(self._rows)
+        step = self._rows.piece_rows
+        return [Piece("rows", low, min(low + step, row_count)) for low in range(0, row_count, step)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return a range of rows, divided into its splits."""
@@ -169,15 +151,17 @@ class OwnData(Source):
             return Scaling.constant(1.0, form.dim)
         errors: list[np.ndarray] = []  # of rounding to float32, by piece
 
+        # The values are read piece by piece, because they may be larger than memory.
         def training_tokens() -> Iterator[np.ndarray]:
             for piece in self.pieces():
-                x, lengths = self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]
-                is_training = self._split[piece.lo : piece.hi] == "train"
-                stored = self._stored(piece)
+                rows = slice(piece.lo, piece.hi)
+                is_training = self._split[rows] == "train"
+                stored = self._stored(piece)  # also refuses values of other splits that cannot be stored
                 if is_training.any():
-                    real = np.arange(stored.shape[1]) < lengths[is_training, None]
-                    tokens = stored[is_training][real]
-                    errors.append(rounding(x.reshape(*x.shape[:2], -1)[is_training][real], tokens))
+                    x = self._rows.x[rows]
+                    is_token = np.arange(stored.shape[1]) < self._lengths[rows][is_training, None]
+                    tokens = stored[is_training][is_token]
+                    errors.append(rounding(x.reshape(*x.shape[:2], -1)[is_training][is_token], tokens))
                     yield tokens
 
         scaling = standardisation(self.origin, training_tokens())

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -110,10 +111,11 @@ def write_labels(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray
     for split, index in rows.items():
         whole = prepared.split(split)
         targets = {"y": whole.y, "lengths": whole.lengths, "ids": whole.ids}
-        targets |= {} if whole.groups is None else {"groups": whole.groups}
+        if whole.groups is not None:
+            targets["groups"] = whole.groups
         if len(index) < len(whole):
             targets = {name: array[index] for name, array in targets.items()}
-        if np.array_equal(targets["ids"], index):
+        if np.array_equal(targets["ids"], index):  # the ids are the numbers of the rows
             del targets["ids"]
         write_targets(entry, split, targets | {"index": index})
 
@@ -156,6 +158,30 @@ def row_count(entry: Entry, blocks: Sequence[tuple[str, int]]) -> int:
     return sum(high - low for low, high in ranges)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a block to compute, or none if no column is left to compute in this process."""
+
+    split: str
+    block: int
+    columns: tuple[str, ...]  # those that the block lacks and no other process has claimed
+    rows: Any  # as `Load` yields them
+
+
+def _claimed_parts(
+    writer: ShardWriter, entry: Entry, blocks: Sequence[tuple[str, int]], columns: Sequence[str], read: Load
+) -> Iterator[_Part]:
+    """Claim the blocks one after the other, and yield the parts of each, at least one."""
+    for split, block in blocks:
+        lacking = writer.claim(split, block, columns)
+        if not lacking:
+            yield _Part(split, block, (), None)
+            continue
+        low, high = entry.layout.block(entry.spec.rows[split], block)
+        for rows in read(split, low, high):
+            yield _Part(split, block, lacking, rows)
+
+
 def compute_blocks(
     entry: Entry,
     blocks: Sequence[tuple[str, int]],
@@ -165,32 +191,28 @@ def compute_blocks(
     advance: Advance = lambda rows, written: None,
 ) -> int:
     """Compute the blocks that no other process has claimed; return the number of rows computed."""
+    computed_rows = 0
     # Loading, encoding and writing run in three other threads, so that a GPU need not wait.
-    computed, layout = 0, entry.layout
     with devices.exact_products(), ShardWriter(entry) as writer:
-
-        def claimed() -> Iterator[tuple[tuple[str, int], tuple[str, ...], Any]]:
-            for split, block in blocks:
-                lacking = writer.claim(split, block, columns)
-                parts = read(split, *layout.block(entry.spec.rows[split], block)) if lacking else (None,)
-                yield from (((split, block), lacking, part) for part in parts)
-
-        with closing(ahead(claimed(), LOADED_AHEAD)) as loaded:
-            for (split, block), parts in groupby(loaded, itemgetter(0)):
-                low, high = layout.block(entry.spec.rows[split], block)
-                left = high - low  # rows that the progress has not counted
+        parts = _claimed_parts(writer, entry, blocks, columns, read)
+        with closing(ahead(parts, LOADED_AHEAD)) as loaded:
+            for (split, block), parts_of_block in groupby(loaded, attrgetter("split", "block")):
+                low, high = entry.layout.block(entry.spec.rows[split], block)
+                uncounted = high - low  # rows that the progress has not counted
 
                 def count(rows: int) -> None:
-                    nonlocal left
-                    left -= rows
+                    nonlocal uncounted
+                    uncounted -= rows
                     advance(rows, None)
 
-                launched = [compute(part, lacking, count) for _, lacking, part in parts if lacking]
+                launched = [
+                    compute(part.rows, part.columns, count) for part in parts_of_block if part.columns
+                ]
                 if launched:
                     writer.put(split, block, partial(_joined, launched))
-                    computed += high - low
-                advance(left, writer.bytes_written)
-    return computed
+                    computed_rows += high - low
+                advance(uncounted, writer.bytes_written)
+    return computed_rows
 
 
 def _joined(launched: Sequence[Callable[[], Any]]) -> Arrays:
@@ -210,10 +232,11 @@ def compute_missing(
     advance: Advance = lambda rows, written: None,
 ) -> int:
     """Compute the missing blocks, and wait for those of other processes; return the number of rows computed here."""
-    computed = 0
-    while todo := missing_blocks(entry, splits, columns):
-        rows = compute_blocks(entry, todo, columns, read, compute, advance)
-        computed += rows
-        if not rows and missing_blocks(entry, splits, columns):
+    computed_rows = 0
+    while missing := missing_blocks(entry, splits, columns):
+        rows = compute_blocks(entry, missing, columns, read, compute, advance)
+        computed_rows += rows
+        others_compute_the_rest = rows == 0 and missing_blocks(entry, splits, columns)
+        if others_compute_the_rest:
             time.sleep(POLL)
-    return computed
+    return computed_rows

@@ -106,16 +106,17 @@ def extract(
     notes = prepared.notes_for(native=True)
     notify(*notes)
     extractor = load_extractor(options, prepared, root, splits)
-    if not extractor.model.reader:
-        notify(*(note for note in prepared.notes if note not in notes))
+    # A model that reads the texts by its own tokenizer may know the letters that no training row has.
+    notes_on_letters = [] if extractor.model.reader else [n for n in prepared.notes if n not in notes]
+    notify(*extractor.notes, *notes_on_letters)
     entry, missing = extractor.open(call)
     with meter("extract", row_count(entry, missing)) as bar:
         is_shared = missing and (cluster.workers > 1 or cluster.scheduler)
-        computed = (
-            share_blocks(extractor, entry, missing, options, cluster, bar.advance) if is_shared else 0
-        )
-        computed += extractor.compute(entry, bar.advance)
-    return Extraction.of(entry, extractor.columns, computed, started)
+        computed_rows = 0
+        if is_shared:
+            computed_rows += share_blocks(extractor, entry, missing, options, cluster, bar.advance)
+        computed_rows += extractor.compute(entry, bar.advance)
+    return Extraction.of(entry, extractor.columns, computed_rows, started)
 
 
 def origin_of(task: str) -> str:

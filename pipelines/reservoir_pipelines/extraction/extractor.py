@@ -61,13 +61,12 @@ def load_extractor(
     """
     plan = plan_of(prepared, options, planned)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
-    if model.reader:
-        notify(f"{prepared.task.name}: read by {model.reader.description}")
-    notify(*filter(None, (plan.input_note, plan.precision_note(model.compute), plan.note)))
     rows = draw_rows(prepared, options.limit)
-    for split, index in rows.items():
+    for split, index in rows.items():  # refuse rows that are shorter than a window
         model.windows.checked_counts(prepared.split(split).lengths[index])
     spec = make_spec(prepared, rows, model, plan.store)
+    reader_note = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
+    notes = (reader_note, plan.input_note, plan.model_note(model.compute), plan.note)
     return Extractor(
         root=root,
         prepared=prepared,
@@ -86,6 +85,7 @@ def load_extractor(
             "waveform": bool(prepared.task.parameters.get("waveform")),
         },
         splits=splits or list(rows),
+        notes=[*filter(None, notes)],
     )
 
 
@@ -103,6 +103,7 @@ class Extractor:
     spec: Spec
     settings: dict[str, Any]  # options that the entry records, with all defaults resolved
     splits: Sequence[str]
+    notes: list[str]  # lines to print on the input and the precision of the model
 
     def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:
         """Create or open the entry, which records the call; return it and the blocks that it lacks."""
@@ -168,7 +169,8 @@ class Extractor:
         def compute(
             part: tuple[int, Loaded], columns: Sequence[str], count: Callable[[int], None]
         ) -> Callable[[], Arrays]:
-            return start_encoding(launch(self.model, part[1], columns, count), store, part[0])
+            first_row, loaded = part
+            return start_encoding(launch(self.model, loaded, columns, count), store, first_row)
 
         return read, compute
 

@@ -90,6 +90,7 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     rows = rows or present
     shares = {split: -(-count * rows // present) for split, count in shares.items()}
     extractor = load_extractor(options, prepared, root, planned=shares)
+    notify(*extractor.notes)
     loading, layout = _now() - started, extractor.layout
     on_gpu, busy = devices.on_gpu(extractor.model.device), load_average > BUSY * cores
     notify(f"plan: model loaded in {loading.wall:.0f} s; timing it for about {2 * SECONDS:.0f} s")

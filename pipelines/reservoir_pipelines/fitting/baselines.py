@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from reservoir.column import RAW, Baseline
-from reservoir.raw_input import raw_features
+from reservoir.raw_input import RawWindows
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
@@ -14,7 +14,7 @@ from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.source import KnownSplit, RawSource
-from reservoir_pipelines.fitting.statistics import learn_statistics
+from reservoir_pipelines.fitting.statistics import MEAN, Statistic, learn_statistics
 from reservoir_pipelines.output import notify
 
 WINDOW = 9  # tokens of a window, if the reservoir has no windows
@@ -44,17 +44,17 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     if fitter.kind == "ridge" and ridge is not fitter:
         fit_of_raw = None  # it has the single penalty that was chosen for the columns
     # Fit the raw input by ridge, by the fitter of the columns, and by logistic regression, each once.
-    further: list[tuple[RawSource[KnownSplit], Fitter]] = [(raw, ridge)]
+    sources_and_fitters: list[tuple[RawSource[KnownSplit], Fitter]] = [(raw, ridge)]
     if fitter.kind not in ("ridge", "logistic"):
-        further.append((raw, fitter))
+        sources_and_fitters.append((raw, fitter))
     if task.classes and chooses and not (fit_of_raw and fitter.kind == "logistic"):
-        further += _logistic(raw, known, fitter, fits)
-    choices: list[Choice] = []
-    if fit_of_raw:
-        choices.append(Choice(fit_of_raw, raw, fitter))
-        further = [(source, other) for source, other in further if other is not fitter]
-    for source, other in further:
-        choices.append(Choice(_naming_rows(fit_source(other, source), source), source, other))
+        sources_and_fitters += _logistic(raw, known, fitter, fits)
+    choices = [Choice(fit_of_raw, raw, fitter)] if fit_of_raw else []
+    for source, raw_fitter in sources_and_fitters:
+        is_fitted_already = fit_of_raw is not None and raw_fitter is fitter
+        if not is_fitted_already:
+            fit = _naming_rows(fit_source(raw_fitter, source), source)
+            choices.append(Choice(fit, source, raw_fitter))
     baselines = [max(choices, key=lambda choice: choice.fit.result.sort_key)]
     # Statistics learn their vocabulary from the training rows.
     for statistic in learn_statistics(task, lambda: raw.rows("train")):
@@ -102,11 +102,7 @@ def _naming_rows(fit: ColumnFit, source: RawSource[KnownSplit]) -> ColumnFit:
 
 def _mean(raw: RawSource[KnownSplit], ridge: RidgeFitter) -> Choice:
     """Return the readout of a constant feature, which predicts the mean of the training rows."""
-    task = raw.task
-    tokens = task.readout_tokens if task.each else 1
-    mean = replace(
-        raw, baseline=Baseline("the mean"), features=lambda x, _: np.ones((len(x), tokens, 1), np.float32)
-    )
+    mean = replace(raw, baseline=Baseline(MEAN), features=Statistic(name=MEAN))
     fit = fit_source(replace(ridge, alphas=np.ones(1), widens=False), mean)
     constant = replace(fit, results=(replace(fit.result, readout="constant", alpha=None),))
     return Choice(constant, mean, ridge)
@@ -120,9 +116,9 @@ def _logistic(
     width, classes = raw.width(), fitter.classes
     fits_of_logistic = fitter.folds * fitter.repeats + 1
 
-    def work(every: int) -> float:
-        """Return the multiplications of all fits to each ``every``-th row."""
-        rows = samples / every
+    def work(step: int) -> float:
+        """Return the multiplications of all fits to each ``step``-th training sample."""
+        rows = samples / step
         axes = min(rows, width)
         # Moments, principal axes, about a hundred passes, and calls for each output.
         products = axes * (rows * width + 10 * axes**2 + 1000 * rows * outputs * classes)
@@ -131,23 +127,21 @@ def _logistic(
     # The fits of columns take about samples * width * min(samples, width) multiplications each.
     widths = [known.source(fit.columns).width() for fit in fits]
     of_columns = sum(samples * column_width * min(samples, column_width) for column_width in widths)
-    most = max(CHEAP, of_columns / 4)
-    every = next((n for n in range(1, 1 + max(1, samples // MIN_ROWS)) if work(n) <= most), 0)
-    if not every:
+    allowed_work = max(CHEAP, of_columns / 4)
+    # The smallest step is the one that leaves out the fewest rows; `MIN_ROWS` limits it.
+    steps = range(1, 1 + max(1, samples // MIN_ROWS))
+    step = next((step for step in steps if work(step) <= allowed_work), None)
+    if step is None:
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
-    some = {"train": np.arange(0, raw.view["train"].rows, every)} if every > 1 else raw.some
+    some = {"train": np.arange(0, raw.view["train"].rows, step)} if step > 1 else raw.some
     return [(replace(raw, some=some), _logistic_of(fitter))]
 
 
 def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSource[KnownSplit]:
     """Return the raw input in windows of the reservoir's size, around each token that has a label."""
-    cut = known.entry.spec.input  # imported features have it, too
-    patch = cut.patch if cut.patch > 1 else WINDOW
-    windows = Windows(patch=patch, dilations=cut.dilations, pad="same")
-
-    def features(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        values = raw_features(task, raw.scaling, x, lengths)
-        return windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))[0]
-
+    model_input = known.entry.spec.input  # imported features have it, too
+    patch = model_input.patch if model_input.patch > 1 else WINDOW
+    windows = Windows(patch=patch, dilations=model_input.dilations, pad="same")
+    features = RawWindows(task, raw.scaling, windows)
     return replace(raw, baseline=Baseline(f"{RAW}, windows of {patch}"), features=features)

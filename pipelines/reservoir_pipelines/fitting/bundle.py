@@ -17,16 +17,18 @@ from reservoir_cache import read_regular, replace_file
 
 from reservoir.column import RAW, names_of
 from reservoir.errors import InputError, as_input_error
+from reservoir.raw_input import RawWindows
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.records import check_arrays, from_json
-from reservoir.reservoir import Reservoir
+from reservoir.reservoir import MAX_WINDOW, Reservoir
 from reservoir.tasks.task import Scaling, Task
+from reservoir.tasks.windows import Windows
 from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_fitter import EstimatorReadout
-from reservoir_pipelines.fitting.source import RawSource
+from reservoir_pipelines.fitting.source import EntrySource, RawSource
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
@@ -50,10 +52,11 @@ class Part:
     # SHA-256 of tokenizer and embeddings, if input is native
     input_digests: dict[str, str] = field(default_factory=dict)
     statistic: Statistic | None = None  # of the raw sequences, which is then the only column
+    windows: Windows | None = None  # of the raw input around each token, which are then the only column
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the folder of this machine."""
-        absent = {"run"} | ({"statistic"} if self.statistic is None else set())
+        absent = {"run"} | {name for name in ("statistic", "windows") if getattr(self, name) is None}
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
@@ -74,46 +77,12 @@ class Bundle:
     @classmethod
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
-        parts: list[Part] = []
-        # A readout of a statistic of the raw input reads no model.
-        statistic = chosen.source.features if isinstance(chosen.source, RawSource) else None
-        if isinstance(statistic, Statistic):
-            parts.append(
-                Part(
-                    reservoir=None,
-                    digest="",
-                    compute="",
-                    columns=chosen.result.columns,
-                    statistic=statistic,
-                )
-            )
-        for column in () if parts else chosen.source.columns:
-            # Raw input and imported features have no model that predict could run; a column has that of its entry.
-            source = known.column(column)
-            entry = source.view.entry
-            digest = "" if isinstance(source, RawSource) else entry.spec.backbone.digest
-            if isinstance(source, RawSource) or entry.spec.init.kind == IMPORTED:
-                parts.append(
-                    Part(reservoir=None, digest=digest, compute="", columns=names_of(source.columns))
-                )
-                continue
-            part = Part(
-                reservoir=Reservoir(**entry.made_with["reservoir"]),
-                digest=digest,
-                compute=entry.spec.compute,
-                columns=(source.column.name,),
-                input_digests=entry.spec.input.digests,
-            )
-            if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
-                # One forward pass gives the columns of both.
-                part = replace(part, columns=parts.pop().columns + part.columns)
-            parts.append(part)
         lengths = known.view["train"].lengths
         made_with = known.entry.made_with
         return cls(
             task=known.task,
             scaling=scaling_from_json(made_with.get("scaling"), known.task),
-            parts=tuple(parts),
+            parts=_parts_of(known, chosen.source),
             readout=chosen.readout,
             scores=result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
@@ -124,6 +93,7 @@ class Bundle:
 
     def radius(self, coverage: float, where: Path) -> float:
         """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``."""
+        # Rounded, so that products such as 20 * 0.95 are whole numbers.
         rows = len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if not rows:
@@ -150,6 +120,7 @@ class Bundle:
             "files": {},
             **{name: getattr(self, name) for name in PLAIN},
         }
+        # A linear readout is arrays; any other estimator is an archive beside them.
         arrays = {"held_out": self.held_out} if len(self.held_out) else {}
         if self.scaling:
             arrays |= {"offset": self.scaling.offset, "scale": self.scaling.scale}
@@ -167,6 +138,8 @@ class Bundle:
             notify(f"readout {name} is not linear: it is saved with skops, and predict needs --trust")
             card["estimator"] = {"name": name, "outputs": targets.outputs, "classes": targets.classes}
         files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
+        # Files are named by their content, so that the card of the old bundle still has its own files until it is
+        # replaced. Those that no card names are removed at the end.
         for suffix, data in files.items():
             digest = hashlib.sha256(data).hexdigest()
             name = f"readout-{digest[:16]}.{suffix}"
@@ -198,8 +171,10 @@ class Bundle:
                 readout = _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
             held_out = np.sort(arrays.get("held_out", np.zeros(0)))
             check_arrays({"held_out": held_out}, {"held_out": (held_out.size,)})
-            labels = readout.targets.outputs, readout.targets.classes
-            if labels not in [(task.outputs * number, task.classes) for number in (1, task.readout_tokens)]:
+            # A readout predicts the labels of one token, or those of all tokens of a row.
+            targets = readout.targets
+            fits_task = targets.outputs in (task.outputs, task.outputs * task.readout_tokens)
+            if not fits_task or targets.classes != task.classes:
                 raise ValueError("its labels are not those of its task")
             return cls(
                 task=task,
@@ -209,6 +184,34 @@ class Bundle:
                 held_out=held_out,
                 **{name: card[name] for name in PLAIN if name in card},
             )
+
+
+def _parts_of(known: Known, source: EntrySource) -> tuple[Part, ...]:
+    """Return the frozen models whose columns a source reads, in the order of the columns."""
+    # A baseline has learnt its features; those of columns are the same for all readouts.
+    sources = [source] if isinstance(source, RawSource) else map(known.column, source.columns)
+    parts: list[Part] = []
+    for of_column in sources:
+        # Raw input and imported features have no model that predict could run; a column has that of its entry.
+        if isinstance(of_column, RawSource):
+            parts.append(_raw_part(of_column))
+            continue
+        spec, columns = of_column.view.entry.spec, names_of(of_column.columns)
+        if spec.init.kind == IMPORTED:
+            parts.append(Part(reservoir=None, digest=spec.backbone.digest, compute="", columns=columns))
+            continue
+        part = Part(
+            reservoir=Reservoir(**of_column.view.entry.made_with["reservoir"]),
+            digest=spec.backbone.digest,
+            compute=spec.compute,
+            columns=(of_column.column.name,),
+            input_digests=spec.input.digests,
+        )
+        # One forward pass gives neighbouring columns of the same model.
+        if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
+            part = replace(part, columns=parts.pop().columns + part.columns)
+        parts.append(part)
+    return tuple(parts)
 
 
 def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
@@ -232,7 +235,21 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     return EstimatorReadout(model=model, targets=targets, name=name)
 
 
+def _raw_part(source: RawSource[Any]) -> Part:
+    """Return the part of the raw input, of a statistic of it, or of its windows."""
+    features = source.features
+    return Part(
+        reservoir=None,
+        digest="",
+        compute="",
+        columns=names_of(source.columns),
+        statistic=features if isinstance(features, Statistic) else None,
+        windows=features.windows if isinstance(features, RawWindows) else None,
+    )
+
+
 def _part(values: dict[str, Any]) -> Part:
+    """Return a part from the values of `Part.to_dict`; raise `ValueError` if it cannot be one."""
     if values["compute"] not in ("", "float32", "bfloat16"):
         raise ValueError(f"unknown precision {str(values['compute'])[:40]!r}")
     parsed = {
@@ -242,9 +259,17 @@ def _part(values: dict[str, Any]) -> Part:
     }
     if values.get("statistic"):
         parsed["statistic"] = from_json(Statistic, values["statistic"])
+    if values.get("windows"):
+        windows = parsed["windows"] = from_json(Windows, values["windows"])
+        sizes = (windows.patch, windows.stride, *windows.dilations)
+        if min(sizes) < 1 or windows.patch * len(windows.dilations) > MAX_WINDOW:
+            raise ValueError("its windows have no values, or too many")
     part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | parsed)
-    statistic = (part.statistic.name,) if part.statistic and not part.reservoir else (RAW.name,)
-    if not part.columns or not (part.reservoir or part.digest or part.columns == statistic):
+    # Without a model or imported features, the only column is the raw input, its windows, or a statistic of it.
+    has_features = bool(part.reservoir or part.digest)
+    without_model = part.statistic.name if part.statistic and not part.reservoir else RAW.name
+    is_of_input = part.columns == (without_model,) or (part.windows and len(part.columns) == 1)
+    if not part.columns or not (has_features or is_of_input):
         raise ValueError("a part reads no known column")
     return part
 

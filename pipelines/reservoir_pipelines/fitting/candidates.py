@@ -1,28 +1,25 @@
 """What a fit tries: columns, the fitter with its settings, and the cross-validation that compares them."""
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from reservoir.column import RAW, Columns, joined_name, names_of, parse_columns
+from reservoir.column import RAW, ROLLING, Baseline, Columns, names_of, parse_columns
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds, default_columns, readout_candidates
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
 from reservoir.tasks import TASKS
-from reservoir_pipelines.fitting.cost import cost_line
-from reservoir_pipelines.fitting.fitter import Fitter, size_of
-from reservoir_pipelines.fitting.folds import folds_can_choose, groups_of_splits
+from reservoir.tasks.task import Task, Vectors
+from reservoir_pipelines.fitting.fitter import Fitter
+from reservoir_pipelines.fitting.folds import folds_can_choose
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.sklearn_fitter import EstimatorFitter
-from reservoir_pipelines.fitting.source import ColumnSource
-from reservoir_pipelines.output import count_text, notify
 
 RACED_COLUMNS = 4  # default columns from which a race saves time
 RACED_ROWS = 2000  # training rows from which a race saves time
@@ -52,8 +49,8 @@ class Candidates:
 
 def choose_candidates(known: Known, options: FitOptions) -> Candidates:
     """Return the columns to try, the fitter that compares their readouts, and the rows of a race and a curve."""
-    groups = groups_of_splits(known.view)
-    folds, repeats = choose_folds(options, known.rows, None if groups is None else len(np.unique(groups)))
+    task, rows, groups = known.task, known.rows, known.groups
+    folds, repeats = choose_folds(options, rows, None if groups is None else len(np.unique(groups)))
     # The columns are those that the user names, or the defaults of the task.
     named = _named_columns(known, options.columns)
     columns = _default_columns(known, cross_validated=bool(folds)) if named is None else named
@@ -64,22 +61,26 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
         raise InputError(f"{known.entry.path}: no columns to fit", remedy)
     # Opening a source refuses raw input whose prepared data was removed.
     sources = [known.source(names) for names in columns]
-    chooses = not folds or folds_can_choose(sources[0], known.task.classes)
-    fitter = make_fitter(options, known.task.classes, folds, repeats)
-    # If nothing can be chosen, there is nothing to compare settings with either.
-    fitter = fitter if chooses else fitter.without_choice()
-    may_race = named is None and options.select == "auto" and chooses and len(columns) >= RACED_COLUMNS
+    curve_sizes = _curve_sizes(options, rows["train"])
+    # Columns race if they are many and not those of the user, whose columns are all fitted to all rows.
+    may_race = named is None and options.select == "auto" and len(columns) >= RACED_COLUMNS
+    race = _race(known, groups, cross_validated=bool(folds)) if may_race else None
+    fitter = make_fitter(options, task.classes, folds, repeats)
+    chooses = not folds or folds_can_choose(sources[0], task.classes)
+    if not chooses:
+        # There is nothing to compare settings or columns with.
+        fitter, race = fitter.without_choice(), None
     # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
-    is_own_data = known.task.name not in TASKS and not known.task.each
+    is_own_data = task.name not in TASKS
     return Candidates(
         all_columns=columns,
         default=default_columns(columns) if named is None else None,
         fitter=fitter,
         chooses=chooses,
         baseline_may_win=options.columns == "all" and is_own_data and chooses,
-        race=_race(known, groups, cross_validated=bool(folds)) if may_race else None,
+        race=race,
         grouped=groups is not None,
-        curve_sizes=_curve_sizes(options, fitter, known.rows["train"]),
+        curve_sizes=curve_sizes,
     )
 
 
@@ -90,34 +91,38 @@ def _named_columns(known: Known, columns: str | Sequence[str]) -> tuple[Columns,
         return None
     candidates = [parse_columns(name) for name in names]
     for column in itertools.chain.from_iterable(candidates):
-        if column not in (*known.columns, RAW):
+        if column not in (*known.columns, *_baselines(known.task)):
             cached = ", ".join(names_of(known.columns)) or "none"
             raise InputError(f"column {str(column)!r}: not cached", f"the cached ones are {cached}")
     return tuple(dict.fromkeys(candidates))
 
 
+def _baselines(task: Task) -> tuple[Baseline, ...]:
+    """Return the baselines that may stand beside columns."""
+    return (RAW, ROLLING) if task.each and isinstance(task.form, Vectors) else (RAW,)
+
+
 def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, ...]:
     """Return the columns, alone and joined, among which a readout is chosen by default."""
-    sources = {column: known.column(column) for column in known.columns}
-    widths = {
-        column: source.width()
-        for column, source in sources.items()
-        if isinstance(source, ColumnSource) and source.tokens() == 1
-    }
     native = len(known.views) > 1 or known.entry.spec.input.kind == "native"
-    return readout_candidates(
+    candidates = readout_candidates(
         known.task,
         known.columns,
-        widths,
+        known.widths,
         known.rows["train"],
         cross_validated=cross_validated,
         native=native,
     )
+    if known.view.has_raw:
+        return candidates
+    # Without the prepared data, columns have no statistics of the raw input beside them.
+    return tuple(tuple(name for name in names if name != ROLLING) for names in candidates)
 
 
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
     """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
     readout, balanced = options.readout, options.class_weight == "balanced"
+    # Refuse what this kind of readout does not do.
     if not classes and (balanced or readout == "logistic"):
         flag = "--class-weight balanced" if balanced else "--readout logistic"
         raise InputError(f"{flag}: the task has no classes", "remove the flag")
@@ -125,11 +130,13 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         raise InputError(
             f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
         )
+    # Any other name is the import path of an estimator.
     if readout not in ("ridge", "logistic"):
         if options.alphas:
             problem = f"--alphas: {readout} takes its parameters after a colon"
             raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
         return EstimatorFitter.parse(readout, classes, balanced=balanced)
+    # Penalties that the user names are all that are tried.
     default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
     alphas = parse_alphas(options.alphas) if options.alphas else default
     shared: dict[str, Any] = {
@@ -148,21 +155,17 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
     )
 
 
-def _curve_sizes(options: FitOptions, fitter: Fitter, rows: int) -> tuple[int, ...]:
-    """Return the numbers of rows of the learning curve, if one is asked for."""
-    if not options.curve:
+def _curve_sizes(options: FitOptions, rows: int) -> tuple[int, ...]:
+    """Return the ascending numbers of rows of the learning curve, none larger than ``rows``; none without a curve."""
+    curve = options.curve
+    if not curve:
         return ()
-    if not fitter.has_curve:
-        raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge")
-    return _parse_sizes(options.curve, rows)
-
-
-def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
-    """Return ``100,1000,10000`` as ascending numbers of rows, none larger than ``rows``."""
-    with as_input_error(f"--curve {text}: not a list of numbers of rows", "write 100,1000"):
-        sizes = {min(int(part), rows) for part in text.split(",")}
+    if options.readout != "ridge":
+        raise InputError(f"--curve {curve}: a learning curve needs --readout ridge")
+    with as_input_error(f"--curve {curve}: not a list of numbers of rows", "write 100,1000"):
+        sizes = {min(int(part), rows) for part in curve.split(",")}
     if min(sizes) < 1:
-        raise InputError(f"--curve {text}: give positive numbers of rows")
+        raise InputError(f"--curve {curve}: give positive numbers of rows")
     return tuple(sorted(sizes))
 
 
@@ -188,34 +191,3 @@ def _race(known: Known, groups: np.ndarray | None, *, cross_validated: bool) -> 
     same_groups = groups is None or len(np.unique(groups)) == len(np.unique(groups[drawn]))
     same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()
     return replace(known, some=some) if same_groups and same_labels else None
-
-
-def _how(candidates: Candidates, rows: int) -> str:
-    """Return what is fitted and how a readout is chosen, in words."""
-    if not candidates.chooses:
-        problem = "nothing is chosen, because no fold can hold out most of the classes and still fit them"
-        name = joined_name(candidates.columns[0])
-        instead = f"the readout is {name} with a fixed penalty, and validation scores mean nothing"
-        return f"{problem}; {instead}; add rows (or groups) of each class"
-    grouped = " by group" if candidates.grouped else ""
-    how = (
-        f"{candidates.fitter.folds}-fold cross-validation{grouped}" if candidates.fitter.folds else "valid"
-    )
-    return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {how}"
-
-
-def announce(known: Known, candidates: Candidates) -> None:
-    """Print what is fitted, how a readout is chosen, and what this will cost if it is much."""
-    what = f"fit {known.task.name}: {_how(candidates, known.rows['train'])}"
-    # All candidates are fitted to all rows; in a race, all to some rows, and then about the widest third to all.
-    raw = known.raw()
-    sources = [known.source(columns) for columns in candidates.columns]
-    sizes = [size_of(source, candidates.fitter) for source in sources]
-    if candidates.race:
-        raced = [candidates.race.source(columns) for columns in candidates.columns]
-        widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
-        sizes = [size_of(source, candidates.fitter) for source in raced] + widest
-    if raw:
-        sizes.append(size_of(raw, candidates.fitter))
-    estimate = cost_line(sizes)
-    notify(what, *([estimate] if estimate else []))

@@ -1,13 +1,19 @@
-"""What a fit will cost, computed from sizes alone, and the progress of its work."""
+"""What a fit will do and cost, computed from sizes alone and printed before it starts, and the progress of its work."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from reservoir.column import RAW, joined_name
 from reservoir.readouts.linear import SCORE_WORK
 from reservoir.readouts.products import listening
 from reservoir.readouts.tridiagonal import REDUCTION_WORK
-from reservoir_pipelines.output import Meter, meter, size_text, time_text
+from reservoir_pipelines.fitting.candidates import Candidates
+from reservoir_pipelines.fitting.fitter import Choice, Fitter
+from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.source import KNOWN, Source
+from reservoir_pipelines.output import Meter, count_text, meter, notify, size_text, time_text
 
 # Multiplications per second of one core: 1.0 to 1.9e10 on a server of 2023, for fits of 400 to 40,000 rows.
 SPEED = 1e10
@@ -39,15 +45,19 @@ class RidgeSize:
         """Estimated multiplications."""
         n, w = self.samples, self.width
         t, a = self.targets, self.penalties
+        # With more features than samples: the products of samples X X' are computed once. Without folds, they are
+        # reduced to a tridiagonal matrix and solved for each penalty, and the solutions become coefficients.
         if self.has_kernel:
             products = n**2 * w / 2
             if not self.folds:
                 path = REDUCTION_WORK * n**3 + n**2 * t * (1 + a) + n * w * a * t
                 return products + path + self._scoring(self.held_out, w)
             return products + self.repeats * self._folds(n * (self.folds - 1) // self.folds)
+        # Otherwise: the products of features X' X and X' Y, which each repeat of the folds computes again.
         products = n * w**2 / 2 + n * w * (t + 1)
         if not self.folds:
-            return products + REDUCTION_WORK * w**3 + w**2 * t * (1 + a) + self._scoring(self.held_out, w)
+            path = REDUCTION_WORK * w**3 + w**2 * t * (1 + a)
+            return products + path + self._scoring(self.held_out, w)
         return self.repeats * (products + self._folds(w))
 
     def _folds(self, size: int) -> float:
@@ -58,6 +68,7 @@ class RidgeSize:
         return self.folds * system + self._scoring(self.samples, size)
 
     def _scoring(self, samples: int, width: int) -> float:
+        """Return the multiplications of the scores of some samples under all penalties."""
         return samples * self.penalties * self.targets * (width + SCORE_WORK)
 
     @property
@@ -66,13 +77,72 @@ class RidgeSize:
         n, w = self.samples, self.width
         coded = self.penalties * self.targets
         systems = max(1, self.folds)
+        # The solutions of all penalties, in float64: of folds, for samples if they are fewer than features.
         solutions = 8 * coded * (min(n, w) if self.folds else w)
+        # With a kernel: the features in float32, three matrices of products of samples, and the scores of samples.
         if self.has_kernel:
             scores = 8 * n * coded * (1 + (self.repeats if self.folds else 0))
             return 4 * n * w + 3 * 8 * n**2 + 2 * solutions + scores
+        # Otherwise: the moments of each system, with three more while they are solved.
         moments = 8 * w * (w + self.targets) * (systems + 3)
         # The solutions of all folds wait for their rows, in float64 and float32.
         return moments + systems * 1.5 * solutions + 3 * 4 * min(n, BLOCK_ROWS) * coded
+
+
+def size_of(source: Source, fitter: Fitter) -> RidgeSize:
+    """Return the sizes that decide the cost of a fit; for other readouts than ridge, those of a ridge readout."""
+    samples = {split: len(source.labels(split)) for split in KNOWN}
+    return RidgeSize(
+        samples=sum(samples.values()) if fitter.folds else samples["train"],
+        held_out=samples["valid"],
+        width=source.width(),
+        targets=source.labels("train").shape[1] * (fitter.classes if fitter.classes > 2 else 1),
+        penalties=fitter.settings,
+        folds=fitter.folds,
+        repeats=fitter.repeats,
+    )
+
+
+def refit_work(choice: Choice) -> float:
+    """Return the estimated multiplications of `refit`: those of a fit of a single penalty without folds.
+
+    A choice without its model is first fitted as its fitter does.
+    """
+    size = size_of(choice.source, choice.fitter)
+    once = replace(size, penalties=1, folds=0).work
+    return once if choice.fit.solve else size.work + once
+
+
+def announce(known: Known, candidates: Candidates) -> None:
+    """Print what is fitted, how a readout is chosen, and what this will cost if it is much."""
+    fitter = candidates.fitter
+    # All candidates are fitted to all rows; in a race, all to some rows, and then about the widest third to all.
+    sources = [known.source(columns) for columns in candidates.columns]
+    sizes = [size_of(source, fitter) for source in sources]
+    if candidates.race:
+        raced = [candidates.race.source(columns) for columns in candidates.columns]
+        widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
+        sizes = [size_of(source, fitter) for source in raced] + widest
+    # The raw input is the baseline that takes the most time.
+    if known.view.has_raw:
+        sizes.append(size_of(known.source((RAW,)), fitter))
+    estimate = cost_line(sizes)
+    first_line = f"fit {known.task.name}: {_in_words(candidates, known.rows['train'])}"
+    notify(first_line, *([estimate] if estimate else []))
+
+
+def _in_words(candidates: Candidates, rows: int) -> str:
+    """Return what is fitted to a number of training rows, and how a readout is chosen."""
+    if not candidates.chooses:
+        problem = "nothing is chosen, because no fold can hold out most of the classes and still fit them"
+        name = joined_name(candidates.columns[0])
+        instead = f"the readout is {name} with a fixed penalty, and validation scores mean nothing"
+        return f"{problem}; {instead}; add rows (or groups) of each class"
+    rule = "valid"
+    if candidates.fitter.folds:
+        by_group = " by group" if candidates.grouped else ""
+        rule = f"{candidates.fitter.folds}-fold cross-validation{by_group}"
+    return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {rule}"
 
 
 def cost_line(sizes: Sequence[RidgeSize]) -> str | None:

@@ -15,13 +15,8 @@ from reservoir.readouts.linear import Block, Readout, Tally
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.recordings import recording_name
 from reservoir_pipelines.fitting.fitter import CurveReadout
-from reservoir_pipelines.fitting.predictions import (
-    LabelledRows,
-    Predicted,
-    join_predictions,
-    predict_block,
-)
-from reservoir_pipelines.fitting.refit import FinalReadout
+from reservoir_pipelines.fitting.predictions import LabelledRows, Predicted
+from reservoir_pipelines.fitting.refit import FinalReadout, join_predictions, predict_block
 from reservoir_pipelines.fitting.results import CurvePoint, Result
 from reservoir_pipelines.fitting.source import (
     IMAGE_ROWS,
@@ -75,12 +70,14 @@ class Scores:
 
 def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     """Return the scores of a final readout on the test rows, which are read once."""
-    samples, parts = test.read(final.source), list[Predicted]()
-    window_scores = list[np.ndarray]()
+    samples = test.read(final.source)
+    parts: list[Predicted] = []
+    window_scores: list[np.ndarray] = []
     joins_windows = "window" in task.parameters and task.readout_tokens == 1
     names = [str(task.label(number)) for number in range(task.classes)]
     test_rows = samples.view["test"]
 
+    # The predictions are collected while the blocks are evaluated, so that the rows are read once.
     def blocks() -> Iterator[Block]:
         for x, y in samples.blocks("test"):
             parts.append(predict_block(final.readout, x))
@@ -160,10 +157,12 @@ def evaluate_curve(
     for x, y in test.read(source).blocks("test"):
         for point, tally in zip(readouts, tallies, strict=True):
             tally.update(point.readout.scores(x)[None], y)
-    scores: dict[int, list[tuple[float, float]]] = {}
+    # A point of the curve is the mean over the random draws of one number of rows.
+    scores_of_draws: dict[int, list[tuple[float, float]]] = {}  # validation and test, by the number of rows
     for point, tally in zip(readouts, tallies, strict=True):
-        scores.setdefault(point.rows, []).append((point.valid_score, float(tally.accuracy()[0])))
-    return tuple(CurvePoint.of(rows, of_draws) for rows, of_draws in scores.items())
+        test_score = float(tally.accuracy()[0])
+        scores_of_draws.setdefault(point.rows, []).append((point.valid_score, test_score))
+    return tuple(CurvePoint.of(rows, scores) for rows, scores in scores_of_draws.items())
 
 
 def repeated_inputs(view: EntryView[TestSplit]) -> np.ndarray | None:
@@ -172,8 +171,9 @@ def repeated_inputs(view: EntryView[TestSplit]) -> np.ndarray | None:
         return None
     index, stored = view["test"].index, view.raw("test")
     step = IMAGE_ROWS if view.raw_task.pictures else RAW_ROWS
-    numbers: dict[bytes, int] = {}
-    inputs = []
+    # Inputs are numbered in the order in which they first appear; equal ones have the same digest.
+    numbers: dict[bytes, int] = {}  # by digest
+    inputs: list[int] = []  # of the rows
     for start in range(0, len(index), step):
         rows = stored.take(index[start : start + step])
         for x, length in zip(rows.x, rows.lengths, strict=True):

@@ -1,21 +1,28 @@
-"""The stage ``fit``: every column under every setting of a readout, chosen by validation and scored on test once."""
+"""The stage ``fit``: every column under every setting of a readout, chosen by validation and scored on test once.
+
+With several seeds, the task is extracted and fitted once for each: how a score depends on the random weights.
+"""
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
 
-from reservoir_cache import make_folder
+from reservoir_cache import Entry, make_folder, untracked
 
-from reservoir.errors import InputError
-from reservoir.options import DeviceOptions, FitOptions
+from reservoir.errors import InputError, as_input_error
+from reservoir.option_fields import without_where
+from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.reservoir import choose_device
-from reservoir.tasks import source_of
-from reservoir_pipelines.data.labels import require_labels
-from reservoir_pipelines.files import writing
+from reservoir_pipelines.extraction.extract import extract
+from reservoir_pipelines.files import IMPORTED, writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
-from reservoir_pipelines.fitting.candidates import announce, choose_candidates
+from reservoir_pipelines.fitting.candidates import choose_candidates
+from reservoir_pipelines.fitting.cost import announce
 from reservoir_pipelines.fitting.evaluate import Test, evaluate_all, evaluate_curve
 from reservoir_pipelines.fitting.pool import Features, Pool
 from reservoir_pipelines.fitting.predictions import PREDICTIONS
@@ -25,24 +32,25 @@ from reservoir_pipelines.fitting.save import save
 from reservoir_pipelines.fitting.select import select
 from reservoir_pipelines.fitting.verdicts import judge
 from reservoir_pipelines.output import notify
-from reservoir_pipelines.weight_files import caution_if_changed
 
 
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
     """Fit a readout to every column under every setting, and choose one by validation."""
     started = time.monotonic()
     # Open the entries. All that selects gets ``known``, which has no test rows.
-    pool = _open(features)
+    pool = Pool.open_entries(features)
     known, task = pool.known, pool.task
     candidates = choose_candidates(known, options)
     arithmetic = _arithmetic(place)
     default_folder = known.folder(candidates.all_columns, options)
-    folder = _create(Path(options.out) if options.out else default_folder)
+    folder = Path(options.out) if options.out else default_folder
+    with writing(folder):
+        make_folder(folder)
     announce(known, candidates)
     with products_on(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
         selection = select(known, candidates, fit_baselines)
-        finals = refit_all(known, selection)
+        finals = refit_all(selection, task)
         # Nothing can change any more. Read the test rows, once for each readout that is shown.
         test = Test(pool.stores)
         scores = evaluate_all(finals, test, task)
@@ -73,28 +81,73 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     return result
 
 
-def _create(folder: Path) -> Path:
-    """Create the folder of the results and return it."""
-    with writing(folder):
-        make_folder(folder)
-    return folder
-
-
-def _open(features: Features | Sequence[Features] | Pool) -> Pool:
-    """Open the entries; refuse those whose test rows choose readouts, and say if weights have changed since."""
-    pool = Pool.of(features)
-    require_labels(pool.task, "fit")
-    if obstacle := source_of(pool.task).no_selection:
-        problem = f"{pool.task.name}: {obstacle.reason}, which choose readouts"
-        raise InputError(problem, f"{obstacle.remedy}, and extract it again")
-    for store in pool.stores:
-        caution_if_changed(store.entry)
-    return pool
-
-
 def _arithmetic(place: DeviceOptions) -> Arithmetic:
     """Return where products are computed."""
     device = choose_device(place.device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
     return Arithmetic(None if device.type == "cpu" else str(device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedsFit:
+    """The fits of seeds 0, 1, 2 ..., each chosen by validation among the same columns."""
+
+    fits: tuple[Fit, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean test score."""
+        return fmean(fit.best.test_score or 0.0 for fit in self.fits)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the test score over seeds; 0 for a single seed."""
+        return stdev(fit.best.test_score or 0.0 for fit in self.fits) if len(self.fits) > 1 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return as JSON values the fields of the seed with the best validation score, and all seeds."""
+        best = max(self.fits, key=lambda fit: fit.best.valid_score)
+        return best.to_dict() | {
+            "seeds": [fit.to_dict() for fit in self.fits],
+            "test_mean": self.mean,
+            "test_deviation": self.deviation,
+        }
+
+
+def fit_seeds(
+    entries: Sequence[Entry],
+    seeds: int,
+    options: FitOptions = FitOptions(),
+    place: DeviceOptions = DeviceOptions(),
+    *,
+    data: Path | None = None,
+) -> SeedsFit:
+    """Extract an entry's task with its options and seeds 0 to ``seeds - 1``, and fit the common columns."""
+    if len(entries) != 1:
+        raise InputError("--seeds: give exactly one task or entry")
+    if seeds < 1:
+        raise InputError(f"--seeds {seeds}: give at least 1")
+    entry = entries[0]
+    problem = f"--seeds: {entry.path} does not record how it was extracted"
+    with as_input_error(problem, "extract its task again"):
+        task, settings = (entry.made_with["call"][name] for name in ("task", "settings"))
+        settings = {name: value for name, value in settings.items() if name != "data"}
+        extracted = ExtractOptions(**without_where(settings, str(entry.path)))
+    if not isinstance(task, str) or entry.spec.init.kind == IMPORTED:
+        raise InputError(problem, "extract its task again")
+    root = entry.path.resolve().parents[2]
+    with untracked():
+        extractions = [
+            extract(task, replace(extracted, cache=root, device=place.device, data=data, seed=seed))
+            for seed in range(seeds)
+        ]
+    pools = [Pool.open_entries(extraction) for extraction in extractions]
+    # Scores of seeds can be compared if all are chosen among the same columns.
+    in_every_pool = set.intersection(*(set(pool.columns()) for pool in pools))
+    shared = tuple(column for column in pools[0].columns() if column in in_every_pool)
+    fits = []
+    for seed, pool in enumerate(pools):
+        out = options.out / f"seed{seed}" if options.out else None
+        fits.append(fit(replace(pool, only=shared), replace(options, out=out), place))
+    return SeedsFit(fits=tuple(fits))

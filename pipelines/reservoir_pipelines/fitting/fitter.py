@@ -14,7 +14,6 @@ from reservoir.column import RAW, Columns, names_of
 from reservoir.readouts.linear import Block, LinearReadout, Readout, Targets, balanced_weights
 from reservoir.readouts.penalties import extended_alphas, fixed_penalty
 from reservoir.readouts.sweep import Sweep
-from reservoir_pipelines.fitting.cost import RidgeSize
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source
 
@@ -43,9 +42,14 @@ class ColumnFit:
         assert self.solve is not None, "only the best fit keeps its model"
         return self.solve()
 
+    def without_model(self) -> "ColumnFit":
+        """Return the results alone, because the models of many columns need much memory."""
+        return replace(self, solve=None, sample_scores=None, held_out=None)
+
 
 def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit:
     """Return the fit of columns side by side by a kind of ``readout``, from its sweep over penalties."""
+    # One result for each penalty, in the order of the sweep.
     path = sweep_result.path
     settings = zip(path.alphas, sweep_result.accuracy, sweep_result.loss, path.converged, strict=True)
     results = tuple(
@@ -60,6 +64,7 @@ def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit
         )
         for alpha, score, loss, converged in settings
     )
+    # A sweep on valid has no scores of single samples; `fit_source` adds them.
     sample_scores = None
     if sweep_result.sample_scores is not None:
         sample_scores = partial(np.asarray, sweep_result.sample_scores)
@@ -80,7 +85,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     best = max(fits, key=lambda fit: fit.result.sort_key)
     for number, fit in enumerate(fits[1:], start=1):
         if fit is not best and fit.columns != (RAW,):
-            fits[number] = replace(fit, solve=None, sample_scores=None, held_out=None)
+            fits[number] = fit.without_model()
 
 
 class CurveReadout(NamedTuple):
@@ -98,7 +103,6 @@ class Fitter(ABC):
     kind: ClassVar[str]
     # Whether the probabilities of a readout that was chosen on valid are calibrated there.
     calibrates: ClassVar[bool] = True
-    has_curve: ClassVar[bool] = False  # whether `learning_curve` is defined
     classes: int
     balanced: bool = False
     folds: int = 0  # of cross-validation over train and valid; 0 for a choice on valid
@@ -162,11 +166,6 @@ class Choice(NamedTuple):
     source: Source
     fitter: Fitter
 
-    @property
-    def refit_work(self) -> float:
-        """Estimated multiplications of a fit of a single penalty without folds."""
-        return replace(size_of(self.source, self.fitter), penalties=1, folds=0).work
-
 
 def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
     """Return the fit of a source, with the scores of its held-out samples."""
@@ -177,23 +176,10 @@ def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
 
 
 def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:
+    """Return what each sample of valid adds to the score of the best setting of a fit, (n,)."""
     readout = fit.readout
-    pairs = [(readout.scores(x), y) for x, y in source.blocks("valid")]
-    return readout.targets.sample_scores(*map(np.concatenate, zip(*pairs, strict=True)))
-
-
-def size_of(source: Source, fitter: Fitter) -> RidgeSize:
-    """Return the sizes that decide the cost of a fit; for other readouts than ridge, those of a ridge readout."""
-    samples = {split: len(source.labels(split)) for split in KNOWN}
-    return RidgeSize(
-        samples=sum(samples.values()) if fitter.folds else samples["train"],
-        held_out=samples["valid"],
-        width=source.width(),
-        targets=source.labels("train").shape[1] * (fitter.classes if fitter.classes > 2 else 1),
-        penalties=fitter.settings,
-        folds=fitter.folds,
-        repeats=fitter.repeats,
-    )
+    scores, labels = zip(*((readout.scores(x), y) for x, y in source.blocks("valid")), strict=True)
+    return readout.targets.sample_scores(np.concatenate(scores), np.concatenate(labels))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +234,8 @@ class PenaltyFitter(Fitter):
         If an end of the grid is best, and better than all others, the grid is widened once.
         """
         fit = column_fit(self.kind, source.columns, sweep_of(self.alphas))
-        others = [result.valid_score for result in fit.results if result is not fit.result]
-        is_clearly_best = fit.result.valid_score > max(others, default=math.inf)
+        other_scores = [result.valid_score for result in fit.results if result is not fit.result]
+        # A single penalty is never widened: the user, or an earlier step, has chosen it.
+        is_clearly_best = fit.result.valid_score > max(other_scores, default=math.inf)
         wider = extended_alphas(self.alphas, fit.best) if self.widens and is_clearly_best else None
         return fit if wider is None else column_fit(self.kind, source.columns, sweep_of(wider))

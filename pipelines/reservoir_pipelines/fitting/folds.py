@@ -1,16 +1,16 @@
-"""The folds of cross-validation, the draws of a learning curve, and the units (rows or groups) that never split."""
+"""The folds of cross-validation, whether they can choose a readout, and the draws of a learning curve."""
 
 import functools
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock
-from reservoir_pipelines.fitting.source import KNOWN, EntryView, KnownSplit, Source
+from reservoir_pipelines.fitting.source import KNOWN, Source, groups_of_splits, held_out_units
 
 
 def can_choose(labels: np.ndarray, units: np.ndarray) -> bool:
@@ -36,23 +36,6 @@ def folds_can_choose(source: Source, classes: int) -> bool:
     return can_choose(labels[:, 0], held_out_units(source, KNOWN))
 
 
-def held_out_units(source: Source, splits: Sequence[KnownSplit]) -> np.ndarray:
-    """Return the number of the row, or the group, of each sample of some splits, (n,); units are independent."""
-    counts = np.concatenate([source.counts(split) for split in splits])
-    groups = groups_of_splits(source, splits)
-    return np.repeat(np.arange(len(counts)) if groups is None else groups, counts)
-
-
-def groups_of_splits(
-    rows: Source | EntryView[KnownSplit], splits: Sequence[KnownSplit] = KNOWN
-) -> np.ndarray | None:
-    """Return the group of each row in some splits, one after the other; None if the rows have no groups."""
-    groups = [rows.groups(split) for split in splits]
-    if any(of_split is None for of_split in groups):
-        return None
-    return np.concatenate([of_split for of_split in groups if of_split is not None])
-
-
 def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
     """Return the fold of each sample in train, then valid, (n, repeats); samples of a row or group share a fold."""
     if source.fold_of_sample is not None:
@@ -60,6 +43,8 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
     counts = np.concatenate([source.counts(split) for split in KNOWN])
     labels = np.concatenate([source.labels(split) for split in KNOWN])
     groups = groups_of_splits(source)
+    # Rows are assigned, and each sample has the fold of its row. Groups are numbered, so that their names
+    # may be of any type.
     codes = None if groups is None else np.unique(groups, return_inverse=True)[1]
     classes_of_rows = _as_bytes(_row_classes(source, labels, classes))
     draws = [
@@ -74,9 +59,11 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
 def _draw_once(
     rows: int, folds: int, labels: bytes | None, groups: bytes | None, repeat: int
 ) -> np.ndarray:
-    """Return `draw_folds` for the bytes of the class and the group of each row, both of int64."""
-    of_rows = [None if part is None else np.frombuffer(part, np.int64) for part in (labels, groups)]
-    fold_of_row = draw_folds(rows, folds, labels=of_rows[0], groups=of_rows[1], repeat=repeat)
+    """Return `draw_folds`; classes and groups are given as bytes of int64, because a cache has no arrays as keys."""
+    class_of_row = None if labels is None else np.frombuffer(labels, np.int64)
+    group_of_row = None if groups is None else np.frombuffer(groups, np.int64)
+    fold_of_row = draw_folds(rows, folds, labels=class_of_row, groups=group_of_row, repeat=repeat)
+    # The cache returns the same array to all callers.
     fold_of_row.flags.writeable = False
     return fold_of_row
 
@@ -141,18 +128,46 @@ def draw_folds(
         raise InputError(
             f"cross-validation cannot use {folds} folds for {units} {what}", f"use 2 to {units}"
         )
-    # predict imports this file but draws no folds, and scikit-learn takes a second to import
-    from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
+    is_stratified = labels is not None and np.unique(labels, return_counts=True)[1].max() >= folds
+    # Folds of rows are drawn here as scikit-learn draws them, because its import takes as long as a small fit.
+    if groups is None:
+        random = np.random.RandomState(repeat)
+        return _stratified(labels, folds, random) if is_stratified else _unstratified(rows, folds, random)
+    from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
     # scikit-learn repeats folds of rows (RepeatedStratifiedKFold), but not those of groups, so each repeat is a seed.
     settings: dict[str, Any] = {"n_splits": folds, "shuffle": True, "random_state": repeat}
-    if labels is not None and np.unique(labels, return_counts=True)[1].max() >= folds:
-        stratified = StratifiedKFold if groups is None else StratifiedGroupKFold
-        fold_of_row = _held_out_in(stratified(**settings), labels, groups)
+    if is_stratified:
+        fold_of_row = _held_out_in(StratifiedGroupKFold(**settings), labels, groups)
         if len(np.unique(fold_of_row)) == folds:  # scikit-learn's issue 34828: a fold may be empty
             return fold_of_row
-    unstratified = KFold if groups is None else GroupKFold
-    return _held_out_in(unstratified(**settings), np.zeros(rows, np.int64), groups)
+    return _held_out_in(GroupKFold(**settings), np.zeros(rows, np.int64), groups)
+
+
+def _unstratified(rows: int, folds: int, random: np.random.RandomState) -> np.ndarray:
+    """Return the fold of each row, (rows,), as scikit-learn's `KFold` draws it: parts of a shuffled order."""
+    order = np.arange(rows)
+    random.shuffle(order)
+    fold_of_row = np.empty(rows, np.int64)
+    for number, part in enumerate(np.array_split(order, folds)):
+        fold_of_row[part] = number
+    return fold_of_row
+
+
+def _stratified(labels: np.ndarray, folds: int, random: np.random.RandomState) -> np.ndarray:
+    """Return the fold of each row, (rows,), as scikit-learn's `StratifiedKFold` draws it."""
+    # Classes are numbered by their first row.
+    _, first_rows, classes = np.unique(labels, return_index=True, return_inverse=True)
+    classes = first_rows.argsort().argsort()[classes]
+    # Each fold takes every k-th row of all rows sorted by class, which gives it its share of each class.
+    fold_of_sorted = np.arange(len(classes)) % folds
+    class_of_sorted = np.sort(classes)
+    fold_of_row = np.empty(len(classes), np.int64)
+    for number in range(len(first_rows)):
+        of_class = np.sort(fold_of_sorted[class_of_sorted == number])
+        random.shuffle(of_class)
+        fold_of_row[classes == number] = of_class
+    return fold_of_row
 
 
 def _held_out_in(splitter: Any, labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:

@@ -49,6 +49,7 @@ class LogisticFitter(PenaltyFitter):
 
         If the source has only some of the rows, readouts are fitted to these, and score all rows.
         """
+        # The source of all rows, and which of its samples are fitted.
         whole, fitted = source, slice(None)
         if isinstance(source, RawSource) and source.some:
             whole = replace(source, some=None)
@@ -64,8 +65,8 @@ class LogisticFitter(PenaltyFitter):
             # Fit a path without each fold, and score each sample by the path without its own.
             scorers: list[Scorer] = []
             for k in range(self.folds):
-                rest = fold[fitted] != k
-                train = [(x[rest], y[rest])]
+                in_other_folds = fold[fitted] != k
+                train = [(x[in_other_folds], y[in_other_folds])]
                 path = logistic_path(train, targets, self.alphas, gather(train, targets))
                 scorers.append(Scorer(path))
             scores = _scores_by_fold(scorers, whole, fold, len(self.alphas), targets.columns)
@@ -85,13 +86,15 @@ class LogisticFitter(PenaltyFitter):
 
 def fitted_samples(source: RawSource[KnownSplit], whole: RawSource[KnownSplit]) -> np.ndarray:
     """Return the numbers of a source's samples of train and valid among those of all rows, (n,)."""
-    rows, start = [], 0
+    samples_of_rows, start = [], 0
     for split in KNOWN:
+        # The numbers of the samples of each row, then those of the selected rows.
         ends = np.cumsum(whole.counts(split))
-        numbers = np.split(start + np.arange(ends[-1]), ends[:-1])
-        rows += [numbers[row] for row in np.arange(len(ends))[source.selected_rows(split)]]
+        samples_of_row = np.split(start + np.arange(ends[-1]), ends[:-1])
+        selected = np.arange(len(ends))[source.selected_rows(split)]
+        samples_of_rows += [samples_of_row[row] for row in selected]
         start += int(ends[-1])
-    return np.concatenate(rows)
+    return np.concatenate(samples_of_rows)
 
 
 def _scores_by_fold(

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 from reservoir_cache import Entry, FeatureStore, path_below
 
-from reservoir.column import Baseline, Column, Columns, joined_name
+from reservoir.column import ROLLING, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
 from reservoir.reservoir import Reservoir
+from reservoir.tasks import source_of
 from reservoir.tasks.task import SPLITS, Task
+from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.source import (
@@ -24,8 +27,11 @@ from reservoir_pipelines.fitting.source import (
     KnownSplit,
     RawSource,
     SomeRows,
+    groups_of_splits,
 )
+from reservoir_pipelines.fitting.statistics import rolling_statistics
 from reservoir_pipelines.preparation.prepared import scaling_from_json
+from reservoir_pipelines.weight_files import caution_if_changed
 
 # What `fit` takes: the result of `extract`, or the folder of an entry.
 Features = Extraction | FeatureStore | Path | str
@@ -36,11 +42,15 @@ class Pool:
     """The opened entries of a fit, with all their rows."""
 
     stores: tuple[FeatureStore, ...]
+    task: Task  # whose rows the entries hold
     only: tuple[Column, ...] | None = None  # the columns to use, all by default
 
     @classmethod
-    def of(cls, features: "Pool | Features | Sequence[Features]") -> "Pool":
-        """Open the features given to `fit`; raise `InputError` if entries differ in their task or rows."""
+    def open_entries(cls, features: "Pool | Features | Sequence[Features]") -> "Pool":
+        """Open the features given to `fit`, and say if the weights of a model have changed since.
+
+        Raise `InputError` if the entries differ in their task or rows, or if their test rows choose readouts.
+        """
         if isinstance(features, Pool):
             return features
         if isinstance(features, str) or not isinstance(features, Sequence):
@@ -48,31 +58,36 @@ class Pool:
         stores = [_open_store(entry) for entry in features]
         if not stores:
             raise InputError("fit: give at least one entry")
+        # Columns of several entries stand side by side, so their rows must be the same.
         specs = [store.entry.spec for store in stores]
         if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
             names = " and ".join(store.entry.path.name for store in stores)
             raise InputError(f"{names} hold different rows", "extract with the same --limit")
-        return cls(tuple(stores))
-
-    @property
-    def task(self) -> Task:
-        """The task whose rows the entries hold."""
-        return Task.from_dict(self.stores[0].entry.spec.task)
+        # The test rows of some tasks are their validation rows: nothing could be chosen and then scored.
+        task = Task.from_dict(specs[0].task)
+        require_labels(task, "fit")
+        if obstacle := source_of(task).no_selection:
+            problem = f"{task.name}: {obstacle.reason}, which choose readouts"
+            raise InputError(problem, f"{obstacle.remedy}, and extract it again")
+        for store in stores:
+            caution_if_changed(store.entry, task)
+        return cls(tuple(stores), task)
 
     def columns(self) -> list[Column]:
         """Return all columns that every split of an entry holds, numbered by entry if there are several."""
         columns: list[Column] = []
         for number, store in enumerate(self.stores, start=1):
-            splits = [store[split].columns for split in store.splits]
-            whole = [name for name in store["train"].columns if all(name in names for names in splits)]
+            in_every_split = set.intersection(*(set(store[split].columns) for split in store.splits))
+            names = [name for name in store["train"].columns if name in in_every_split]
             entry = number if len(self.stores) > 1 else None
-            columns += [replace(Column.parse(name), entry=entry) for name in whole]
+            columns += [replace(Column.parse(name), entry=entry) for name in names]
         return [column for column in columns if self.only is None or column in self.only]
 
     @property
     def known(self) -> "Known":
         """What may choose a readout: everything but the test rows."""
-        return Known(tuple(EntryView(store, KNOWN) for store in self.stores), tuple(self.columns()))
+        views: tuple[EntryView[KnownSplit], ...] = tuple(EntryView(store, KNOWN) for store in self.stores)
+        return Known(views, self.task, tuple(self.columns()))
 
 
 def _open_store(features: Features) -> FeatureStore:
@@ -112,6 +127,7 @@ class Known:
     """
 
     views: tuple[EntryView[KnownSplit], ...]
+    task: Task  # whose rows the entries hold
     columns: tuple[Column, ...]  # the columns that every split of an entry holds
     some: SomeRows | None = field(default=None, compare=False)  # the rows to read, all by default
 
@@ -126,11 +142,6 @@ class Known:
         return self.view.entry
 
     @property
-    def task(self) -> Task:
-        """The task whose rows the entries hold."""
-        return Task.from_dict(self.entry.spec.task)
-
-    @property
     def title(self) -> str:
         """Name of the entry; for several, name of the first, number of the others, and digest of all names."""
         names = [view.entry.path.name for view in self.views]
@@ -142,6 +153,17 @@ class Known:
     def rows(self) -> dict[str, int]:
         """The number of rows of each split."""
         return {split: self.view[split].rows for split in KNOWN}
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """The group of each row of train, then of valid, (rows,); None if the rows have no groups."""
+        return groups_of_splits(self.view)
+
+    @property
+    def widths(self) -> dict[Column, int]:
+        """The number of features of each column that has one sample per row."""
+        sources = [ColumnSource(self.views[(column.entry or 1) - 1], column) for column in self.columns]
+        return {source.column: source.width() for source in sources if source.tokens() == 1}
 
     def folder(self, candidates: Sequence[Columns], options: FitOptions) -> Path:
         """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache."""
@@ -167,7 +189,10 @@ class Known:
     def column(self, column: Column | Baseline) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
         """Return the samples of a single column, or of the raw input."""
         if isinstance(column, Baseline):
-            if raw := self.raw():
-                return raw
-            raise InputError("raw: the prepared data was removed", "run reservoir prepare")
+            raw = self.raw()
+            if raw is None:
+                raise InputError(f"{column}: the prepared data was removed", "run reservoir prepare")
+            if column == ROLLING:
+                return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
+            return raw
         return ColumnSource(self.views[(column.entry or 1) - 1], column, self.some)

@@ -1,4 +1,4 @@
-"""What readouts predict, and the file ``predictions.csv`` of a fit or a run with it.
+"""The file ``predictions.csv`` of a fit or a run, and the predictions that it holds.
 
 The file has a line for each label of validation and test rows: the columns ``split``, ``id``, perhaps
 ``group``, ``token`` and ``output``, then ``label``, and one or two columns for each readout. It is CSV,
@@ -6,7 +6,7 @@ because every program reads it, and lines are written some at a time.
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from reservoir_cache import replace_file
 
-from reservoir.readouts.linear import Block, LinearReadout, Readout, has_labels
+from reservoir.readouts.linear import has_labels
 from reservoir.tasks.task import Task
-from reservoir_pipelines.fitting.source import KNOWN, EntrySource, KnownSplit
 from reservoir_pipelines.output import meter, notify
 
 PREDICTIONS = "predictions.csv"
@@ -66,10 +65,10 @@ def write_predictions(
 ) -> None:
     """Write the predictions of readouts, most important first; of too many, only the first ones."""
     lines = sum(int(has_labels(rows.y).sum()) * task.outputs for rows in splits.values())
-    most = max(1, MAX_PREDICTIONS // max(1, lines))
-    if left_out := [readout.name for readout in readouts[most:]]:
+    max_readouts = max(1, MAX_PREDICTIONS // max(1, lines))
+    if left_out := [readout.name for readout in readouts[max_readouts:]]:
         notify(f"{PREDICTIONS} would be too large, so it leaves out {', '.join(left_out)}")
-    table = _PredictionLines(task, splits, readouts[:most])
+    table = _PredictionLines(task, splits, readouts[:max_readouts])
 
     def write(part: Path) -> None:
         with (
@@ -117,35 +116,37 @@ class _PredictionLines:
         labelled = np.broadcast_to(has_labels(y)[..., None], y.shape)
         row, *places = np.nonzero(labelled)
         truth = y[labelled]
+        # The token and the output are columns of the file if there are several.
         places = [place for place, (_, number) in zip(places, self._places(), strict=True) if number > 1]
         predicted = [_on_lines(readout, split, row, len(y)) for readout in self.readouts]
         for start in range(0, len(row), CHUNK_LINES):
-            some = slice(start, start + CHUNK_LINES)
-            columns: list[list[Any]] = [[split] * len(row[some]), rows.ids[row[some]].tolist()]
+            chunk = slice(start, start + CHUNK_LINES)
+            row_of_line, label_of_line = row[chunk], truth[chunk]
+            columns: list[list[Any]] = [[split] * len(row_of_line), rows.ids[row_of_line].tolist()]
             if rows.groups is not None:
-                columns.append(rows.groups[row[some]].tolist())
-            columns += [place[some].tolist() for place in places]
+                columns.append(rows.groups[row_of_line].tolist())
+            columns += [place[chunk].tolist() for place in places]
             columns.append(
-                self._names(truth[some]) if self.task.classes else truth[some].astype(str).tolist()
+                self._names(label_of_line) if self.task.classes else label_of_line.astype(str).tolist()
             )
             for readout, lines in zip(self.readouts, predicted, strict=True):
-                columns += self._cells(readout, lines, some, len(row[some]))
+                columns += self._cells(readout, lines, chunk, len(row_of_line))
             yield columns
 
     def _cells(
-        self, readout: ReadoutPredictions, lines: "_Lines | None", some: slice, number: int
+        self, readout: ReadoutPredictions, lines: "_Lines | None", chunk: slice, size: int
     ) -> list[list[Any]]:
-        """Return the columns of a readout for some lines, with empty cells for rows that it does not predict."""
-        empty = [""] * number
+        """Return the columns of a readout for a chunk of lines, with empty cells for rows that it does not predict."""
+        empty = [""] * size
         if lines is None:
             return [empty, empty] if readout.has_probabilities else [empty]
-        labels = lines.labels[some]
+        labels = lines.labels[chunk]
         texts = [self._names(labels) if self.task.classes else np.char.mod("%.9g", labels).tolist()]
         if lines.probabilities is not None:
-            texts.append(np.char.mod("%.6f", lines.probabilities[some]).tolist())
+            texts.append(np.char.mod("%.6f", lines.probabilities[chunk]).tolist())
         if lines.covered is None:
             return texts
-        covered = lines.covered[some].tolist()
+        covered = lines.covered[chunk].tolist()
         return [
             [cell if shown else "" for cell, shown in zip(column, covered, strict=True)] for column in texts
         ]
@@ -177,47 +178,3 @@ def _on_lines(readout: ReadoutPredictions, split: str, row: np.ndarray, rows: in
     # The number of each line's prediction; lines without one get that of another line, and are left empty.
     number = np.maximum(np.cumsum(covered) - 1, 0)
     return _Lines(labels[number], None if chances is None else chances[number], covered)
-
-
-def predict_held_out(
-    readout: LinearReadout, source: EntrySource, scores: np.ndarray
-) -> tuple[dict[KnownSplit, Predicted], dict[KnownSplit, slice | np.ndarray]]:
-    """Return the predictions from held-out scores (n, T) of the samples of train, then of valid, and their rows."""
-    samples = [len(source.labels(split)) for split in KNOWN]
-    assert sum(samples) == len(scores), "every sample has held-out scores"
-    predictions: dict[KnownSplit, Predicted] = {}
-    for split, part in zip(KNOWN, np.split(scores, samples[:1]), strict=True):
-        labels, chances = readout.targets.predict(part), None
-        if readout.has_probabilities:
-            chances = readout.targets.probabilities(part, readout.temperature, readout.link)
-        predictions[split] = _predicted(labels, chances)
-    return predictions, {split: source.selected_rows(split) for split in KNOWN}
-
-
-def predict_blocks(readout: Readout, blocks: Iterable[Block]) -> Predicted:
-    """Return the predictions for blocks of features."""
-    return join_predictions([predict_block(readout, x) for x, _ in blocks])
-
-
-def predict_block(readout: Readout, x: np.ndarray) -> Predicted:
-    """Return the predictions for features (m, width)."""
-    chances = readout.probabilities(x) if readout.has_probabilities else None
-    return _predicted(readout.predict(x), chances)
-
-
-def join_predictions(parts: Sequence[Predicted]) -> Predicted:
-    """Return the predictions of blocks, one after the other."""
-    labels = np.concatenate([part.labels for part in parts])
-    chances = [part.probabilities for part in parts if part.probabilities is not None]
-    return Predicted(labels, np.concatenate(chances) if chances else None)
-
-
-def _predicted(labels: np.ndarray, chances: np.ndarray | None) -> Predicted:
-    """Return the prediction for labels (n, outputs) and the probabilities of all classes, (n, outputs, classes)."""
-    if chances is None:
-        return Predicted(labels, None)
-    labels = labels.astype(np.int32)
-    if chances.shape[-1] == 2:
-        return Predicted(labels, chances[..., 1].astype(np.float32))
-    own = np.take_along_axis(chances, labels[..., None].astype(np.int64), axis=-1)[..., 0]
-    return Predicted(labels, own.astype(np.float32))

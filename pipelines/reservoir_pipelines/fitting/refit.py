@@ -1,21 +1,27 @@
-"""The last step before the test rows: chosen readouts are calibrated, and fitted to all rows that may be used."""
+"""The last step before the test rows: chosen readouts predict held-out rows, and are fitted to all that may be used."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from reservoir.column import RAW, common_place, layers_first_to_last
+from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
-from reservoir_pipelines.fitting.cost import work_meter
-from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, size_of
-from reservoir_pipelines.fitting.pool import Known
-from reservoir_pipelines.fitting.predictions import Predicted, predict_blocks, predict_held_out
+from reservoir_pipelines.fitting.cost import refit_work, work_meter
+from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter
+from reservoir_pipelines.fitting.predictions import Predicted
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import Selection
-from reservoir_pipelines.fitting.source import EntrySamples, EntrySource, KnownSplit, RawSource
+from reservoir_pipelines.fitting.source import (
+    KNOWN,
+    EntrySamples,
+    EntrySource,
+    KnownSplit,
+    RawSource,
+    groups_of_splits,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,14 +40,19 @@ class FinalReadout:
     held_out: Callable[[], np.ndarray]  # computes the scores of `nonconformity_scores`
     predictions: dict[KnownSplit, Predicted]
     rows: dict[KnownSplit, slice | np.ndarray]
+    valid_interval: (
+        tuple[float, float] | None
+    )  # 95% interval of the validation score, which ``predictions`` have
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
-    """A layer with the fit that was chosen among its columns, and the readout of this fit."""
+    """A layer, with the readout of the fit that was chosen among its columns."""
 
     name: str
-    fit: ColumnFit
+    # The result by which the fit was chosen. The grid of all penalties was scored by another solver than the
+    # final readout, which is fitted with a single penalty and may have a slightly different score.
+    result: Result
     final: FinalReadout
 
 
@@ -61,51 +72,118 @@ class FinalReadouts:
         yield from (layer.final for layer in self.layers)
 
 
-def refit_all(known: Known, selection: Selection) -> FinalReadouts:
+def refit_all(selection: Selection, task: Task) -> FinalReadouts:
     """Return the chosen readouts and those of layers, each fitted to all rows that may be used."""
-    of_layers = _layer_choices(known, selection)
-    works = [choice.refit_work for choice in selection.choices]
+    # The best readout of all columns is also that of its layer, and is not fitted twice.
+    best_result = selection.best.fit.result
+    other_layers = {
+        name: choice for name, choice in selection.layers.items() if choice.fit.result != best_result
+    }
+    stages = {"refit": selection.choices}
+    if other_layers:
+        stages["layers"] = [*other_layers.values()]
     finals: list[FinalReadout] = []
-    with work_meter("refit", works) as part:
-        for choice, work in zip(selection.choices, works, strict=True):
-            with part(work):
-                finals.append(refit(choice, known.task))
-    layers = _refit_layers(of_layers, finals[0], known.task) if of_layers else []
-    return FinalReadouts(best=finals[0], baselines=finals[1:], saved=finals[selection.saved], layers=layers)
+    for title, choices in stages.items():
+        works = [refit_work(choice) for choice in choices]
+        with work_meter(title, works) as part:
+            for choice, work in zip(choices, works, strict=True):
+                with part(work):
+                    finals.append(refit(choice, task))
+    best, *baselines = finals[: len(selection.choices)]
+    final_of_layer = dict(zip(other_layers, finals[len(selection.choices) :], strict=True))
+    layers = [
+        Layer(name=name, result=choice.fit.result, final=final_of_layer.get(name, best))
+        for name, choice in selection.layers.items()
+    ]
+    return FinalReadouts(best=best, baselines=baselines, saved=finals[selection.saved], layers=layers)
 
 
 def refit(choice: Choice, task: Task) -> FinalReadout:
-    """Calibrate a chosen readout on valid, and fit it to train and valid."""
+    """Return a chosen readout, calibrated on valid and fitted to train and valid, with predictions of held-out rows."""
     fit, source, fitter = choice
     assert isinstance(source, EntrySamples), "a readout of arrays has been fitted to all of them"
+    # The choice of a layer has no model, so its setting is fitted once more.
+    if fit.solve is None:
+        fit = fitter.fit(source)
     readout, alpha = fit.readout, fit.result.alpha
     # Cross-validation has calibrated its readout on held-out rows.
     calibrates = task.classes and fitter.calibrates and not fitter.folds
     if calibrates and isinstance(readout, LinearReadout):
         readout = readout.calibrate(source.blocks("valid"))
-    # Rows of valid are predicted before the readout is fitted to them.
-    predictions, rows = _predict_known(fit, source, readout)
+    # Rows of valid are predicted before the readout is fitted to them. In cross-validation, a readout that was fitted
+    # to some of the rows has held-out scores of all of them.
+    predicted_source = source
+    if fit.held_out and isinstance(source, RawSource):
+        predicted_source = replace(source, some=None)
+    predictions = _predict_known(fit, predicted_source, readout)
+    valid_interval = _valid_interval(predictions, predicted_source, fit.result.metric, task)
     return FinalReadout(
         result=fit.result,
         readout=fitter.refit(source, readout, alpha),
         source=source,
         held_out=partial(nonconformity_scores, readout, source, fitter, alpha),
         predictions=predictions,
-        rows=rows,
+        rows={split: predicted_source.selected_rows(split) for split in predictions},
+        valid_interval=valid_interval,
     )
 
 
-def _predict_known(
-    fit: ColumnFit, source: EntrySource, calibrated: Readout
-) -> tuple[dict[KnownSplit, Predicted], dict[KnownSplit, slice | np.ndarray]]:
-    """Return the predictions of a readout for rows that it was not fitted to, and which rows these are."""
+def _predict_known(fit: ColumnFit, source: EntrySource, calibrated: Readout) -> dict[KnownSplit, Predicted]:
+    """Return the predictions of a readout for rows that it was not fitted to: of valid, or of train and valid."""
     if fit.held_out is None:
-        predicted = predict_blocks(calibrated, source.blocks("valid"))
-        return {"valid": predicted}, {"valid": source.selected_rows("valid")}
+        return {
+            "valid": join_predictions([predict_block(calibrated, x) for x, _ in source.blocks("valid")])
+        }
     assert isinstance(calibrated, LinearReadout), "cross-validation fits linear readouts"
-    # A readout that was fitted to some of the rows has held-out scores of all of them.
-    whole = replace(source, some=None) if isinstance(source, RawSource) else source
-    return predict_held_out(calibrated, whole, fit.held_out()[0])
+    # The held-out scores (n, T) are those of the samples of train, then of valid.
+    scores, _ = fit.held_out()
+    samples = [len(source.labels(split)) for split in KNOWN]
+    assert sum(samples) == len(scores), "every sample has held-out scores"
+    predictions: dict[KnownSplit, Predicted] = {}
+    for split, part in zip(KNOWN, np.split(scores, samples[:1]), strict=True):
+        labels, chances = calibrated.targets.predict(part), None
+        if calibrated.has_probabilities:
+            chances = calibrated.targets.probabilities(part, calibrated.temperature, calibrated.link)
+        predictions[split] = _predicted(labels, chances)
+    return predictions
+
+
+def predict_block(readout: Readout, x: np.ndarray) -> Predicted:
+    """Return the predictions for features (m, width)."""
+    chances = readout.probabilities(x) if readout.has_probabilities else None
+    return _predicted(readout.predict(x), chances)
+
+
+def join_predictions(parts: Sequence[Predicted]) -> Predicted:
+    """Return the predictions of blocks, one after the other."""
+    labels = np.concatenate([part.labels for part in parts])
+    chances = [part.probabilities for part in parts if part.probabilities is not None]
+    return Predicted(labels, np.concatenate(chances) if chances else None)
+
+
+def _predicted(labels: np.ndarray, chances: np.ndarray | None) -> Predicted:
+    """Return the prediction for labels (n, outputs) and the probabilities of all classes, (n, outputs, classes)."""
+    if chances is None:
+        return Predicted(labels, None)
+    labels = labels.astype(np.int32)
+    if chances.shape[-1] == 2:
+        return Predicted(labels, chances[..., 1].astype(np.float32))
+    own = np.take_along_axis(chances, labels[..., None].astype(np.int64), axis=-1)[..., 0]
+    return Predicted(labels, own.astype(np.float32))
+
+
+def _valid_interval(
+    predictions: Mapping[KnownSplit, Predicted], source: EntrySource, metric: str, task: Task
+) -> tuple[float, float] | None:
+    """Return the 95% interval of a validation score, from the predictions for valid, or for the rows of all folds."""
+    splits = list(predictions)
+    predicted = np.concatenate([predictions[split].labels for split in splits])
+    labels = np.concatenate([source.labels(split) for split in splits])
+    counts = np.concatenate([source.counts(split) for split in splits])
+    names = [str(task.label(number)) for number in range(task.classes)]
+    groups = groups_of_splits(source.view, splits)
+    valid = evaluate_labels(labels, predicted, names, counts=counts, groups=groups)
+    return balanced_interval(valid) if metric == "balanced_accuracy" else valid.interval
 
 
 def nonconformity_scores(
@@ -129,45 +207,3 @@ def nonconformity_scores(
         else:
             scores.append(np.abs(readout.predict(x) - y)[:, 0])
     return np.sort(np.concatenate(scores).astype(np.float64))
-
-
-def _layer_choices(known: Known, selection: Selection) -> dict[str, Choice]:
-    """Return the best column of each layer, with a fitter of its setting alone; none for fewer than two layers.
-
-    Columns of several layers belong to none.
-    """
-    of_layers = best_of_layers(selection.fits)
-    if len(of_layers) < 2:
-        return {}
-    fitter = selection.best.fitter
-    return {
-        name: Choice(fit, known.source(fit.columns), fitter.with_setting_of(fit))
-        for name, fit in of_layers.items()
-    }
-
-
-def _refit_layers(choices: dict[str, Choice], best: FinalReadout, task: Task) -> list[Layer]:
-    """Return the final readout of each layer; ``best``, the best one of all columns, is not fitted again."""
-    # The fits of columns do not keep their models, which together need much memory, so the chosen setting of each
-    # layer is fitted once more.
-    works = [size_of(choice.source, choice.fitter).work + choice.refit_work for choice in choices.values()]
-    layers: list[Layer] = []
-    with work_meter("layers", works) as part:
-        for (name, choice), work in zip(choices.items(), works, strict=True):
-            fit, source, fitter = choice
-            with part(work):
-                final = best
-                if fit.result != best.result:
-                    final = refit(Choice(fitter.fit(source), source, fitter), task)
-                layers.append(Layer(name=name, fit=fit, final=final))
-    return layers
-
-
-def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
-    """Return the fit with the best validation score among the columns of each layer, in the order of the layers."""
-    best: dict[str, ColumnFit] = {}
-    for fit in fits:
-        layer = common_place(fit.columns)
-        if layer is not None and fit.columns != (RAW,):
-            best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.sort_key)
-    return {layer: best[layer] for layer in layers_first_to_last(best)}

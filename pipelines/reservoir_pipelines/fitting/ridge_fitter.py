@@ -35,7 +35,6 @@ class RidgeFitter(PenaltyFitter):
     """Exact ridge readouts."""
 
     kind = "ridge"
-    has_curve = True
     coding: Targets | None = None  # of the labels, if it is decided before the fit
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[Columns, KernelMatrix] = field(init=False, default_factory=dict)
@@ -60,6 +59,7 @@ class RidgeFitter(PenaltyFitter):
         """Choose by the score on valid."""
         targets = self.targets(source)
         train, valid = source.stream("train"), source.stream("valid")
+        # With moments, no features of train are read again.
         moments = stored_moments(source, targets, train)
         sweep_of = partial(
             sweep,
@@ -92,6 +92,8 @@ class RidgeFitter(PenaltyFitter):
                 feature_weights=feature_weights,
                 of_first_features=self._kernel_of_first(source.columns),
             )
+            # The next column may be this one beside others, whose kernel matrix then adds to this one. Weights
+            # would make it another matrix.
             if sweep_result.kernel and feature_weights is None:
                 self._kernels.clear()
                 self._kernels[source.columns] = sweep_result.kernel
@@ -150,14 +152,14 @@ def stored_moments(
     column = source.column.name.replace("/", "-")
     # The weights depend on the splits that were counted, so moments of other weights have other names.
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
-    end = f"-weighted{digest}-{column}" if weights else f"-{column}"
+    suffix = f"-weighted{digest}-{column}" if weights else f"-{column}"
     if fold_of_sample is None:
-        folds, names = 0, [f"train{end}"]
+        folds, names = 0, [f"train{suffix}"]
     else:
         # The digest tells apart the folds of other rows and of other versions of scikit-learn, which draws them.
         folds = int(fold_of_sample.max()) + 1
         drawn = hashlib.sha256(fold_of_sample.astype("<i8").tobytes()).hexdigest()[:8]
-        names = [f"fold{number}of{folds}-{drawn}{end}" for number in range(folds)]
+        names = [f"fold{number}of{folds}-{drawn}{suffix}" for number in range(folds)]
     stored = [load_arrays(entry, name) for name in names]
     if all(stored):
         return [Moments.from_arrays(part[0]) for part in stored if part]

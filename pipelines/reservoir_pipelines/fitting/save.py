@@ -24,6 +24,7 @@ from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, score_m
 from reservoir_pipelines.fitting.source import KNOWN
 from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
+# The headings of results.csv.
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
 LAYERS = "layers.csv"  # the table of layers, for programs; `Fit.layer_scores` explains its columns
@@ -50,21 +51,22 @@ def save(
     label = known.task.parameters.get("label")
     summary = {**fit.to_dict(), "label": label, "title": fit.best.title, "commands": commands}
     columns, settings, matrix = score_matrix(fit.table)
-    place = columns.index(best.title), settings.index(best.setting)
-    level = fit.raw.valid_score if fit.raw else None
+    grid = ScoreGrid(columns, settings, matrix, (columns.index(best.title), settings.index(best.setting)))
+    raw_score = fit.raw.valid_score if fit.raw else None
+    # The summary is written after the files that it describes, and the plots, which no program reads, come last.
     with locked(folder):  # so that all files in the folder belong to one fit
         remove_leftovers(folder, locked=True)
+        write_predictions(folder, known.task, rows, predictions)
+        Bundle.of(known, finals.saved, fit.best).write(folder)
         write_csv(fit.results, table)
         if fit.layer_scores:
             write_csv(folder / LAYERS, layers)
-        write_predictions(folder, known.task, rows, predictions)
-        Bundle.of(known, finals.saved, fit.best).write(folder)
         write_checked(folder / SUMMARY, summary)
         if options.out and default_folder.parents[1].name == "readouts":
             with suppress(OSError):  # the cache may be read-only
                 default_folder.mkdir(parents=True, exist_ok=True)
                 write_checked(default_folder / ELSEWHERE, {"folder": str(folder.resolve())})
-        plot_sweep(fit.plot, ScoreGrid(columns, settings, matrix, place), level, metric, title)
+        plot_sweep(fit.plot, grid, raw_score, metric, title)
         if fit.curve:
             curve = [point._asdict() for point in fit.curve]
             plot(folder / "curve.png", (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)

@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from reservoir.column import Columns
+from reservoir.column import RAW, Columns, common_place, layers_first_to_last
 from reservoir.readouts.evaluation import standard_error
 from reservoir_pipelines.fitting.baselines import CHEAP
 from reservoir_pipelines.fitting.candidates import Candidates
-from reservoir_pipelines.fitting.cost import work_meter
+from reservoir_pipelines.fitting.cost import size_of, work_meter
 from reservoir_pipelines.fitting.fitter import (
     Choice,
     ColumnFit,
@@ -19,11 +19,9 @@ from reservoir_pipelines.fitting.fitter import (
     Fitter,
     add_fit,
     fit_source,
-    size_of,
 )
-from reservoir_pipelines.fitting.folds import held_out_units
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KNOWN, Source
+from reservoir_pipelines.fitting.source import KNOWN, Source, held_out_units
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +35,8 @@ class Selection:
     saved: int  # the number of the readout that is saved among the best and the baselines
     valid_error: float | None  # standard error of the validation score of the saved readout
     curve: list[CurveReadout]  # of the columns of the best readout
+    # The best readout of each layer, without its model, and a fitter of its setting alone; none for fewer than two.
+    layers: dict[str, Choice]
 
     @property
     def choices(self) -> list[Choice]:
@@ -79,7 +79,7 @@ def select(
     # A baseline that is clearly better than the reservoir is saved in its place, if it may be.
     rivals = [baseline.fit for baseline in baselines] if candidates.baseline_may_win else []
     better = better_baseline(best_fit, rivals, units)
-    saved_fit = best_fit if better is None else better
+    saved_fit = better or best_fit
     return Selection(
         fits=fits,
         left_out=left_out,
@@ -88,6 +88,10 @@ def select(
         saved=0 if better is None else 1 + rivals.index(better),
         valid_error=_valid_error(saved_fit, units),
         curve=curve,
+        layers={
+            layer: Choice(fit.without_model(), known.source(fit.columns), fitter.with_setting_of(fit))
+            for layer, fit in best_of_layers(fits).items()
+        },
     )
 
 
@@ -153,17 +157,33 @@ def better_baseline(
 
 
 def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
-    """Return whether a fit is better on the same held-out samples by more than a standard error of the difference."""
+    """Return whether a fit is better than another on the same held-out rows, by more than a standard error.
+
+    The standard error is that of the difference of their scores; ``units`` as in `choose_fit`.
+    """
     if fit.sample_scores is None or other.sample_scores is None:
         return False  # there is no evidence
     if fit.result.sort_key <= other.result.sort_key:
         return False
-    # A column with a sample for each readout token is compared by row with one that has a sample for each row.
-    sample_scores = fit.sample_scores(), other.sample_scores()
-    samples = min(len(values) for values in sample_scores)
-    ours, others = (values.reshape(samples, -1).mean(axis=1) for values in sample_scores)
-    differences = ours - others
+    # One column may have a sample for each readout token, and the other a sample for each row. The mean score of the
+    # samples of a row is then compared.
+    scores, other_scores = fit.sample_scores(), other.sample_scores()
+    samples = min(len(scores), len(other_scores))
+    differences = scores.reshape(samples, -1).mean(axis=1) - other_scores.reshape(samples, -1).mean(axis=1)
     return float(differences.mean()) > standard_error(differences, _units_of_samples(units, samples))
+
+
+def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
+    """Return the fit with the best validation score among the columns of each layer, in the order of the layers.
+
+    Columns of several layers belong to none. Fewer than two layers cannot be compared, so there is none.
+    """
+    best: dict[str, ColumnFit] = {}
+    for fit in fits:
+        layer = common_place(fit.columns)
+        if layer is not None and fit.columns != (RAW,):
+            best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.sort_key)
+    return {layer: best[layer] for layer in layers_first_to_last(best)} if len(best) > 1 else {}
 
 
 def _valid_error(fit: ColumnFit, units: np.ndarray) -> float | None:
@@ -175,7 +195,10 @@ def _valid_error(fit: ColumnFit, units: np.ndarray) -> float | None:
 
 
 def _units_of_samples(units: np.ndarray, samples: int) -> np.ndarray:
-    """Return the unit of each of some samples, of which every row has the same number, from those of other samples."""
+    """Return the unit of each of a column's ``samples``, (samples,), from the units (n,) of another column's samples.
+
+    Every row has the same number of samples in one column, but columns may differ in this number.
+    """
     if len(units) >= samples:
         return units.reshape(samples, -1)[:, 0]
     return np.repeat(units, samples // len(units))

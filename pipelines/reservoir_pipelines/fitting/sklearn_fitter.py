@@ -75,6 +75,7 @@ class EstimatorFitter(Fitter):
         for settings in self.grid:
             with as_input_error(problem, "correct its parameters"):
                 model, converged = self._pipeline(settings, targets, x, y)
+            # Coefficients are saved without code, so a linear estimator becomes a linear readout.
             whole = EstimatorReadout(model=model, targets=targets, name=self.path)
             readouts.append(linear_form(whole, x) or whole)
             values = ", ".join(f"{name}={value}" for name, value in settings.items())
@@ -221,5 +222,6 @@ def _members(estimator: Any) -> Iterator[Any]:
 
 
 def _close(values: np.ndarray, expected: np.ndarray) -> bool:
+    """Return whether values differ from the expected ones by rounding alone."""
     largest = float(np.abs(expected).max(initial=1e-300))
     return bool(np.allclose(values, expected, rtol=1e-6, atol=1e-6 * largest))

@@ -17,7 +17,7 @@ from reservoir_cache import Entry, FeatureStore, SplitFeatures
 
 from reservoir.column import RAW, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError
-from reservoir.raw_input import raw_features
+from reservoir.raw_input import raw_features, with_tokens
 from reservoir.readouts.linear import Block, RereadableBlocks, has_labels, samples
 from reservoir.readouts.ridge import balance_raw
 from reservoir.tasks.task import Scaling, Task
@@ -35,6 +35,12 @@ InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 MEMORY_BYTES = 2**28  # largest size of features of a split in memory
 RAW_ROWS = 1024
 IMAGE_ROWS = 64  # rows of photographs, whose files take megabytes
+LABELLED_TOKENS = 2**16  # tokens with labels, each of which has hundreds of features
+
+
+def rows_of_tokens(most_rows: int, longest: int) -> int:
+    """Return how many rows to read at a time, of up to ``longest`` tokens that all have labels."""
+    return max(1, min(most_rows, LABELLED_TOKENS // longest))
 
 
 class OutOfReachError(LookupError):
@@ -146,6 +152,23 @@ class Samples(ABC, Generic[S]):
 
 
 Source: TypeAlias = Samples[KnownSplit]
+
+
+def held_out_units(source: Source, splits: Sequence[KnownSplit]) -> np.ndarray:
+    """Return the number of the row, or the group, of each sample of some splits, (n,); units are independent."""
+    counts = np.concatenate([source.counts(split) for split in splits])
+    groups = groups_of_splits(source, splits)
+    return np.repeat(np.arange(len(counts)) if groups is None else groups, counts)
+
+
+def groups_of_splits(
+    rows: Source | EntryView[KnownSplit], splits: Sequence[KnownSplit] = KNOWN
+) -> np.ndarray | None:
+    """Return the group of each row in some splits, one after the other; None if the rows have no groups."""
+    groups = [rows.groups(split) for split in splits]
+    if any(of_split is None for of_split in groups):
+        return None
+    return np.concatenate([of_split for of_split in groups if of_split is not None])
 
 
 def balance_of(columns: Columns, widths: Sequence[int]) -> np.ndarray | None:
@@ -284,17 +307,22 @@ class RawSource(EntrySamples[S]):
         yield from self._memory[split]
 
     def _computed(self, split: S) -> Iterator[Block]:
+        """Yield the blocks of `blocks`, computed from stored sequences."""
         features = self.features or partial(raw_features, self.task, self.scaling)
         labels, start = self.view[split].labels[self.selected_rows(split)], 0
         for x, lengths in self.rows(split):
-            values = features(x, lengths)
-            yield samples(values if values.ndim == 3 else values[:, None], labels[start : start + len(x)])
+            values, part = features(x, lengths), labels[start : start + len(x)]
+            if self.task.each:
+                values = with_tokens(values, part.shape[1])
+            yield samples(values if values.ndim == 3 else values[:, None], part)
             start += len(x)
 
     def rows(self, split: S) -> Iterator[Block]:
         """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
         index, whole = self.view[split].index[self.selected_rows(split)], self.view.raw(split)
         step = IMAGE_ROWS if self.task.pictures else RAW_ROWS
+        if self.task.each:
+            step = rows_of_tokens(step, self.task.max_tokens)
         for start in range(0, len(index), step):
             read = whole.take(index[start : start + step])
             yield read.x, read.lengths

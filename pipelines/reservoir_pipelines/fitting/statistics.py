@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from reservoir.centred_windows import CentredWindows, widths_within, window_widths
+from reservoir.column import ROLLING
 from reservoir.tasks.task import Task, Vectors
 from reservoir.tasks.words import are_words, texts_of
 
 MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
 MAX_LETTERS = 150  # letters of k-mers, the most frequent ones: a table of all triples then has 27 MB
 WORDS = r"\w+|[^\w\s]"  # words of one letter and punctuation are included
+MEAN = "the mean"
 SUMMARIES = "summary statistics"
 COMPOSITION = "composition"
 K_MERS = "k-mer counts"
@@ -29,7 +33,8 @@ class Statistic:
 
     ``letters`` are the code points of the counted letters or symbols, ``terms`` the numbers of the
     counted k-mers: letter i of n has the number i, the pair (i, j) the number n + i n + j, and so on.
-    ``words`` and their inverse document frequencies ``idf`` belong to tf-idf.
+    ``words`` and their inverse document frequencies ``idf`` belong to tf-idf, and ``widths`` to rolling
+    statistics, the only ones with features for every token.
     """
 
     name: str
@@ -37,28 +42,38 @@ class Statistic:
     terms: tuple[int, ...] = ()
     words: tuple[str, ...] = ()
     idf: tuple[float, ...] = ()
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.name not in (SUMMARIES, TF_IDF, *SIZES):
+        if self.name not in (MEAN, SUMMARIES, ROLLING.name, TF_IDF, *SIZES):
             raise ValueError(f"unknown statistic {self.name[:40]!r}")
         if (self.name == TF_IDF and not self.words) or (
             self.name in SIZES and not (self.letters and self.terms)
         ):
             raise ValueError("it has no letters, k-mers or words")
+        are_odd = all(width > 0 and width % 2 for width in self.widths)
+        if bool(self.widths) != (self.name == ROLLING.name) or not are_odd:
+            raise ValueError("it has no windows of odd widths")
         if len(self.words) != len(self.idf) or len(set(self.words)) < len(self.words):
             raise ValueError("its words and their frequencies do not match")
         if list(self.letters) != sorted(set(self.letters)) or list(self.terms) != sorted(set(self.terms)):
             raise ValueError("its letters or k-mers are not in ascending order")
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return the features (rows, width), float32, of stored sequences."""
+        """Return the features (rows, width) or (rows, tokens, width), float32, of stored sequences."""
+        if self.name == MEAN:
+            # A readout of a constant feature predicts the mean of the training rows.
+            return np.ones((len(x), 1), np.float32)
         if self.name == SUMMARIES:
             return summaries(x, lengths)
+        if self.name == ROLLING.name:
+            return rolling(x, lengths, self.widths)
         if self.name == TF_IDF:
             return self._vectorizer().transform(texts_of(x, lengths)).toarray().astype(np.float32)
         return self._counts(x, lengths)
 
     def _vectorizer(self) -> Any:
+        """Return tf-idf of scikit-learn with the vocabulary and the frequencies of this statistic."""
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=WORDS, vocabulary=self.words)
@@ -80,8 +95,15 @@ class Statistic:
         return counts
 
 
+def rolling_statistics(task: Task) -> Statistic:
+    """Return the rolling statistics of a task whose tokens are vectors, in windows that its sequences fill."""
+    return Statistic(name=ROLLING.name, widths=window_widths(widths_within(task.max_tokens)))
+
+
 def learn_statistics(task: Task, rows: ReadRows) -> list[Statistic]:
     """Return the statistics that suit a task, their vocabularies learnt from its training rows."""
+    if task.each and isinstance(task.form, Vectors):
+        return [rolling_statistics(task)]
     if task.each or task.pictures:
         return []
     if isinstance(task.form, Vectors):
@@ -103,11 +125,11 @@ def _learn_words(rows: ReadRows) -> Statistic:
 
 def _letters(rows: ReadRows) -> np.ndarray:
     """Return the letters or symbols of the training rows, the most frequent ones first."""
-    counts = np.zeros(1, np.int64)
+    counts = np.zeros(1, np.int64)  # of each code point; grows with the largest one
     for x, lengths in rows():
-        block = np.bincount(x[_real(x, lengths)].astype(np.int64), minlength=len(counts))
-        block[: len(counts)] += counts
-        counts = block
+        counts_of_block = np.bincount(x[_real(x, lengths)].astype(np.int64), minlength=len(counts))
+        counts_of_block[: len(counts)] += counts
+        counts = counts_of_block
     occurring = np.flatnonzero(counts)
     return occurring[np.argsort(-counts[occurring], kind="stable")]
 
@@ -134,17 +156,20 @@ def _k_mers(
     x: np.ndarray, lengths: np.ndarray, letters: np.ndarray, sizes: Iterable[int]
 ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
     """Yield for each size the row and the number of every k-mer without unknown letters (see `Statistic`)."""
+    # The number of each token's letter, (rows, tokens), and which tokens have a letter of the vocabulary.
     n = len(letters)
-    place = np.minimum(np.searchsorted(letters, x), n - 1)
-    known = _real(x, lengths) & (letters[place] == x)
-    first = 0
+    letter = np.minimum(np.searchsorted(letters, x), n - 1)
+    has_letter = _real(x, lengths) & (letters[letter] == x)
+    first = 0  # the number of the first k-mer of a size
     for size in sizes:
-        width = max(0, x.shape[1] - size + 1)
-        numbers, valid = np.zeros((len(x), width), np.int64), np.ones((len(x), width), bool)
+        # A k-mer starts at each of these positions. Its letters are the digits of its number in base n.
+        starts = max(0, x.shape[1] - size + 1)
+        numbers = np.zeros((len(x), starts), np.int64)
+        is_whole = np.ones((len(x), starts), bool)
         for offset in range(size):
-            numbers = numbers * n + place[:, offset : offset + width]
-            valid &= known[:, offset : offset + width]
-        yield np.nonzero(valid)[0], first + numbers[valid]
+            numbers = numbers * n + letter[:, offset : offset + starts]
+            is_whole &= has_letter[:, offset : offset + starts]
+        yield np.nonzero(is_whole)[0], first + numbers[is_whole]
         first += n**size
 
 
@@ -164,3 +189,27 @@ def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     slope = products / np.maximum(np.nansum(np.square(time), axis=1), 1)
     statistics = [mean, deviation, low, high, slope]
     return np.nan_to_num(np.concatenate(statistics, axis=1)).astype(np.float32)
+
+
+def rolling(x: np.ndarray, lengths: np.ndarray, widths: Iterable[int]) -> np.ndarray:
+    """Return each value with the statistics of the windows around it, (rows, tokens, width); zeros at padding.
+
+    ``x`` (rows, tokens, channels) has the value of each channel, and in windows of each of the ``widths`` its
+    mean, standard deviation, minimum and maximum.
+    """
+    real = _real(x, lengths)[:, :, None]
+    values = np.where(real, x.astype(np.float64), np.nan)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
+        mean = np.nan_to_num(np.nanmean(values, axis=1, keepdims=True))
+    # The mean of its row stands in for a missing value.
+    values = np.where(real, np.where(np.isfinite(values), values, mean), 0.0)
+    windows = CentredWindows(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)))
+    statistics = [torch.from_numpy(values).float()]
+    for width in widths:
+        statistics += [
+            windows.mean(width).float(),
+            windows.deviation(width).float(),
+            windows.minimum(width).float(),
+            windows.maximum(width).float(),
+        ]
+    return np.where(real, torch.cat(statistics, dim=2).numpy(), np.float32(0))

@@ -8,18 +8,15 @@ from statistics import NormalDist
 import numpy as np
 
 from reservoir.column import RAW
-from reservoir.readouts.evaluation import (
-    MIN_UNITS,
-    SIGNIFICANT,
-    Evaluation,
-    balanced_interval,
-    evaluate_labels,
+from reservoir.readouts.evaluation import Evaluation
+from reservoir.readouts.paired import (
+    Difference,
     p_value_of_difference,
+    paired_difference,
+    verdict_of_difference,
 )
-from reservoir.readouts.paired import Difference, paired_difference
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.evaluate import Scores
-from reservoir_pipelines.fitting.folds import groups_of_splits
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts, Layer
 from reservoir_pipelines.fitting.results import Against, LayerScore
 from reservoir_pipelines.output import count_text, score_text
@@ -42,39 +39,26 @@ def judge(
 ) -> Verdicts:
     """Return what the scores on test show; ``valid_error`` is the standard error of the saved readout's validation."""
     warnings = cautions(scores[finals.saved], valid_error)
-    # The raw input alone is no reservoir, so there is nothing to compare.
-    baselines = finals.baselines if finals.best.source.columns != (RAW,) else []
-    against = tuple(compare_with(scores[finals.best], scores[baseline]) for baseline in baselines)
+    of_layers = layer_scores(finals.layers, scores, task)
+    # Compare the readout of the reservoir with each baseline. The raw input alone is no reservoir, so there is
+    # nothing to compare.
+    ours = scores[finals.best]
+    against: list[Against] = []
+    for final in finals.baselines if finals.best.source.columns != (RAW,) else []:
+        baseline = scores[final]
+        p_value = p_value_of_difference(ours.evaluation, baseline.evaluation)
+        comparison = Against(
+            name=baseline.result.name,
+            verdict=verdict_of_difference(ours.evaluation, baseline.evaluation, p_value),
+            metric=ours.result.metric,
+            difference=float(ours.result.test_score or 0) - float(baseline.result.test_score or 0),
+            p_value=p_value,
+            rows=ours.evaluation.rows,
+            groups=ours.evaluation.groups,
+        )
+        against.append(comparison)
     sentences = [comparison.sentence for comparison in against if comparison.verdict != "adds"]
-    return Verdicts(
-        against=against,
-        layer_scores=layer_scores(finals.layers, scores, task),
-        notices=[*sentences, *warnings],
-    )
-
-
-def compare_with(ours: Scores, baseline: Scores) -> Against:
-    """Return what the test rows show of the reservoir's readout against a baseline."""
-    first, second = ours.evaluation, baseline.evaluation
-    p_value = p_value_of_difference(first, second)
-    units = len(first.row_scores)
-    difference = float(ours.result.test_score or 0) - float(baseline.result.test_score or 0)
-    # The sign of the mean score of the rows decides, because the p-value is about it; balanced accuracy may differ.
-    gain = float(first.row_scores.sum() - second.row_scores.sum())
-    verdict = "no difference"
-    if p_value is None or units < MIN_UNITS:
-        verdict = "cannot be judged"
-    elif p_value < SIGNIFICANT:
-        verdict = "adds" if gain > 0 else "adds nothing"
-    return Against(
-        name=baseline.result.name,
-        verdict=verdict,
-        metric=ours.result.metric,
-        difference=difference,
-        p_value=p_value,
-        rows=first.rows,
-        groups=first.groups,
-    )
+    return Verdicts(against=tuple(against), layer_scores=of_layers, notices=[*sentences, *warnings])
 
 
 def cautions(scores: Scores, valid_error: float | None) -> list[str]:
@@ -131,40 +115,24 @@ def layer_scores(
     if not layers:
         return ()
     # Test scores are only shown.
-    leader = max(layers, key=lambda layer: layer.fit.result.sort_key)
+    leader = max(layers, key=lambda layer: layer.result.sort_key)
     of_layers: list[LayerScore] = []
     for layer in layers:
-        of_layer, of_leader = scores[layer.final], scores[leader.final]
-        difference = None if layer is leader else _difference(of_layer, of_leader, task)
-        of_layers.append(_score(layer, of_layer, difference, task))
+        test = scores[layer.final].result
+        difference = None
+        if layer is not leader:
+            difference = _difference(scores[layer.final], scores[leader.final], task)
+        of_layers.append(
+            LayerScore(
+                layer=layer.name,
+                result=replace(layer.result, test_score=test.test_score, test_interval=test.test_interval),
+                valid_interval=layer.final.valid_interval,
+                difference=difference and difference.value,
+                difference_interval=difference and difference.interval,
+                p_value=difference and difference.p_value,
+            )
+        )
     return tuple(of_layers)
-
-
-def _evaluate_validation(final: FinalReadout, task: Task) -> Evaluation:
-    """Return the evaluation of a readout on the validation rows, or on the held-out rows of all folds."""
-    source, splits = final.source, list(final.predictions)
-    predicted = np.concatenate([final.predictions[split].labels for split in splits])
-    labels = np.concatenate([source.labels(split) for split in splits])
-    counts = np.concatenate([source.counts(split) for split in splits])
-    names = [str(task.label(number)) for number in range(task.classes)]
-    return evaluate_labels(labels, predicted, names, None, counts, groups_of_splits(source.view, splits))
-
-
-def _score(layer: Layer, scores: Scores, difference: Difference | None, task: Task) -> LayerScore:
-    """Return the score of a layer, and on test its ``difference`` to the best layer, if it is another."""
-    test = scores.result
-    # The grid of penalties was scored by another solver than a single one, so its score is the one that was compared.
-    result = replace(layer.fit.result, test_score=test.test_score, test_interval=test.test_interval)
-    valid = _evaluate_validation(layer.final, task)
-    balanced = result.metric == "balanced_accuracy"
-    return LayerScore(
-        layer=layer.name,
-        result=result,
-        valid_interval=balanced_interval(valid) if balanced else valid.interval,
-        difference=difference and difference.value,
-        difference_interval=difference and difference.interval,
-        p_value=difference and difference.p_value,
-    )
 
 
 def _difference(scores: Scores, of_leader: Scores, task: Task) -> Difference:

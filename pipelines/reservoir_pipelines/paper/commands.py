@@ -16,7 +16,7 @@ from reservoir_pipelines.output import notify, size_text, time_text
 from reservoir_pipelines.tables import ResultTable, numbers, record_facts, record_table, texts
 
 if TYPE_CHECKING:
-    pass
+    from reservoir_pipelines.paper.reproduction_folder import Cell
 
 
 def reproduce(
@@ -56,7 +56,7 @@ def reproduce(
     return Answer(result, [*(part for table in result.tables for part in _tables_of(table)), facts])
 
 
-def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
+def _confirm(cells: list[Cell], places: dict[str, Any]) -> bool:
     """Print the estimated cost, and ask on a terminal whether to run."""
     from reservoir_pipelines.paper.stages import estimate
 
@@ -83,7 +83,8 @@ def _planned_answer(tables: list[str], options: dict[str, Any]) -> Answer:
             state = "cannot run here" if cost.reason else "to run"
             seconds, size = cost.seconds, cost.bytes
         else:
-            state, result = "finished", folder.result(cell.key) or {}
+            state = "finished"
+            result = folder.result(cell.key) or {}
             seconds, size = result.get("seconds", 0), result.get("bytes", 0)
         rows.append(
             {
@@ -103,8 +104,11 @@ def _tables_of(table: dict[str, Any]) -> list[ResultTable]:
 
     rows = []
     for row in table_part(table, {})["rows"]:
-        pairs = [(spot["ours"], spot["paper"]) if spot else ("", "") for spot in row["spots"]]
-        rows.append((row["name"], *(f"{ours} ({paper})" if paper else ours for ours, paper in pairs)))
+        cells = []
+        for spot in row["spots"]:
+            ours, paper = (spot["ours"], spot["paper"]) if spot else ("", "")
+            cells.append(f"{ours} ({paper})" if paper else ours)
+        rows.append((row["name"], *cells))
     reasons = dict.fromkeys(
         (row["name"], spot["reason"])
         for row in table["rows"]

@@ -21,7 +21,7 @@ from reservoir.features import column_shapes, forward, length_limits
 from reservoir.options import PredictOptions
 from reservoir.plan import BLOCK_ROWS, rows_at_a_time
 from reservoir.pooling import find_pooling
-from reservoir.raw_input import raw_features
+from reservoir.raw_input import RawWindows, raw_features, with_tokens
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task
@@ -30,6 +30,7 @@ from reservoir_pipelines.data.columns import listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
 from reservoir_pipelines.data.rows import RecordingWindows, Rows, Skipped
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.source import rows_of_tokens
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
 from reservoir_pipelines.prediction.prediction import Prediction, join_windows
@@ -142,7 +143,10 @@ class Predictions(Iterator[Prediction]):
         self._stream = rows if self.joined is None else join_windows(rows, self.joined)
         # Blocks and batches have the sizes of an extraction, so that a row takes the same time.
         parts = zip(self.bundle.parts, self.models, strict=True)
-        sizes = [_sizes(model, part.columns) if model else (BLOCK_ROWS["cpu"], 1) for part, model in parts]
+        task, raw_rows = self.bundle.task, BLOCK_ROWS["cpu"]
+        if task.each:
+            raw_rows = rows_of_tokens(raw_rows, task.readout_tokens)
+        sizes = [_sizes(model, part.columns) if model else (raw_rows, 1) for part, model in parts]
         self._block_rows = min(block for block, _ in sizes)
         self._batch_rows = [batch for _, batch in sizes]
 
@@ -213,7 +217,11 @@ class Predictions(Iterator[Prediction]):
         read = []
         for part, model, batch_rows in zip(self.bundle.parts, self.models, self._batch_rows, strict=True):
             if part.statistic:
-                columns = {part.columns[0]: part.statistic(x, lengths)}
+                values = part.statistic(x, lengths)
+                values = with_tokens(values, task.readout_tokens) if task.each else values
+                columns = {part.columns[0]: values}
+            elif part.windows:
+                columns = {part.columns[0]: RawWindows(task, scaling, part.windows)(x, lengths)}
             elif model is None:
                 columns = {RAW.name: raw_features(task, scaling, x, lengths)}
             else:

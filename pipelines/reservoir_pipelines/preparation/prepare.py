@@ -17,7 +17,7 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Source, Tokens
 from reservoir_pipelines.data.columns import FILES
-from reservoir_pipelines.data.own_data import OwnData, open_source
+from reservoir_pipelines.data.own_data import OwnData
 from reservoir_pipelines.files import (
     cache_root,
     data_folder,
@@ -26,8 +26,8 @@ from reservoir_pipelines.files import (
     stamp,
     write_checked,
 )
-from reservoir_pipelines.preparation.downloads import DOWNLOADS, download
 from reservoir_pipelines.preparation.prepared import INDEX, VERSION, Prepared
+from reservoir_pipelines.preparation.sources import DOWNLOADS, download, open_source
 from reservoir_pipelines.preparation.write import write_prepared
 
 MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
@@ -51,12 +51,12 @@ def prepare(
     folder never changes. A named task without a data folder may use the folder that was prepared
     last, with a note; your own data never does, because its files say which data is meant.
     """
-    folder = download(task, cache=cache) if files.fetch else data_folder(options.data)
-    source = open_source(task, data=folder, **options.given)
+    data_dir = download(task, cache=cache) if files.fetch else data_folder(options.data)
+    source = open_source(task, data=data_dir, **options.given)
     try:
         source_files = source.files()
     except InputError:
-        may_be_elsewhere = task in TASKS and not folder
+        may_be_elsewhere = task in TASKS and not data_dir
         earlier = latest(settings_folder(source, cache)) if may_be_elsewhere else None
         if earlier is None:
             raise
@@ -66,9 +66,9 @@ def prepare(
         source = replace(source, options=replace(source.options, waveform=True))
 
     # Equal parameters and equal source files give the same folder, which is reused unless it is damaged.
-    settings = settings_folder(source, cache)
-    contents = source_contents(source_files, Path(task), settings)
-    final = path_below(settings, short_hash(contents))
+    settings_dir = settings_folder(source, cache)
+    contents = source_contents(source_files, Path(task), settings_dir)
+    final = path_below(settings_dir, short_hash(contents))
     if final.exists():
         try:
             return Prepared.open(final)
@@ -79,7 +79,7 @@ def prepare(
     # its folder is as good.
     with new_folder(final, keep_existing=True) as unfinished:
         write_prepared(source, contents, unfinished, cluster)
-        contents_now = source_contents(source_files, Path(task), settings)
+        contents_now = source_contents(source_files, Path(task), settings_dir)
         changed_files = [file["name"] for file in contents if file not in contents_now]
         if changed_files:
             raise InputError(
@@ -106,9 +106,9 @@ def settings_folder(source: Source, cache: Path | None = None) -> Path:
     return path_below(cache_root(cache), "prepared", f"{name}-{digest}")
 
 
-def latest(settings: Path, *, verify: bool = True) -> Prepared | None:
+def latest(settings_dir: Path, *, verify: bool = True) -> Prepared | None:
     """Return the most recently prepared data in a folder of `settings_folder`, if any."""
-    indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+    indices = sorted(settings_dir.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
     return Prepared.open(indices[-1].parent, verify=verify) if indices else None
 
 
@@ -117,15 +117,15 @@ def short_hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
 
 
-def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str, Any]]:
+def source_contents(files: Sequence[Path], task: Path, settings_dir: Path) -> list[dict[str, Any]]:
     """Return name, bytes and SHA-256 of each file; files below the folder ``task`` are named by their path in it.
 
     A file is not read again if its size, inode, modification time and change time are the same: the folder
-    ``settings`` remembers the checksums.
+    ``settings_dir`` remembers the checksums.
     """
     remembered = dict[str, Any]()
     with suppress(OSError, ValueError):
-        remembered = read_checked(settings / MEMO)
+        remembered = read_checked(settings_dir / MEMO)
     checksums_to_remember = dict[str, Any]()
     contents = list[dict[str, Any]]()
     for file in _regular_files(files):
@@ -142,8 +142,8 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
         contents.append({"name": name, "size": checksum["stamp"][0], "sha256": checksum["sha256"]})
     if not checksums_to_remember.items() <= remembered.items():
         with suppress(OSError):  # the cache may be read-only; then the files are read again next time
-            settings.mkdir(parents=True, exist_ok=True)
-            write_checked(settings / MEMO, checksums_to_remember)
+            settings_dir.mkdir(parents=True, exist_ok=True)
+            write_checked(settings_dir / MEMO, checksums_to_remember)
     return contents
 
 

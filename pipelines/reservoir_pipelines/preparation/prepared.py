@@ -1,7 +1,7 @@
 """The reader of prepared data on disk."""
 
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,8 +54,9 @@ class PreparedSplit:
         def read(array: str) -> np.ndarray:
             parts = []
             for run in runs:
-                part = self._read(array, int(run[0]), int(run[-1]) + 1)
-                parts.append(part if len(part) == len(run) else part[run - run[0]])
+                stretch = self._read(array, int(run[0]), int(run[-1]) + 1)
+                has_gaps = len(stretch) > len(run)
+                parts.append(stretch[run - run[0]] if has_gaps else stretch)
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
         x, y, lengths = map(read, ("x", "y", "lengths"))
@@ -89,11 +90,12 @@ class PreparedSplit:
             return array in file
 
     def _read(self, array: str, lo: int, hi: int) -> np.ndarray:
+        """Return the rows ``lo`` to ``hi`` (not included) of one array, class numbers as int64."""
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}: it has {len(self)} rows")
         parts = []
         for (path, rows), start in zip(self.files, self.starts, strict=True):
-            first, last = max(lo - start, 0), min(hi - start, rows)
+            first, last = max(lo - start, 0), min(hi - start, rows)  # the rows of this file, from 0
             if first >= last and (lo < hi or parts):  # an empty range is read once, for its type and shape
                 continue
             with _opened(path) as file:
@@ -174,8 +176,9 @@ class Prepared:
         """Lines to print: warnings, and how many rows were dropped or cut."""
         lines = list(self.warnings)
         for counts, what in ((self.dropped, "dropped, too long"), (self.cut, "cut to the maximum length")):
-            numbers = ", ".join(f"{count:,} of {name}" for name, count in counts.items() if count)
-            lines += [f"task {self.task.name!r}: {numbers} {what}"] if numbers else []
+            numbers = ", ".join(f"{count:,} of {split}" for split, count in counts.items() if count)
+            if numbers:
+                lines.append(f"task {self.task.name!r}: {numbers} {what}")
         return lines
 
     def notes_for(self, *, native: bool) -> list[str]:
@@ -194,22 +197,12 @@ class Prepared:
     def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> "Prepared":
         """Return the prepared data of a folder; checksums are verified unless ``verify`` is False."""
         with as_input_error(f"{path / INDEX}: missing or damaged", f"remove {path} and prepare again"):
-            values, splits = read_json(path / INDEX), {}
+            values = read_json(path / INDEX)
             _check_index(values)
-            for name in split_order(set(values["splits"])):
-                files, stamps = [], {}
-                for file in values["splits"][name]["files"]:
-                    stored = path_below(path, *file["name"].split("/"))
-                    before = stamp(stored) if stored.is_file() else None
-                    sound = before is not None and before[0] == file["bytes"]
-                    if not sound or (verify and file_crc32(stored) != file["crc32"]):
-                        raise InputError(
-                            f"{stored}: missing, or its checksum does not match",
-                            f"remove {path} and prepare again",
-                        )
-                    stamps[stored] = before
-                    files.append((stored, file["rows"]))
-                splits[name] = PreparedSplit(name, tuple(files), stamps)
+            splits = {
+                name: _open_split(path, name, values["splits"][name]["files"], verify=verify)
+                for name in split_order(set(values["splits"]))
+            }
             task = Task.from_dict(values["task"])
             if values["scaling"] is None and isinstance(task.form, Vectors):
                 raise ValueError("it has no scaling of its values")
@@ -224,6 +217,25 @@ class Prepared:
                 warnings=tuple(values["warnings"]),
                 reused=reused,
             )
+
+
+def _open_split(
+    folder: Path, name: str, files: Sequence[Mapping[str, Any]], *, verify: bool
+) -> PreparedSplit:
+    """Return a split whose files an index lists; raise `InputError` if one is missing or its checksum differs."""
+    paths_and_rows = []
+    stamps = {}
+    for file in files:
+        path = path_below(folder, *file["name"].split("/"))
+        stamp_before = stamp(path) if path.is_file() else None
+        has_its_size = stamp_before is not None and stamp_before[0] == file["bytes"]
+        if not has_its_size or (verify and file_crc32(path) != file["crc32"]):
+            raise InputError(
+                f"{path}: missing, or its checksum does not match", f"remove {folder} and prepare again"
+            )
+        stamps[path] = stamp_before
+        paths_and_rows.append((path, file["rows"]))
+    return PreparedSplit(name, tuple(paths_and_rows), stamps)
 
 
 INDEX_TYPES = {

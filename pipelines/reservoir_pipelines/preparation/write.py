@@ -46,39 +46,46 @@ def write_prepared(
 
 def _with_full_paths(source: Source) -> Source:
     """Return a source with the full paths of its files, for workers that run in other folders."""
-    paths = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
-    full = {
-        name: type(value)(Path(value).resolve())
-        for name, value in paths.items()
-        if data_exists(Path(value))
-    }
-    return replace(source, **full)  # pyright: ignore[reportArgumentType]
+    full_paths = {}
+    for field in ("data", "origin"):  # the fields of sources that hold a path
+        path = getattr(source, field, None)
+        if path and data_exists(Path(path)):
+            full_paths[field] = type(path)(Path(path).resolve())  # a text or a `Path`, as before
+    return replace(source, **full_paths)  # pyright: ignore[reportArgumentType]
 
 
 def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
     """Write the rows of a piece, one file per split, and return their sizes and checksums."""
-    written = []
+    files = []
     for name, split in source.read(piece).items():
         if not len(split):
             continue
         check_split(source.task, name, split)
-        path = folder / name / f"{number:05d}.h5"
-        path.parent.mkdir(exist_ok=True)
+        lengths = split.lengths.astype(np.int32)
         y = split.y
         if y.dtype.kind != "f":  # the smallest type that holds all class numbers
-            y = y.astype(np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max()))))
-        arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
-        arrays["ids"] = split.ids
-        # HDF5's strings of a fixed size are bytes.
-        if split.ids is not None and split.ids.dtype.kind == "U":
-            arrays["ids"] = np.char.encode(split.ids, "utf-8", "surrogatepass")
-        # Not durable, because the whole folder is synced at its end.
+            y = y.astype(np.result_type(np.min_scalar_type(int(y.min())), np.min_scalar_type(int(y.max()))))
+        ids = split.ids
+        if ids is not None and ids.dtype.kind == "U":  # HDF5's strings of a fixed size are bytes
+            ids = np.char.encode(ids, "utf-8", "surrogatepass")
+        arrays = {"x": split.x, "y": y, "lengths": lengths, "groups": split.groups, "ids": ids}
+        # The file is not durable, because the whole folder is synced at its end.
+        path = folder / name / f"{number:05d}.h5"
+        path.parent.mkdir(exist_ok=True)
         replace_file(path, partial(_write_arrays, arrays), durable=False)
-        sums = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
-        counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
-        hashes = None if source.task.name in TASKS else _hashes(split.x, arrays["lengths"])
-        written.append({"split": name, "name": f"{name}/{path.name}", **sums, **counts, "hashes": hashes})
-    return written
+        files.append(
+            {
+                "split": name,
+                "name": f"{name}/{path.name}",
+                "bytes": path.stat().st_size,
+                "crc32": file_crc32(path),
+                "rows": len(split),
+                "dropped": split.dropped,
+                "cut": split.cut,
+                "hashes": None if source.task.name in TASKS else _hashes(split.x, lengths),
+            }
+        )
+    return files
 
 
 def _write_arrays(arrays: Mapping[str, np.ndarray | None], path: Path) -> None:
@@ -95,18 +102,21 @@ def _write_index(
     source: Source, contents: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
 ) -> None:
     """Write the index of a folder: its files, the digest of the data, and the state of the source files."""
-    task, scaling = source.task, scaling_to_json(source.scaling())
-    files: dict[str, list[dict[str, Any]]] = {}
-    for file in (file for piece in written for file in piece):
-        files.setdefault(file["split"], []).append(file)
+    task = source.task
+    scaling = scaling_to_json(source.scaling())
+    files: dict[str, list[dict[str, Any]]] = {}  # by split
+    for files_of_piece in written:
+        for file in files_of_piece:
+            files.setdefault(file["split"], []).append(file)
     for name in SPLITS:
         if name not in files:
             raise InputError(f"task {task.name!r}: no rows for the split {name!r}", "give more rows")
-    splits, totals = {}, {}
+    split_records: dict[str, dict[str, Any]] = {}
+    splits: dict[str, PreparedSplit] = {}
     for name in split_order(set(files)):
         listed = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]
-        counts = {count: sum(file[count] for file in files[name]) for count in ("rows", "dropped", "cut")}
-        totals[name] = {**counts, "files": listed}
+        totals = {count: sum(file[count] for file in files[name]) for count in ("rows", "dropped", "cut")}
+        split_records[name] = {**totals, "files": listed}
         splits[name] = PreparedSplit(name, tuple((folder / file["name"], file["rows"]) for file in listed))
     warnings = _unknown_classes(task, splits)
     if task.name not in TASKS:
@@ -116,7 +126,7 @@ def _write_index(
         "task": task.to_dict(),
         "scaling": scaling,
         "digest": _digest([task.to_dict(), scaling], splits),
-        "splits": totals,
+        "splits": split_records,
         "source": contents,
         "warnings": [*filter(None, [source.summary()]), *source.notes(), *warnings],
     }
@@ -129,8 +139,8 @@ def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[st
         return []
     lines = []
     classes = {name: set(np.unique(split.y).tolist()) for name, split in splits.items()}
-    for name, own_classes in classes.items():
-        if unknown := sorted(own_classes - classes["train"] - {MISSING}):
+    for name, classes_of_split in classes.items():
+        if unknown := sorted(classes_of_split - classes["train"] - {MISSING}):
             labels = ", ".join(str(task.label(number)) for number in unknown[:5])
             more = ", ..." if len(unknown) > 5 else ""
             problem = f"the split {name!r} has classes that no row of 'train' has"
@@ -147,7 +157,8 @@ def _hashes(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def _repeats(files: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     """Return a line if sequences of ``test`` are in other splits: a readout may know them by heart."""
     hashes = {name: np.concatenate([file["hashes"] for file in files[name]]) for name in SPLITS}
-    repeated = int(np.isin(hashes["test"], np.concatenate([hashes["train"], hashes["valid"]])).sum())
+    hashes_of_others = np.concatenate([hashes["train"], hashes["valid"]])
+    repeated = int(np.isin(hashes["test"], hashes_of_others).sum())
     start = f"{repeated:,} of {len(hashes['test']):,} test rows repeat a sequence of the training or validation rows"
     remedy = "remove repeats, or give them one group"
     return [f"{start}, so scores on new sequences may be lower; {remedy}"] if repeated else []

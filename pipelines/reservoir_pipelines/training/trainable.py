@@ -33,6 +33,11 @@ def load_trainable(
     dtype = choose_compute(compute, choose_device(device))
     model = load_model(task, settings, device, "float32", output_init)
     backbone = model.fpt.backbone
+    if not backbone.depth:
+        raise InputError(
+            f"--backbone {settings.backbone}: it has no blocks, and train needs some",
+            "choose another backbone, such as mini",
+        )
     chosen = split_names(groups) if groups else default_groups(backbone)
     unfreeze(model.fpt, chosen)
     if model.device.type == "cpu":

@@ -1,0 +1,59 @@
+"""Random kernels alone: a family without blocks, whose only layer is its input layer.
+
+For series, the blocks of a frozen transformer add nothing to the responses of random kernels
+(``benchmarks/series.py``), and take most of the time. `reservoir.inputs.kernels` computes the responses.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from reservoir.backbones.family import Config, Family, FolderLoader, Shape, run_unmasked
+from reservoir.errors import InputError
+
+GROUP_SIZE = 8
+"""Kernels of one dilation and one form of the values that stand side by side, so that poolings can compare them."""
+
+MAX_WIDTH = 2**16
+
+
+@dataclass
+class KernelsConfig(Config):
+    """The configuration of random kernels."""
+
+    width: int = 256  # number of kernels, a multiple of `GROUP_SIZE`
+    model_type: str = "kernels"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.width <= MAX_WIDTH or self.width % GROUP_SIZE:
+            raise InputError(
+                f"backbone 'kernels': width={self.width}",
+                f"give a multiple of {GROUP_SIZE}, at most {MAX_WIDTH:,}",
+            )
+
+
+class NoBlocks(nn.Module):
+    """A model that returns its input."""
+
+    def __init__(self, config: KernelsConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the tokens as they are."""
+        return x
+
+
+KERNELS = Family(
+    name="kernels",
+    loader=FolderLoader(NoBlocks),
+    config=KernelsConfig,
+    pretrained=False,
+    shape=lambda config: Shape(0, config.width, None, causal=False),
+    run=run_unmasked,
+    blocks="",
+    groups={},
+    scheme="normal with mean 0 over the values of a window, and norm 1",
+    allows_bfloat16=False,  # a kernel has few values, so its products take little time
+)

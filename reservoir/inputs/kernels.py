@@ -1,0 +1,95 @@
+"""Random kernels that read rows directly, where an input layer would read windows of the rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reservoir.backbones.kernels import GROUP_SIZE
+from reservoir.random import generator
+from reservoir.tasks.windows import Windows, row_forms
+
+
+@dataclass(frozen=True)
+class KernelBank:
+    """The kernels ``begin`` to ``end`` of a `KernelConvolution`: those of one dilation and one form of the values."""
+
+    dilation: int
+    form: int
+    begin: int
+    end: int
+
+
+class KernelConvolution(nn.Module):
+    """Random kernels that read a row directly, instead of an input layer that reads its windows.
+
+    A kernel has ``windows.patch`` taps for each channel, at one dilation and in one of the row's
+    `row_forms`. Its Gaussian weights sum to zero over the taps of a channel, as
+    in ROCKET (Dempster et al. 2020). Kernels of one dilation and form stand side by
+    side, in groups of `GROUP_SIZE`. Dilations and forms have equal shares of the groups, up to one group.
+
+    Parameters
+    ----------
+    windows : Windows
+        The windows whose products with the kernels are computed.
+    channels : int
+        The channels of a row, or the number of symbols.
+    width : int
+        The number of kernels, a multiple of `GROUP_SIZE`.
+    seed : int
+        The seed of the weights.
+    gain : float
+        The norm of a kernel.
+    """
+
+    taps: Tensor
+
+    def __init__(self, windows: Windows, channels: int, width: int, seed: int, gain: float) -> None:
+        super().__init__()
+        weights = generator(seed, "input").standard_normal((width, channels, windows.patch))
+        if windows.patch > 1:  # a single tap would become zero
+            weights -= weights.mean(axis=2, keepdims=True)
+        weights *= gain / np.linalg.norm(weights, axis=(1, 2), keepdims=True)
+        self.windows, self.channels = windows, channels
+        self.banks = tuple(_banks(windows, width))
+        self.register_buffer("taps", torch.from_numpy(weights.astype(np.float32)))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the responses (rows, windows, width) to rows (rows, values, channels), and the windows of each row.
+
+        The responses after the last window of a row are arbitrary. ``lengths`` (rows,) counts the values.
+        """
+        windows = self.windows
+        if windows.symbols:
+            x = torch.eye(windows.symbols, device=x.device)[x.long()]
+        x = row_forms(x, lengths, windows.normalise)
+        # Zeros stand in for padding, and for values before and after a row that windows reach.
+        inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        before, after = windows.margins
+        x = nn.functional.pad(x.masked_fill(~inside[:, :, None], 0).transpose(1, 2), (before, after))
+        count = (x.shape[2] - before - after - windows.reach) // windows.stride + 1
+        span = (count - 1) * windows.stride + 1
+        responses: list[Tensor] = []
+        for bank in self.banks:
+            # A product with one shifted copy of the row per tap; torch's convolution takes several times as long.
+            values = x[:, bank.form * self.channels : (bank.form + 1) * self.channels]
+            starts = [before + offset for offset in windows.offsets_of(bank.dilation)]
+            shifted = [values[:, :, start : start + span : windows.stride] for start in starts]
+            taps = self.taps[bank.begin : bank.end].flatten(1)
+            responses.append(taps @ torch.stack(shifted, dim=2).flatten(1, 2))
+        return torch.cat(responses, dim=1).transpose(1, 2), (lengths - windows.reach) // windows.stride + 1
+
+
+def _banks(windows: Windows, width: int) -> Iterator[KernelBank]:
+    """Yield the banks of ``width`` kernels: all dilations of the first form, then those of the next."""
+    places = [(dilation, form) for form in range(windows.forms) for dilation in windows.dilations]
+    begin = 0
+    for number, (dilation, form) in enumerate(places):
+        # The first banks get the groups that are left over; with few groups, the last banks have none.
+        groups, rest = divmod(width // GROUP_SIZE, len(places))
+        end = begin + GROUP_SIZE * (groups + (number < rest))
+        if end > begin:
+            yield KernelBank(dilation, form, begin, end)
+        begin = end

@@ -1,0 +1,160 @@
+"""Model types that nobody has described by hand run as transformers runs them, or are refused with the reason."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from reservoir.backbones import find, load_backbone, load_native, weights_digest
+from reservoir.column import Column
+from reservoir.features import token_batches
+from reservoir.tasks.task import Task, Vectors
+from tests.refusals import outcome
+from tests.reservoir.models import make_fpt
+
+WIDTH, DEPTH, VOCABULARY = 16, 3, 40
+TASK = Task(name="vectors", form=Vectors(4), max_tokens=7, classes=2)
+
+SETTINGS = {
+    "num_hidden_layers": DEPTH,
+    "hidden_size": WIDTH,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# What else the tiny model of a type needs.
+MODELS = {
+    "modernbert": {"global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2},
+    "gpt_neox": {},
+    "olmo2": {},
+    "phi3": {},
+    "mamba2": {"num_heads": 4, "state_size": 8, "n_groups": 1},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "deberta-v2": {},
+    "opt": {"ffn_dim": 24, "word_embed_proj_dim": WIDTH},
+    "camembert": {},
+}
+
+
+def save(kind, folder):
+    """Write a tiny model of a type, with random weights of all its tensors."""
+    torch.manual_seed(0)
+    config_class = transformers.CONFIG_MAPPING[kind]
+    accepted = config_class().to_dict() | {"head_dim": 0}
+    settings = {name: value for name, value in SETTINGS.items() if name in accepted} | MODELS[kind]
+    model = transformers.AutoModel.from_config(config_class(**settings))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request, tmp_path_factory):
+    return save(request.param, tmp_path_factory.mktemp("generic") / request.param)
+
+
+def test_layers_and_features_are_those_of_transformers_with_and_without_padding(folder):
+    backbone = load_backbone(str(folder), "pretrained")
+    fpt = make_fpt(TASK, backbone, seed=1)
+    x, lengths = torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(3)), torch.tensor([7, 4, 6])
+    columns = [Column(layer, "mean") for layer in backbone.layers if layer != f"block{DEPTH:02d}"]
+    features = fpt.features(x, lengths, columns)
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    for row, length in enumerate(lengths):
+        with torch.inference_mode():
+            embeds = fpt.inputs(x[row : row + 1, :length])
+            output = model(inputs_embeds=embeds, output_hidden_states=True, use_cache=False)
+        states = output.hidden_states[:-1]
+        first = 0 if model.config.model_type != "mamba2" else 1
+        named = dict(zip(backbone.layers[first:-1], states, strict=False)) | {"final": output.last_hidden_state}
+        for column in columns:
+            if column.layer in named:
+                expected = named[column.layer].mean(1)
+                torch.testing.assert_close(features[column][row], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_causal_models_are_recognised(folder):
+    kinds = {"gpt_neox", "olmo2", "phi3", "mamba2", "gpt_oss", "qwen3_moe", "opt"}
+    assert load_backbone(str(folder), "pretrained").causal == (folder.name in kinds)
+
+
+def test_a_text_enters_by_the_token_embeddings(folder):
+    backbone, words = load_native(str(folder))
+    tokens = torch.randint(20, VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(1))
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = model(input_ids=tokens, use_cache=False).last_hidden_state
+        torch.testing.assert_close(backbone(words(tokens)), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_depth_and_seed_decide_what_is_drawn(folder):
+    one, again, other = (load_backbone(str(folder), "random", seed, depth=1) for seed in (1, 1, 2))
+    assert one.depth == 1 and weights_digest(one) == weights_digest(again) != weights_digest(other)
+    assert torch.isfinite(one(torch.randn(2, 5, WIDTH))).all()
+    pretrained = load_backbone(str(folder), "pretrained", depth=2)
+    whole = load_backbone(str(folder), "pretrained")
+    for name, parameter in pretrained.blocks.named_parameters():
+        assert torch.equal(parameter, whole.blocks.get_parameter(name)), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        ("bart", {}, "an encoder with a decoder"),
+        ("dinov3_vit", {}, "takes no input embeddings"),
+        ("detr", {}, "contains another model|an encoder with a decoder"),
+        ("clip", {}, "takes no input embeddings"),
+        ("electra", {"embedding_size": 8, "hidden_size": 16, "num_attention_heads": 2}, "another width"),
+    ],
+)
+def test_models_of_other_kinds_are_refused_with_the_reason(kind, settings, reason, tmp_path):
+    config = {"model_type": kind, **settings}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = outcome(find, str(tmp_path))
+    assert any(part in message for part in reason.split("|")), message
+
+
+def test_a_layer_that_is_not_what_transformers_calls_so_is_refused(tmp_path, monkeypatch):
+    folder = save("olmo2", tmp_path / "olmo2")
+    layer = transformers.models.olmo2.modeling_olmo2.Olmo2DecoderLayer
+    forward = layer.forward
+    # The blocks that hooks see then differ from what the model passes on.
+    monkeypatch.setattr(layer, "__call__", lambda self, *a, **k: 2 * forward(self, *a, **k), raising=False)
+    assert "hidden states" in outcome(load_backbone, str(folder), "pretrained")
+
+
+def test_rows_of_different_lengths_never_share_a_batch_without_padding():
+    lengths = np.array([5, 3, 5, 4, 3, 5])
+    rows = list(token_batches(lengths, lengths, most_tokens=100, max_padding=None))
+    assert sorted(np.concatenate(rows)) == [*range(6)]
+    assert all(len({*lengths[batch]}) == 1 for batch in rows)
+
+
+def test_a_model_that_sees_padding_gets_rows_of_equal_length(tmp_path, monkeypatch):
+    folder = save("olmo2", tmp_path / "olmo2")
+    model = transformers.models.olmo2.modeling_olmo2.Olmo2Model
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def with_mean(self, *arguments, **named):
+        output = forward(self, *arguments, **named)
+        output.last_hidden_state = output.last_hidden_state + named["inputs_embeds"].mean(1, keepdim=True)
+        return output
+
+    monkeypatch.setattr(model, "forward", with_mean)
+    monkeypatch.setattr("reservoir.backbones.generic._PARTS", {})
+    backbone = load_backbone(str(folder), "pretrained")
+    assert not backbone.can_pad
+    assert "equal length" in outcome(backbone, torch.zeros(2, 4, WIDTH), torch.tensor([4, 3]))
