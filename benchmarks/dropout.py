@@ -18,7 +18,6 @@ from reservoir_pipelines.training import trainable
 from reservoir.options import TrainOptions
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Task, Vectors
-from reservoir.training.groups import set_dropout
 
 CASES = (("mini", 64, 8), ("mini", 512, 4), ("gpt2:n_layer=3", 64, 16), ("gpt2:n_layer=3", 1024, 2))
 """Backbone, tokens and rows of a step. The first is what `reservoir train` does by default on images of 64 patches."""
@@ -33,8 +32,9 @@ def trained_model(backbone: str, tokens: int, compute: str, *, fast: bool) -> Lo
     speed_up = trainable.speed_up if fast else lambda _model: None
     with patch.object(trainable, "speed_up", speed_up):
         reservoir = Reservoir(backbone=backbone, init="random")
-        model, _ = trainable.load_trainable(task, reservoir, None, "cpu", compute, "orthogonal")
-    set_dropout(model.fpt, TrainOptions().dropout)
+        model, _ = trainable.load_trainable(
+            task, reservoir, None, "cpu", compute, "orthogonal", dropout=TrainOptions().dropout
+        )
     model.fpt.train()
     return model
 

@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -31,10 +32,10 @@ from torch import Tensor, nn
 
 from reservoir.devices import compile_blocks
 from reservoir.options import TrainOptions
+from reservoir.plan.rates import TRAIN_RATE
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
-from reservoir.training.groups import set_dropout
-from reservoir.training.rows import StoredRows, TrainingRows, raw_rows
+from reservoir.training.rows import StoredRows, TrainingRows, raw_batch
 from reservoir.training.steps import FPTSteps
 from reservoir.training.trainer import Processes, Trainer
 
@@ -54,10 +55,8 @@ def rows_of(tokens: int, batch: int) -> Split:
 def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout: float) -> LoadedModel:
     """Return an untrained GPT-2 small, built as by `train`."""
     task = Task(name="speed", form=Vectors(DIM), max_tokens=tokens, classes=CLASSES)
-    model, _ = load_trainable(
-        task, Reservoir(backbone="gpt2", init="random", depth=depth), None, device, compute, "orthogonal"
-    )
-    set_dropout(model.fpt, dropout)
+    reservoir = Reservoir(backbone="gpt2", init="random", depth=depth)
+    model, _ = load_trainable(task, reservoir, None, device, compute, "orthogonal", dropout=dropout)
     model.fpt.train()
     return model
 
@@ -68,10 +67,10 @@ def our_steps(
     """Return a function that runs a number of further steps, as `train` does."""
     if compiled:
         compile_blocks(model.fpt.backbone.blocks)
-    convert = raw_rows(model, None)
+    convert = partial(raw_batch, model, None)
     rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
     engine = FPTSteps(
-        model.fpt, model.fpt, rows, TrainOptions(batch=batch, dropout=dropout), 0, Processes()
+        model.fpt, model.fpt, rows, TrainOptions(batch=batch, dropout=dropout), TRAIN_RATE, 0, Processes()
     )
 
     def run(steps: int) -> None:

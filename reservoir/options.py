@@ -403,6 +403,9 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
         one_of("auto", "fresh", "augmented", "stored"),
     )
     from_cache: bool = option(False, "With --train output: read the hidden states from the cache.")
+    patience: int | None = option(
+        None, "Stop after this many validations without a better score.", at_least(1), shown="never"
+    )
     on_divergence: str = option(
         "stop", "If the loss diverges: stop, or report the best checkpoint.", one_of("stop", "report")
     )

@@ -151,7 +151,10 @@ def load_model(
             settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
         )
         if settings.input == "kernels" and not backbone.depth and not windows.plain:
-            convolution = _convolution(task, settings, windows, backbone.width).to(place)
+            channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+            convolution = KernelConvolution(
+                windows, channels, backbone.width, settings.seed, settings.gain
+            ).to(place)
             inputs = NoInputLayer()
         else:
             inputs = draw_input(
@@ -174,12 +177,6 @@ def load_model(
         compute=str(backbone.compute).removeprefix("torch."),
         convolution=convolution,
     )
-
-
-def _convolution(task: Task, settings: Reservoir, windows: Windows, width: int) -> KernelConvolution:
-    """Return the random kernels that read the rows of a task."""
-    channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-    return KernelConvolution(windows, channels, width, settings.seed, settings.gain)
 
 
 def choose_device(name: str) -> torch.device:

@@ -91,12 +91,13 @@ def read_checked(path: Path) -> dict[str, Any]:
 
 
 def _verified(text: bytes) -> dict[str, Any]:
+    """Return JSON values without their digest, which must be theirs."""
     try:
         values = json.loads(text)
-        sound = values.pop(DIGEST) == json_digest(values)
+        is_intact = values.pop(DIGEST) == json_digest(values)
     except (KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError("it has no checksum") from error
-    if not sound:
+    if not is_intact:
         raise DamagedError("checksum mismatch")
     return values
 

@@ -197,14 +197,14 @@ class ScoreGrid(NamedTuple):
     best: tuple[int, int]
 
 
-def draw_layers(axes: Axes, sweep: ScoreGrid, raw: float | None, metric: str) -> None:
+def draw_layers(axes: Axes, grid: ScoreGrid, raw: float | None, metric: str) -> None:
     """Draw the best validation score of every layer, a line for each pooling, and the score of the raw input.
 
     If the chosen readout joins several columns, it is a horizontal line. If all readouts do, each is a
     point.
     """
     factor, unit = in_unit(metric)
-    tops = dict(zip(sweep.columns, factor * np.nanmax(sweep.scores, axis=1), strict=True))
+    tops = dict(zip(grid.columns, factor * np.nanmax(grid.scores, axis=1), strict=True))
     singles = {name: single_column(name) for name in tops}
     places = {(column.place, column.pooling): name for name, column in singles.items() if column}
     places = places or {(name, "concatenated"): name for name in tops}
@@ -213,7 +213,7 @@ def draw_layers(axes: Axes, sweep: ScoreGrid, raw: float | None, metric: str) ->
         values = [tops.get(places.get((name, pooling), ""), np.nan) for name in names]
         line = "o" if pooling == "concatenated" else "o-"
         axes.plot(range(len(names)), values, line, color=colour, label=pooling, markersize=4, linewidth=1.5)
-    chosen = sweep.columns[sweep.best[0]]
+    chosen = grid.columns[grid.best[0]]
     if chosen not in places.values():
         axes.axhline(tops[chosen], color=INK, linewidth=1, label=shorten(chosen))
     if raw is not None:
@@ -223,38 +223,38 @@ def draw_layers(axes: Axes, sweep: ScoreGrid, raw: float | None, metric: str) ->
     style(axes, "layer", f"validation {unit}, best setting")
 
 
-def draw_settings(axes: Axes, sweep: ScoreGrid, metric: str) -> None:
+def draw_settings(axes: Axes, grid: ScoreGrid, metric: str) -> None:
     """Draw the validation scores of the best columns under every setting, and circle the chosen readout."""
-    columns, settings, scores, best = sweep
+    best_column, best_setting = grid.best
     factor, unit = in_unit(metric)
-    ranked: list[int] = np.argsort(-np.nanmax(scores, axis=1), kind="stable").tolist()
-    shown = {best[0], *ranked[: MAX_ROWS - 1]}
-    order = sorted(shown, key=lambda i: layer_order(columns[i]))
+    ranked: list[int] = np.argsort(-np.nanmax(grid.scores, axis=1), kind="stable").tolist()
+    shown = {best_column, *ranked[: MAX_ROWS - 1]}
+    order = sorted(shown, key=lambda i: layer_order(grid.columns[i]))
     # Further settings, tried because an end of the grid was best, would be gaps in most rows.
-    common = (~np.isnan(scores[order])).mean(axis=0) >= 0.5
-    drawn = [j for j in range(len(settings)) if common[j] or j == best[1]]
-    values = factor * scores[order][:, drawn]
+    common = (~np.isnan(grid.scores[order])).mean(axis=0) >= 0.5
+    drawn = [j for j in range(len(grid.settings)) if common[j] or j == best_setting]
+    values = factor * grid.scores[order][:, drawn]
     # The worst settings would use up most colours: scores below the median share the darkest one.
     low, high = float(np.nanmedian(values)), float(np.nanmax(values))
     low = min(low, high - 0.01 * factor)  # equal ends would be extended beyond 100%
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
     axes.figure.colorbar(image, ax=axes, shrink=0.9)
-    x, y = drawn.index(best[1]), order.index(best[0])
+    x, y = drawn.index(best_setting), order.index(best_column)
     for colour, width in ((INK, 4), ("white", 2)):  # a white ring on a dark one is seen on any cell
         axes.plot(x, y, "o", color=colour, markeredgewidth=width, markersize=11, fillstyle="none")
-    _name_ticks(axes.xaxis, [settings[j] for j in drawn], rotation=90, most=16)
-    _name_ticks(axes.yaxis, [columns[i] for i in order])
+    _name_ticks(axes.xaxis, [grid.settings[j] for j in drawn], rotation=90, most=16)
+    _name_ticks(axes.yaxis, [grid.columns[i] for i in order])
     axes.set_xlabel("penalty or setting")
     title = axes.set_title(f"validation {unit}, chosen readout circled", fontsize=9, color=INK)
     break_lines(title, axes.bbox.width)
 
 
-def plot_sweep(path: Path, sweep: ScoreGrid, raw: float | None, metric: str, title: str) -> None:
+def plot_sweep(path: Path, grid: ScoreGrid, raw: float | None, metric: str, title: str) -> None:
     """Save `draw_layers` and `draw_settings` side by side."""
     with saved_figure(path, 11, 4.6, title) as figure:
         lines, heat = figure.subplots(1, 2)
-        draw_layers(lines, sweep, raw, metric)
-        draw_settings(heat, sweep, metric)
+        draw_layers(lines, grid, raw, metric)
+        draw_settings(heat, grid, metric)
 
 
 def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> None:

@@ -300,7 +300,7 @@ def training_facts(run: Training) -> Facts:
         "frozen": f"{run.frozen_tensors:,} tensors, unchanged",
         "steps": f"{run.steps:,} in {time_text(run.seconds)}",
     }
-    for name in ("best_step", "converged_step", "diverged_step"):
+    for name in ("best_step", "converged_step", "stopped_step", "diverged_step"):
         facts[name] = getattr(run, name)
     for name in ("train_score", "valid_score", "test_score", "test_score_of_all"):
         score = getattr(run, name)
@@ -314,11 +314,10 @@ def training_facts(run: Training) -> Facts:
 def training_tables(run: Training) -> list[ResultTable]:
     """Return the runs of a sweep, and the scores on test."""
     tables = []
-    if run.swept:
-        values = [name for name in run.swept[0] if name in RECIPE]
+    if run.trials:
+        values = [name for name in run.trials[0] if name in RECIPE]
         rows = [
-            swept_run | {"valid_score": score_text(swept_run["valid_score"], run.metric)}
-            for swept_run in run.swept
+            trial | {"valid_score": score_text(trial["valid_score"], run.metric)} for trial in run.trials
         ]
         tables.append(record_table(rows, *values, "valid_score", "run"))
     return tables + (evaluation_tables(run.evaluation) if run.evaluation else [])

@@ -1,12 +1,13 @@
-"""Frozen weights: drawn at random from a seed, or loaded; and their digest."""
+"""Frozen weights: drawn at random from a seed, or loaded; their digest, which shows that they stay frozen."""
 
 import hashlib
 import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -196,6 +197,16 @@ def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any =
             digest.update(f"{name} {tuple(whole.shape)} {whole.dtype}".encode())
             digest.update(whole.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+@contextmanager
+def frozen_unchanged(model: nn.Module) -> Iterator[None]:
+    """Raise `RuntimeError` if a parameter or buffer that is not trained changes within the context."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    before = content_digest(model, trained)
+    yield
+    if content_digest(model, trained) != before:
+        raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
 
 
 def _load(

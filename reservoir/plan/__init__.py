@@ -10,6 +10,8 @@
 | device and precision, rows of a block and of a batch | `precision.py` |
 | the columns that a fit tries, and its folds | `candidates.py` |
 
+The steps and learning rates of `train` and `pretrain` are in `rates.py`.
+
 The defaults were tuned on six sets of series (``benchmarks/series.py``) and on generated symbols
 (``benchmarks/symbols.py``). Named tasks follow the paper.
 """

@@ -16,6 +16,7 @@ from reservoir.backbones.weights import draw_parameters
 from reservoir.devices import compile_safely
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import PretrainOptions
+from reservoir.plan.rates import PRETRAIN_RATE, PRETRAIN_STEPS
 from reservoir.pretraining.corpora import Corpus, HeldOut
 
 CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
@@ -23,8 +24,6 @@ CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gem
 MEASURED_TOKENS = 8192  # tokens of one forward pass over held-out windows
 VALID_TOKENS = 2**16  # largest number of held-out tokens in a validation
 CONTEXT = 1024  # default of the longest context, in tokens
-STEPS = 2000
-LEARNING_RATE = 2e-3
 # Options and constants that change the result, besides the corpus and the precision.
 RECIPE = (
     "steps",
@@ -93,10 +92,10 @@ class PretrainRecipe(PretrainOptions):
     between share a third of the remaining steps, and the full context has two thirds.
     """
 
-    steps: int = STEPS
+    steps: int = PRETRAIN_STEPS
     context: int = CONTEXT
     short: int = CONTEXT // 4
-    learning_rate: float = LEARNING_RATE
+    learning_rate: float = PRETRAIN_RATE
     seed: int = 0
     beta2: float = 0.99  # high, because steps have few tokens
     clip: float = 1.0

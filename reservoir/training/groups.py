@@ -1,13 +1,11 @@
 """Trained parameters: groups (Lu et al. 2021, section 2.2), dropout, and the layer below which nothing is trained."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from reservoir.backbones import GROUPS, Backbone
-from reservoir.backbones.weights import content_digest
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
 
@@ -66,16 +64,6 @@ def trained_layer(model: FPT) -> str | None:
             return None
         lowest = min(lowest, layer, key=layers.index)
     return lowest
-
-
-@contextmanager
-def frozen_unchanged(model: nn.Module) -> Iterator[None]:
-    """Raise `RuntimeError` if a parameter or buffer that is not trained changes within the context."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    before = content_digest(model, trained)
-    yield
-    if content_digest(model, trained) != before:
-        raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
 
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:

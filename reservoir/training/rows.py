@@ -58,15 +58,11 @@ class StoredRows:
         return batch
 
 
-def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Callable[[Split], TrainingBatch]:
-    """Return the conversion of stored sequences to input of the input layer."""
-
-    def convert(rows: Split) -> TrainingBatch:
-        x, lengths = to_tokens(model, scaling, rows.x, rows.lengths)
-        x = np.ascontiguousarray(x[:, : int(lengths.max())])
-        return to_batch(replace(rows, x=x, lengths=lengths), model.device)
-
-    return convert
+def raw_batch(model: LoadedModel, scaling: Scaling | None, rows: Split) -> TrainingBatch:
+    """Return stored sequences as input of the input layer, on the device of the model."""
+    x, lengths = to_tokens(model, scaling, rows.x, rows.lengths)
+    x = np.ascontiguousarray(x[:, : int(lengths.max())])
+    return to_batch(replace(rows, x=x, lengths=lengths), model.device)
 
 
 def to_batch(rows: Split, device: torch.device) -> TrainingBatch:

@@ -1,6 +1,6 @@
 """The steps of end-to-end training: the loss, Adam on the trained parameters, and scores on a split."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,20 +14,6 @@ from reservoir.random import random_key
 from reservoir.readouts.linear import Tally, Targets
 from reservoir.training.rows import TrainingBatch, TrainingRows
 from reservoir.training.trainer import Processes
-
-DEFAULT_STEPS = 5000
-
-LEARNING_RATE = 1e-3
-LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
-"""Learning rates of Lu et al. (2021) for LSTMs and for homology; `LEARNING_RATE` applies to everything else."""
-
-TOLERANCE = 0.01  # a validation score has converged when it stays this close to its last value
-VALIDATIONS = 3  # smallest number of validations that can show convergence
-
-
-def default_rate(family: str, task: str) -> float:
-    """Return the learning rate of Lu et al. (2021) for a family of backbones and a task."""
-    return LEARNING_RATES.get(family) or LEARNING_RATES.get(task) or LEARNING_RATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +43,16 @@ class FPTSteps:
     forward: Callable[[Tensor, Tensor], Tensor]
     rows: TrainingRows
     options: TrainOptions
+    learning_rate: float
     seed: int
     ranks: Processes
     keeps_last: bool = False  # whether the last weights are kept instead of the best
 
     def __post_init__(self) -> None:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        rate = self.options.learning_rate or LEARNING_RATE
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self._parameters, lr=rate, fused=True)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            self._parameters, lr=self.learning_rate, fused=True
+        )
         self._classes = self.model.task.classes
         self.names: tuple[str, ...] = ("loss", "accuracy", "norm") if self._classes else ("loss", "norm")
 
@@ -135,6 +123,7 @@ class FPTSteps:
         )
 
     def _passes(self, step: int) -> range:
+        """Return the numbers of the forward passes of this process in a step."""
         first = (step * self.ranks.count + self.ranks.rank) * self.options.accumulate
         return range(first, first + self.options.accumulate)
 
@@ -146,33 +135,3 @@ def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
     else:
         losses = (logits[..., 0].float() - y).square()
     return losses.view(len(y), -1).mean(dim=1)
-
-
-def baseline(y: np.ndarray, classes: int) -> float:
-    """Return the score of the best constant output for labels (rows, readout_tokens, outputs); 0 for R²."""
-    if not classes:
-        return 0.0
-    labels = y.reshape(len(y), -1)
-    return float(np.mean([np.bincount(column).max() / len(y) for column in labels.T]))
-
-
-def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
-    """Return the first validated step after which the score stays close to its last value.
-
-    ``history`` has the step and the score of each validation. None if the score still moves, if there are
-    too few validations, or if the last score is not above ``floor``, the score of a constant output: such a
-    run has not learned anything that could converge.
-    """
-    if len(history) < VALIDATIONS:
-        return None
-    last_step, last_score = history[-1]
-    if not last_score > floor:
-        return None
-    # Walk back from the end while the scores stay close to the last one.
-    first_close = last_step
-    for step, score in reversed(history):
-        if not abs(score - last_score) <= TOLERANCE:
-            break
-        first_close = step
-    # One close score, the last one itself, does not show that the score stays there.
-    return first_close if first_close < last_step else None

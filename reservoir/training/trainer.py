@@ -30,6 +30,11 @@ class State:
     best_step: int = 0
     best: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def stale_steps(self) -> int:
+        """Number of steps since the best validation."""
+        return self.step - self.best_step
+
 
 class DivergedError(FailedError):
     """The loss of a step is not finite or above its bound; ``state`` is the last state before that step."""
@@ -66,6 +71,9 @@ class Steps(Protocol):
 class Trainer:
     """Loop that takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
+    It also stops when ``patience`` steps or more have passed since the best validation; a resumed run stops where
+    one never stopped does.
+
     ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation,
     including one after the last step; ``keep`` is called with the `State` after every validation. A
     run that resumes with the weights and moments of a state ends with the bits of one never stopped.
@@ -77,10 +85,13 @@ class Trainer:
     report: Callable[[int, dict[str, float]], None]
     keep: Callable[[State], None]
     state: State = field(default_factory=State)
+    patience: int | None = None
 
     def run(self, last: int) -> State:
-        """Train until step ``last``; raise `DivergedError` if the loss diverges."""
+        """Train until step ``last`` or until patience ends; raise `DivergedError` if the loss diverges."""
         while self.state.step < last:
+            if self.patience is not None and self.state.stale_steps >= self.patience:
+                break
             first = self.state.step
             pause = min(last, (first // self.eval_every + 1) * self.eval_every)
             started = time.monotonic()
@@ -109,18 +120,23 @@ class Trainer:
                     waiting.clear()
 
     def _validate(self, step: int, seconds: float) -> None:
+        """Validate after ``step`` steps, and keep the new state; ``seconds`` is the time of all steps so far."""
         self.model.eval()
         values = self.steps.validate(step)
         self.report(step, values)
         self._check("the validation loss", step, next(iter(values.values())), 0.0)
-        before = self.state
-        best_step, best = step, values
-        if before.step and not self.steps.better(values, before.best):
-            best_step, best = before.best_step, before.best
-        self.state = State(step=step, seconds=seconds, best_step=best_step, best=best)
+        earlier = self.state
+        is_best = earlier.step == 0 or self.steps.better(values, earlier.best)
+        self.state = State(
+            step=step,
+            seconds=seconds,
+            best_step=step if is_best else earlier.best_step,
+            best=values if is_best else earlier.best,
+        )
         self.keep(self.state)
 
     def _check(self, which: str, step: int, loss: float, norm: float) -> None:
+        """Raise `DivergedError` if a loss or the norm of its gradients is not finite, or the loss is above `BOUND`."""
         if math.isfinite(loss) and math.isfinite(norm) and loss <= BOUND:
             return
         gradients = f", with gradients of norm {norm:.4g}" if math.isfinite(loss) and norm else ""

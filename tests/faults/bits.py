@@ -11,8 +11,8 @@ import numpy as np
 from reservoir_cache import CacheError, Entry, FeatureStore, load_arrays, reader, save_arrays
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.training import checkpoints
-from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_pipelines.training.checkpoints import OPTIMIZER, TRAINED, read_tensors
+from reservoir_pipelines.training.run_folder import Checkpoint, RunFolder
 
 from reservoir.errors import InputError
 from tests.faults.rounds import Count
@@ -99,7 +99,7 @@ def _run(folder: Path) -> Any:
     return run.config, run.result(dict), run.history
 
 
-def _checkpoint(folder: Path) -> Any:
-    tensors = {name: checkpoints.read_tensors(folder, name) for name in (checkpoints.TRAINED, checkpoints.OPTIMIZER)}
+def _checkpoint(checkpoint: Checkpoint) -> Any:
+    tensors = read_tensors(checkpoint, TRAINED, OPTIMIZER)
     arrays = [(name, key, t.numpy().tobytes()) for name, part in tensors.items() for key, t in part.items()]
-    return checkpoints.read_state(folder)[0], arrays
+    return checkpoint.state, arrays

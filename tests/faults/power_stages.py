@@ -188,7 +188,7 @@ def trained(root: Path) -> Any:
 
 def run_of(folder: Path) -> Any:
     """Return what a reader finds in the folder of a training run."""
-    from reservoir_pipelines.training.checkpoints import OPTIMIZER, TRAINED, read_state, read_tensors
+    from reservoir_pipelines.training.checkpoints import OPTIMIZER, TRAINED, read_tensors
     from reservoir_pipelines.training.run_folder import RunFolder
 
     run = RunFolder(folder)
@@ -196,9 +196,9 @@ def run_of(folder: Path) -> Any:
         return "no run"
     if run.last is None:
         return run.config["key"][:8]
-    tensors = [read_tensors(run.last, name) for name in (TRAINED, OPTIMIZER)]
-    state, best = read_state(run.last)[0], read_state(run.best)[0]
-    weights = short(*(tensor.numpy() for part in tensors for tensor in part.values()))
+    tensors = read_tensors(run.last, TRAINED, OPTIMIZER)
+    state, best = run.last.state, run.best.state
+    weights = short(*(tensor.numpy() for part in tensors.values() for tensor in part.values()))
     history = [line["step"] for line in run.history if line["step"] <= state.step]
     pictures = {name: sum for name, sum in visible(run.path).items() if name.endswith(".png")}
     return state.step, best.step, weights, history, (run.result(dict) or {}).get("steps"), pictures

@@ -108,4 +108,4 @@ def test_an_fsync_that_no_stage_calls_counts_as_lost(tmp_path):
     (_, fsyncs) = replay([stage for stage in PIPELINES if stage.name == "export-features: a folder"], tmp_path, most=4)
     lost = " ".join(fsyncs.lost)
     assert "publish.new_folder" not in lost
-    assert all(name in lost for name in ("run_folder.keep", "catalog.remove", "publish.replacing"))
+    assert all(name in lost for name in ("checkpoints.keep", "catalog.remove", "publish.replacing"))

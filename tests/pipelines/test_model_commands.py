@@ -58,7 +58,7 @@ def test_attention_saves_the_arrays_of_its_plot(run, cache, tmp_path, painted):
     assert done["labels"][:6] == ["1.1", "1.2", "1.3", "1.4", "1.5", "2.1"]
     assert out.read_bytes().startswith(PNG) and out.stat().st_size > 2000
     with h5py.File(done["arrays"]) as file:
-        one, mean = file["one"][:], file["mean"][:]
+        one, mean = file["first_row"][:], file["mean"][:]
         assert file.attrs["layer"] == 2 and file.attrs["rows"] == 5
         assert file["labels"].asstr()[0] == "1.1"
     assert one.shape == mean.shape == (2, 10, 10)
@@ -112,7 +112,7 @@ def assert_maps(done, expected):
     for row, maps in enumerate(expected):
         padded[row, :, : maps.shape[-1], : maps.shape[-1]] = maps
     with h5py.File(done.arrays) as file:
-        np.testing.assert_allclose(file["one"][:], expected[0], atol=1e-5)
+        np.testing.assert_allclose(file["first_row"][:], expected[0], atol=1e-5)
         np.testing.assert_allclose(file["mean"][:], np.nanmean(padded, axis=0), atol=1e-5)
     assert len(done.labels) == expected[0].shape[-1]
 
@@ -139,7 +139,7 @@ def test_the_runs_own_task_parameters_are_used(cache):
     rows = first_rows(prepare("bit-xor", parameters=parameters).split("test"), 7)
     assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), rows))
     again = attention("bit-xor", run=done.path, average=7, device="cpu", parameters=parameters)
-    np.testing.assert_array_equal(again.one, maps.one)
+    np.testing.assert_array_equal(again.first_row, maps.first_row)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"protocol": "paper", "max_tokens": 18}])

@@ -13,9 +13,8 @@ import torch
 from reservoir_pipelines import train
 from reservoir_pipelines.files import checked_line, read_checked
 from reservoir_pipelines.prediction.load import open_readout
-from reservoir_pipelines.training import checkpoints
-from reservoir_pipelines.training.checkpoints import TRAINED, load_trained, read_tensors, save_checkpoint
-from reservoir_pipelines.training.run_folder import RunFolder, read_journal
+from reservoir_pipelines.training.checkpoints import TRAINED, load_checkpoint, read_tensors, save_checkpoint
+from reservoir_pipelines.training.run_folder import RunFolder, read_checkpoint, read_journal
 from reservoir_pipelines.training.trainable import load_run
 
 from reservoir.errors import InputError
@@ -60,6 +59,41 @@ def test_asking_for_fewer_steps_returns_the_finished_run(go, cache, capsys):
     assert go(steps=2, resume=True).to_dict() | {"seconds": 0} == done.to_dict() | {"seconds": 0}
 
 
+def test_training_stops_when_patience_ends_and_a_killed_run_stops_at_the_same_step(go, cache, monkeypatch):
+    settings = {"steps": 40, "learning_rate": 0.1, "patience": 3}
+    whole = go(**settings)
+    stopped = whole.stopped_step
+    scores = {
+        line["step"]: (line["valid_score"], -line["valid_loss"]) for line in whole.history if "valid_score" in line
+    }
+    assert stopped == max(scores) == whole.steps == whole.best_step + 6 < 40  # three validations, two steps apart
+    assert max(scores, key=scores.get) == whole.best_step
+    assert go(**settings) == whole  # a stopped run has finished
+
+    monkeypatch.setattr(STAGE, "training_result", Mock(side_effect=KeyboardInterrupt))
+    for steps in (whole.best_step + 2, 40):  # killed between two steps without improvement, then before the result
+        with pytest.raises(KeyboardInterrupt):
+            go(**settings | {"steps": steps}, run=cache / "killed", resume=True)
+    monkeypatch.undo()
+    resumed = go(**settings, run=cache / "killed", resume=True)
+    assert resumed.losses == whole.losses
+    assert resumed.to_dict() | {"run": "", "seconds": 0} == whole.to_dict() | {"run": "", "seconds": 0}
+
+    with pytest.raises(InputError, match=f"at step {stopped} of 40"):
+        go(**settings | {"patience": None})
+    longer = go(**settings | {"patience": None}, resume=True)
+    assert (longer.stopped_step, longer.steps) == (None, 40)
+
+
+def test_each_validation_prints_its_score_and_the_best_step(go, capsys):
+    done = go(steps=6)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "validation" in line]
+    last = done.history[-1]
+    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4", "step 6"]
+    assert f"loss {last['valid_loss']:.4f}, accuracy {last['valid_score']:.1%}" in lines[-1]
+    assert lines[-1].endswith(f"step {done.best_step}")
+
+
 def test_a_diverged_run_is_finished_and_continues_on_request(go, monkeypatch):
     monkeypatch.setattr(trainer, "BOUND", 20.0)
     settings = {"steps": 8, "on_divergence": "report", "learning_rate": 30.0}
@@ -74,8 +108,8 @@ def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
     done = go(steps=6, learning_rate=0.1)
     best, last = RunFolder(cache / "run").best, RunFolder(cache / "run").last
     assert done.best_step < 6 and best != last
-    (best / "trained.safetensors").write_bytes(b"")
-    with pytest.raises(InputError, match=f"{best.name}/trained.safetensors"):
+    (best.path / "trained.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match=f"{best.path.name}/trained.safetensors"):
         go(steps=8, resume=True, learning_rate=0.1)
     assert max(line["step"] for line in read_journal(cache / "run" / "metrics.jsonl")) == 6
 
@@ -95,7 +129,7 @@ def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cac
 def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(go, cache):
     go(steps=2)
     for name in ("trained.safetensors", "optimizer.safetensors", "state.json"):
-        path = RunFolder(cache / "run").last / name
+        path = cache / "run" / "checkpoints" / "step-00000002" / name
         before = path.read_bytes()
         for where in (0.1, 0.5, 0.95):
             flip(path, int(where * (len(before) - 1)), 2)
@@ -110,15 +144,17 @@ def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(go, cache):
 
 def test_trained_tensors_of_another_shape_are_refused_and_not_broadcast(tmp_path):
     model, other = torch.nn.Linear(4, 3), torch.nn.Linear(4, 1)
-    adam = torch.optim.Adam(other.parameters())
-    other(torch.ones(1, 4)).sum().backward()
+    adam = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
     adam.step()
-    save_checkpoint(tmp_path, other, adam, trainer.State(step=1, best_step=1))
-    with pytest.raises(InputError, match=r"optimizer\.safetensors: not of this run"):
-        checkpoints.load_optimizer(tmp_path / "step-00000001", model, torch.optim.Adam(model.parameters()))
+    save_checkpoint(tmp_path, other, torch.optim.Adam(other.parameters()), trainer.State(step=1, best_step=1))
     with pytest.raises(InputError, match="its tensors are not those that this run trains"):
-        load_trained(tmp_path / "step-00000001", model)
-    load_trained(tmp_path / "step-00000001", torch.nn.Linear(4, 1))
+        load_checkpoint(read_checkpoint(tmp_path / "step-00000001"), model)
+    load_checkpoint(read_checkpoint(tmp_path / "step-00000001"), torch.nn.Linear(4, 1))
+    adam.state[model.weight]["exp_avg"] = torch.zeros(1, 4)
+    save_checkpoint(tmp_path, model, adam, trainer.State(step=2, best_step=2))
+    with pytest.raises(InputError, match=r"optimizer\.safetensors: not of this run"):
+        load_checkpoint(read_checkpoint(tmp_path / "step-00000002"), model, torch.optim.Adam(model.parameters()))
 
 
 def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
@@ -177,8 +213,8 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
 
 def test_a_pipe_in_place_of_trained_tensors_is_refused(go, cache):
     last = RunFolder(go(steps=2).path).last
-    (last / TRAINED).unlink()
-    os.mkfifo(last / TRAINED)
+    (last.path / TRAINED).unlink()
+    os.mkfifo(last.path / TRAINED)
     with pytest.raises(InputError, match="not a regular file"):
         read_tensors(last, TRAINED)
 

@@ -13,7 +13,7 @@ from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.training.result import Training
+from reservoir_pipelines.training.result import Training, baseline, converged_step
 from reservoir_pipelines.training.run_folder import RunFolder
 from reservoir_pipelines.training.trainable import load_run
 from safetensors.torch import load_file, save_file
@@ -22,7 +22,6 @@ from sklearn import metrics
 from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.training import trainer
-from reservoir.training.steps import baseline, converged_step
 from tests.processes import Child, assert_same_bits, pair
 from tests.reservoir.models import make_fpt
 
@@ -34,7 +33,7 @@ QUICK = {**PLAIN, "backbone": TINY, "parameters": FEW}
 
 
 def weights(done):
-    return load_file(RunFolder(done.path).last / "trained.safetensors")
+    return load_file(RunFolder(done.path).last.path / "trained.safetensors")
 
 
 def linear_accuracy(run):
@@ -397,6 +396,8 @@ def test_the_last_step_is_scored_and_nothing_chosen_where_the_test_rows_are_the_
     assert train("listops", **settings).test_score == scores[-1]
     with pytest.raises(InputError, match="--sweep of listops: with --protocol paper its test rows"):
         train("listops", **settings, sweep={"learning_rate": [1e-3, 1e-2]})
+    with pytest.raises(InputError, match="--patience: the test rows"):
+        train("listops", **settings | {"steps": 7}, resume=True, patience=2)
 
 
 SHALLOW = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=16,initializer_range=0.3"
@@ -404,33 +405,35 @@ SHORT = {"steps": 20, "eval_every": 10, "batch": 16, **PLAIN, "backbone": SHALLO
 
 
 def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_once(cache, tmp_path):
-    swept = train("bit-xor", sweep={"learning_rate": [1e-5, 1e-2], "dropout": 0.0}, **SHORT)
+    best_run = train("bit-xor", sweep={"learning_rate": [1e-5, 1e-2], "dropout": 0.0}, **SHORT)
     alone = {
         rate: train("bit-xor", learning_rate=rate, dropout=0.0, run=tmp_path / f"{rate}", **SHORT)
         for rate in (1e-5, 1e-2)
     }
     best = max(alone, key=lambda rate: (alone[rate].valid_score, -alone[rate].valid_loss))
-    assert swept.test_score == alone[best].test_score
-    assert [row["learning_rate"] for row in swept.swept] == [best, *(rate for rate in alone if rate != best)]
-    for row in swept.swept:
+    assert best_run.test_score == alone[best].test_score
+    assert [row["learning_rate"] for row in best_run.trials] == [best, *(rate for rate in alone if rate != best)]
+    for row in best_run.trials:
         assert (row["valid_score"], row["dropout"]) == (alone[row["learning_rate"]].valid_score, 0.0)
-    tested = [RunFolder(swept.path.parent / row["run"]).result(dict)["test_score"] is not None for row in swept.swept]
-    assert tested == [True, False]
-    before = {row["run"]: (RunFolder(swept.path.parent / row["run"]).path / "metrics.jsonl").stat().st_mtime_ns
-              for row in swept.swept}  # fmt: skip
+    folders = [RunFolder(best_run.path.parent / row["run"]) for row in best_run.trials]
+    assert [folder.result(dict)["test_score"] is not None for folder in folders] == [True, False]
+    before = [(folder.path / "metrics.jsonl").stat().st_mtime_ns for folder in folders]
     again = train("bit-xor", sweep={"learning_rate": [1e-5, 1e-2], "dropout": 0.0}, **SHORT)
-    assert again == swept
-    after = {run: (RunFolder(swept.path.parent / run).path / "metrics.jsonl").stat().st_mtime_ns for run in before}
+    assert again == best_run
+    after = [(folder.path / "metrics.jsonl").stat().st_mtime_ns for folder in folders]
     assert after == before  # no training step was repeated
-    plain = train("bit-xor", learning_rate=swept.swept[1]["learning_rate"], dropout=0.0, resume=True, **SHORT)
-    assert plain.test_score == alone[swept.swept[1]["learning_rate"]].test_score  # kept, and scored on request
+    written = best_run.to_dict()
+    written["swept"] = written.pop("trials")  # as earlier versions wrote it
+    assert Training.from_dict(written) == best_run
+    plain = train("bit-xor", learning_rate=best_run.trials[1]["learning_rate"], dropout=0.0, resume=True, **SHORT)
+    assert plain.test_score == alone[best_run.trials[1]["learning_rate"]].test_score  # kept, and scored on request
 
 
 def test_sweep_prints_every_run_and_refuses_values_that_are_no_numbers(cache, call, answer, refusal):
     flags = ["--backbone", SHALLOW, "--init", "random", "--steps", "4", "--eval-every", "4", "--device", "cpu"]
     rows = [part for name, count in FEW.items() for part in ("--param", f"{name}={count}")]
     line = ["train", "bit-xor", *flags, *rows, "--sweep", "learning_rate=1e-3,1e-2", "--sweep", "dropout=0"]
-    assert len(answer(*line)["swept"]) == 2 and "learning rate" in call(*line)[1]
+    assert len(answer(*line)["trials"]) == 2 and "learning rate" in call(*line)[1]
     for wrong, says in (
         ("steps=1,2", "give values of batch, accumulate, learning_rate"),
         ("batch=a,b", "--batch 'a,b': give a whole number"),

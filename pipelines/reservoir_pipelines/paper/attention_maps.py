@@ -35,7 +35,7 @@ BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 head
 class Attention(Record):
     """One block's attention maps for one sequence, and their mean over rows.
 
-    ``one`` (heads, queries, keys) covers the real tokens of a sequence, which ``labels`` names.
+    ``first_row`` (heads, queries, keys) covers the real tokens of a sequence, which ``labels`` names.
     ``mean`` (heads, tokens, tokens) is the mean over the rows in which both tokens are real, or NaN
     without such rows. For bit tasks, ``diagonals`` has the distances in tokens at which readout
     tokens attend in the paper, each with its name. ``top`` is the attention at the top of the colour
@@ -45,7 +45,7 @@ class Attention(Record):
     task: str
     backbone: str
     layer: int
-    one: np.ndarray
+    first_row: np.ndarray
     mean: np.ndarray
     rows: int
     labels: list[str]
@@ -78,7 +78,7 @@ class Attention(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the shape of each array instead of its values."""
-        fields = vars(self) | {"one": self.one.shape, "mean": self.mean.shape}
+        fields = vars(self) | {"first_row": self.first_row.shape, "mean": self.mean.shape}
         return as_json(fields | {"diagonal_strength": self.diagonal_strength})
 
 
@@ -117,19 +117,19 @@ def attention(
     settings, name = model.settings, prepared.task.name
     whole = prepared.split(options.split)
     part = whole.read(0, min(options.average, len(whole)))
-    one, mean = average_maps(model, scaling, part.x, part.lengths, layer)
-    if not np.isfinite(one).all():
+    first_row, mean = average_maps(model, scaling, part.x, part.lengths, layer)
+    if not np.isfinite(first_row).all():
         raise InputError(f"task {name!r}: the model overflows in its first row", "correct or remove it")
     plot = out or (run or path_below(root, "attention", name)) / f"{settings.title}-block{layer:02d}.png"
     result = Attention(
         task=name,
         backbone=settings.title,
         layer=layer,
-        one=one,
+        first_row=first_row,
         mean=mean,
         rows=len(part.x),
         # The first value of token n is number n * stride; the map contains only the real tokens.
-        labels=token_labels(model.fpt.task, part.x[0, :: settings.stride], one.shape[-1]),
+        labels=token_labels(model.fpt.task, part.x[0, :: settings.stride], first_row.shape[-1]),
         diagonals=bit_diagonals(model.fpt.task),
         top=options.top or attention_top(mean),
         arrays=plot.with_suffix(".h5"),
@@ -148,7 +148,7 @@ def _plot(result: Attention) -> None:
     places = (
         result.labels if result.diagonals else [str(number + 1) for number in range(result.mean.shape[1])]
     )
-    maps = [("one sequence", result.one.mean(axis=0), result.labels)]
+    maps = [("one sequence", result.first_row.mean(axis=0), result.labels)]
     maps += [(f"mean over {result.rows} sequences", result.mean.mean(axis=0), places)]
     maps += [(f"head {number}", head, places) for number, head in enumerate(result.mean, start=1)]
     lines = -(-len(maps) // 3)
@@ -165,7 +165,7 @@ def _write_arrays(result: Attention, part: Path) -> None:
     from reservoir_cache import new_file
 
     with new_file(part) as file:
-        for name in ("one", "mean"):
+        for name in ("first_row", "mean"):
             file.create_dataset(name, data=getattr(result, name), track_times=False)
         file.create_dataset("labels", data=result.labels, dtype=h5py.string_dtype(), track_times=False)
         file.attrs.update(task=result.task, backbone=result.backbone, layer=result.layer, rows=result.rows)

@@ -19,8 +19,9 @@ from reservoir.options import (
     ShapeOptions,
     TrainOptions,
 )
+from reservoir.plan.rates import BIT_MEMORY_RATE, PRETRAIN_STEPS
 from reservoir.pretraining.corpora import HELD_OUT, corpus_named
-from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
+from reservoir.pretraining.language_model import LanguageModel, LanguageSteps, choose_recipe
 from reservoir.records import from_json
 from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
@@ -28,7 +29,8 @@ from reservoir_pipelines import train
 from reservoir_pipelines.files import system_errors, write_checked
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import draw_bits, plot
-from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, make_config, train_in_folder
+from reservoir_pipelines.training.checkpoints import Display, train_in_folder
+from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, make_config
 from reservoir_pipelines.training.trainable import load_run
 
 RUN = "pretraining"  # name of the folder inside the model's folder that holds the run of the pretraining
@@ -105,7 +107,6 @@ FINAL_TOKENS = 2**18  # largest number of held-out tokens for the final losses
 BIT_MEMORY = "bit-memory"
 ROW_TOKENS = BitMemory().task.max_tokens
 
-LEARNING_RATE = 5e-4  # for bit-memory: after 300 steps of 34 rows, ``mini`` recalls over 99.9% of the bits
 # options that do not apply to bit-memory
 UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
 
@@ -115,7 +116,7 @@ def pretrain(
 ) -> Pretraining:
     """Pretrain a backbone to predict the next token of a corpus; see `api.pretrain`."""
     backbone = shape.backbone or DEFAULT_BACKBONE
-    options = replace(options, steps=options.steps or STEPS)
+    options = replace(options, steps=options.steps or PRETRAIN_STEPS)
     if corpus == BIT_MEMORY:
         return _pretrain_bit_memory(backbone, shape.seed, options, place, out)
     device = choose_device(place.device)
@@ -132,7 +133,8 @@ def pretrain(
     settings = {"corpus": described, "backbone": backbone, "recipe": recipe.to_dict(), "compute": compute}
     run = RunFolder(out / RUN)
     with run.lock():
-        run.start(make_config(settings, device))
+        config = make_config(settings, device)
+        run.check(config)
         state = run.state
         if finished := run.result(partial(from_json, Pretraining)):
             return replace(finished, folder=str(out))
@@ -144,8 +146,13 @@ def pretrain(
         steps = LanguageSteps(
             model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled
         )
-        shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
-        state = train_in_folder(run, model, steps, recipe, shown=shown, unit=unit)
+        display = Display(
+            step=f"{{0:.3f}} bits per {source.unit}",
+            validation=f"validation {{valid_bits:.3f}} bits per {source.unit}",
+            unit="tokens",
+            units_per_step=recipe.batch_tokens,
+        )
+        state = train_in_folder(run, config, model, steps, recipe, display).state
         notify("measuring the losses on held-out parts")  # of the last weights, not of the best
         bits: dict[str, Any] = {
             f"{split}_bits": steps.measure(part, FINAL_TOKENS) for split, part in held_out.items()
@@ -191,7 +198,7 @@ def _pretrain_bit_memory(
         "dropout": 0.0,
         "run": out / RUN,
     }
-    rate = options.learning_rate or LEARNING_RATE
+    rate = options.learning_rate or BIT_MEMORY_RATE
     result = train(
         BIT_MEMORY,
         backbone=backbone,

@@ -17,8 +17,8 @@ from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.paper.families import paper_counts
+from reservoir.plan.rates import TRAIN_STEPS
 from reservoir.reservoir import choose_device
-from reservoir.training.steps import DEFAULT_STEPS
 from reservoir_pipelines import attention, extract, fit, plan, prepare, pretrain, train
 from reservoir_pipelines.card import card
 from reservoir_pipelines.files import versions
@@ -94,8 +94,8 @@ def _train(task: str, settings: dict[str, Any], _: Path) -> CellRun:
     result = train(task, **_keywords(train, settings))
     recipe = as_group(settings, opt.TrainOptions)
     # A sweep costs the time and the rows of all its runs.
-    cost = sum(run["seconds"] for run in result.swept) or result.seconds
-    passes = result.steps * recipe.batch * recipe.accumulate * max(1, len(result.swept))
+    cost = sum(trial["seconds"] for trial in result.trials) or result.seconds
+    passes = result.steps * recipe.batch * recipe.accumulate * max(1, len(result.trials))
     values = train_values(result) | {"cost": cost, "passes": passes}
     commands = [typed("train", [task], *groups("train", settings))]
     return CellRun(commands, result.path, folder_bytes(result.path), values)
@@ -232,7 +232,7 @@ def _try_training(task: str, settings: Mapping[str, Any], folder: Path) -> Cost:
     step_seconds = result.seconds / result.steps
     # Validations pass their rows forward only; there is one after every ``eval_every`` steps.
     recipe = as_group(settings, opt.TrainOptions)
-    steps = recipe.steps or DEFAULT_STEPS
+    steps = recipe.steps or TRAIN_STEPS
     validated_rows = min(valid_rows, settings.get("limit") or valid_rows) * steps / recipe.eval_every
     seconds = step_seconds * steps + FORWARD * step_seconds / recipe.batch * validated_rows
     return Cost(seconds, folder_bytes(folder))

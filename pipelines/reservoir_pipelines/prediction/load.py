@@ -45,7 +45,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
             columns=("final/last",),
             run=str(folder),
         )
-        tensors = read_tensors(RunFolder(folder).best, TRAINED)
+        tensors = read_tensors(RunFolder(folder).best, TRAINED)[TRAINED]
         if "output.weight" not in tensors:  # the output layer was not trained
             tensors = load_run(folder, "cpu").fpt.state_dict()
         coef, intercept = (tensors[f"output.{name}"].double().numpy().T for name in ("weight", "bias"))

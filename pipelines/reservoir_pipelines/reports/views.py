@@ -96,9 +96,7 @@ def train_values(run: Training) -> dict[str, Any]:
         "test_interval": evaluation and evaluation.interval,
         "test_rows": evaluation and evaluation.rows,
         "train_seconds": run.seconds,
-        "swept": [
-            {name: value for name, value in swept_run.items() if name != "run"} for swept_run in run.swept
-        ],
+        "swept": [{name: value for name, value in trial.items() if name != "run"} for trial in run.trials],
         "losses": _thinned(run.history, "loss"),
         "validations": _thinned(run.history, "valid_score"),
     }

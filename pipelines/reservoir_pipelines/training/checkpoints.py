@@ -1,25 +1,237 @@
-"""The checkpoints of a training run: trained tensors, moments of Adam, and the state of the training."""
+"""The training that a folder records: it continues from the last checkpoint, and writes a journal and checkpoints."""
 
+import math
 import shutil
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from reservoir_cache import new_folder
+from reservoir_cache import new_folder, replace_file, sync
 from torch import Tensor, nn
 
-from reservoir.errors import as_input_error
-from reservoir.records import check_arrays, fits, from_json
-from reservoir.training.trainer import State
-from reservoir_pipelines.files import file_digest, read_checked, save_tensors, write_checked
+from reservoir.errors import InputError, as_input_error
+from reservoir.options import StepOptions
+from reservoir.records import check_arrays
+from reservoir.training.trainer import DivergedError, Processes, State, Steps, Trainer
+from reservoir_pipelines.files import checked_line, file_digest, save_tensors, write_checked
+from reservoir_pipelines.output import notify, training_meter
+from reservoir_pipelines.training.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    RESULT,
+    STATE,
+    Checkpoint,
+    RunFolder,
+    checkpoint_path,
+)
 
-TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
+TRAINED, OPTIMIZER = "trained.safetensors", "optimizer.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # tensors of Adam for each parameter
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the folder of the checkpoint after a step."""
-    return folder / f"step-{step:08d}"
+@dataclass(frozen=True, kw_only=True)
+class Display:
+    """What a training shows on stderr.
+
+    Parameters
+    ----------
+    step : str
+        Format of the progress line, with the numbers of a step by position.
+    validation : str
+        Format of the line after a validation, with its values by name.
+    unit : str
+        Unit of the speed.
+    units_per_step : int
+        Number of units in a step.
+    """
+
+    step: str
+    validation: str
+    unit: str = "steps"
+    units_per_step: int = 1
+
+
+@dataclass(frozen=True)
+class TrainedSteps:
+    """The end of the steps of a run: the state, and why it is before the last step.
+
+    ``diverged_step`` is the step at which the loss diverged. ``lost_patience`` says that the training stopped
+    because the validation score had not improved for long.
+    """
+
+    state: State
+    diverged_step: int | None = None
+    lost_patience: bool = False
+
+
+def train_in_folder(
+    folder: RunFolder,
+    config: Mapping[str, Any],
+    model: nn.Module,
+    steps: Steps,
+    options: StepOptions,
+    display: Display,
+    *,
+    ranks: Processes | None = None,
+    patience: int | None = None,
+    on_divergence: str = "stop",
+) -> TrainedSteps:
+    """Train until a run has ``options.steps`` steps, starting from its last checkpoint; keep the best weights.
+
+    Only the first of the ``ranks`` writes to the folder. The training stops earlier if the validation has not
+    improved for ``patience`` steps. If the loss diverges, `DivergedError` is raised, unless
+    ``on_divergence`` is ``report``. In the end the model has the weights of the best validation.
+    """
+    ranks = ranks or Processes()
+    last_step = options.steps or 0
+    # 1. Continue from the last checkpoint, if there is one.
+    last = folder.last
+    state = last.state if last else State()
+    if last:
+        _restore(folder, last, model, steps)
+    ranks.wait()  # until all processes have read the checkpoint
+    # 2. Take the steps; the first process records them.
+    recording = nullcontext(_UNRECORDED)
+    if ranks.first:
+        recording = _recorded(folder, config, model, steps, last_step, display)
+    with recording as record:
+        trainer = Trainer(
+            model, steps, options.eval_every, record.report, record.keep, state=state, patience=patience
+        )
+        try:
+            end = trainer.run(last_step)
+            trained = TrainedSteps(end, lost_patience=end.step < last_step)
+        except DivergedError as error:
+            if on_divergence == "stop":
+                raise
+            trained = TrainedSteps(error.state, diverged_step=error.step)
+    ranks.wait()  # until the first process has written the checkpoints and the journal
+    # 3. Leave the best weights in the model.
+    if trained.state.step:
+        load_checkpoint(folder.best, model)
+    return trained
+
+
+def _restore(folder: RunFolder, last: Checkpoint, model: nn.Module, steps: Steps) -> None:
+    """Load the last checkpoint, whose best scores must be those of the journal."""
+    state = last.state
+    with as_input_error(f"{last.path / STATE}: not readable", "train in another folder"):
+        steps.better(state.best, state.best)  # fails if a value is missing
+    validated = {"step": state.best_step, **state.best}
+    for line in folder.history:
+        is_validation = "norm" not in line
+        if line["step"] == state.best_step and is_validation and line != validated:
+            raise InputError(
+                f"{last.path}: its best scores are not those in {METRICS}",
+                "restore it, or train in another folder",
+            )
+    # The best checkpoint is needed at the end, so damage is reported now. The last one is the one that stays loaded.
+    for checkpoint in (folder.best, last):
+        load_checkpoint(checkpoint, model, steps.optimizer if checkpoint is last else None)
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Copy a checkpoint into a model whose trained parameters are unfrozen, and into its optimizer, if given."""
+    names = (TRAINED, OPTIMIZER) if optimizer else (TRAINED,)
+    tensors = read_tensors(checkpoint, *names)
+    trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    problem = f"{checkpoint.path / TRAINED}: its tensors are not those that this run trains"
+    with torch.no_grad(), as_input_error(problem, "train again"):
+        check_arrays(tensors[TRAINED], {name: tuple(tensor.shape) for name, tensor in trained.items()})
+        for name, parameter in trained.items():
+            parameter.copy_(tensors[TRAINED][name])
+    if not optimizer:
+        return
+    # The fused Adam reads beyond the end of tensors that are too small.
+    moments = tensors[OPTIMIZER]
+    moved = {name: tensor for name, tensor in model.named_parameters() if f"{name}/step" in moments}
+    shapes = dict[str, tuple[int, ...]]()
+    for name, parameter in moved.items():
+        shapes |= {f"{name}/{moment}": tuple(parameter.shape) for moment in MOMENTS}
+        shapes[f"{name}/step"] = ()
+    with as_input_error(f"{checkpoint.path / OPTIMIZER}: not of this run", "train in another folder"):
+        check_arrays(moments, shapes)
+    for name, parameter in moved.items():
+        # The fused Adam counts its steps on the parameter's device.
+        optimizer.state[parameter] = {
+            moment: moments[f"{name}/{moment}"].to(parameter) for moment in MOMENTS
+        }
+
+
+def read_tensors(checkpoint: Checkpoint, *names: str) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of some files of a checkpoint, by the file's name, after checking their SHA-256."""
+    from safetensors.torch import load_file
+
+    tensors = {}
+    for name in names:
+        path = checkpoint.path / name
+        with as_input_error(f"{path}: not readable", "train in another folder"):
+            if file_digest(path) != checkpoint.digests.get(name):
+                raise ValueError("checksum mismatch")
+            tensors[name] = load_file(path)
+    return tensors
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What the training loop calls with the numbers of a step or a validation, and after a validation."""
+
+    report: Callable[[int, dict[str, float]], None]
+    keep: Callable[[State], None]
+
+
+_UNRECORDED = _Record(report=lambda *_: None, keep=lambda _: None)
+
+
+@contextmanager
+def _recorded(
+    folder: RunFolder,
+    config: Mapping[str, Any],
+    model: nn.Module,
+    steps: Steps,
+    last_step: int,
+    display: Display,
+) -> Iterator[_Record]:
+    """Yield what writes the configuration, the journal and the checkpoints of a run, and shows its progress."""
+    if folder.is_new:
+        write_checked(folder.path / CONFIG, config)
+    (folder.path / RESULT).unlink(missing_ok=True)  # it does not describe the weights of further steps
+    # The lines of steps after the checkpoint go, because these steps are taken again.
+    first_step = folder.state.step
+    journal = folder.path / METRICS
+    text = "".join(checked_line(line) for line in folder.history if line["step"] <= first_step)
+    replace_file(journal, lambda part: part.write_text(text))
+    meter = training_meter(
+        last_step, first_step, display.step, units_per_step=display.units_per_step, unit=display.unit
+    )
+    validation = dict[str, float]()  # the values of the latest one
+
+    # Others see each line of the journal at once.
+    with journal.open("a", buffering=1) as lines, meter as show:
+
+        def report(step: int, numbers: dict[str, float]) -> None:
+            # JSON has neither NaN nor infinity.
+            finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+            lines.write(checked_line({"step": step, **finite}))
+            is_training_step = "norm" in numbers  # validations have no gradient norm
+            if is_training_step:
+                show(step, *numbers.values())
+            else:
+                validation.update(numbers)
+
+        def keep(state: State) -> None:
+            sync(journal)
+            save_checkpoint(folder.path / CHECKPOINTS, model, steps.optimizer, state)
+            scores = display.validation.format(**validation)
+            notify(f"step {state.step:,}: {scores}; best so far: step {state.best_step:,}")
+
+        yield _Record(report, keep)
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -38,54 +250,3 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     needed = {checkpoint_path(folder, step) for step in (state.step, state.best_step)}
     for old in set(folder.glob("step-*")) - needed:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def read_state(checkpoint: Path) -> tuple[State, dict[str, str]]:
-    """Return the state of the training, and the SHA-256 of the other files of the checkpoint by name."""
-    with as_input_error(f"{checkpoint / STATE}: not readable", "train in another folder"):
-        values = read_checked(checkpoint / STATE)
-        digests = values.pop("digests")
-        state = from_json(State, values)
-        if not 0 <= state.best_step <= state.step or not fits(digests, dict[str, str]):
-            raise ValueError("its steps or its checksums are impossible")
-        return state, digests
-
-
-def load_trained(checkpoint: Path, model: nn.Module) -> None:
-    """Copy a checkpoint's trained tensors into a model whose trained parameters are unfrozen."""
-    tensors = read_tensors(checkpoint, TRAINED)
-    problem = f"{checkpoint / TRAINED}: its tensors are not those that this run trains"
-    with torch.no_grad(), as_input_error(problem, "train again"):
-        trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-        check_arrays(tensors, {name: tuple(tensor.shape) for name, tensor in trained.items()})
-        for name, parameter in trained.items():
-            parameter.copy_(tensors[name])
-
-
-def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restore the moments of Adam from a checkpoint."""
-    tensors = read_tensors(checkpoint, OPTIMIZER)
-    moved = {name: tensor for name, tensor in model.named_parameters() if f"{name}/step" in tensors}
-    # The fused Adam reads beyond the end of tensors that are too small.
-    shapes = dict[str, tuple[int, ...]]()
-    for name, parameter in moved.items():
-        shapes |= {f"{name}/{moment}": tuple(parameter.shape) for moment in MOMENTS}
-        shapes[f"{name}/step"] = ()
-    with as_input_error(f"{checkpoint / OPTIMIZER}: not of this run", "train in another folder"):
-        check_arrays(tensors, shapes)
-    for name, parameter in moved.items():
-        # The fused Adam counts its steps on the parameter's device.
-        optimizer.state[parameter] = {
-            moment: tensors[f"{name}/{moment}"].to(parameter) for moment in MOMENTS
-        }
-
-
-def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
-    """Return the tensors of one file of a checkpoint after checking its SHA-256."""
-    from safetensors.torch import load_file
-
-    _, digests = read_state(checkpoint)
-    with as_input_error(f"{checkpoint / name}: not readable", "train in another folder"):
-        if file_digest(checkpoint / name) != digests.get(name):
-            raise ValueError("checksum mismatch")
-        return load_file(checkpoint / name)

@@ -1,46 +1,34 @@
-"""One training: its arguments, and the data, model and steps that are made from them."""
+"""One training: its data, its model with trainable groups, its options with all defaults, its configuration."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from reservoir_cache import path_below
 
 from reservoir import devices
 from reservoir.errors import InputError
-from reservoir.option_fields import as_group, typed
-from reservoir.options import (
-    RECIPE,
-    ExtractOptions,
-    PlaceOptions,
-    ReservoirOptions,
-    RowOptions,
-    TrainOptions,
-)
-from reservoir.plan import BATCH_TOKENS
-from reservoir.random import random_key
+from reservoir.option_fields import typed
+from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
+from reservoir.plan import is_native, resolve_model
+from reservoir.plan.rates import TRAIN_STEPS, train_rate
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import Variant
-from reservoir.tasks.source import Source, fresh_rows
-from reservoir.tasks.task import Split
-from reservoir.training.groups import trained_layer
-from reservoir.training.rows import (
-    Rows,
-    StoredRows,
-    TargetScale,
-    TrainingBatch,
-    TrainingRows,
-    raw_rows,
-    to_batch,
-)
-from reservoir.training.steps import FPTSteps
+from reservoir.tasks import Variant, source_of, variant_of
+from reservoir.tasks.source import Source
+from reservoir.tasks.task import Split, holds_samples
+from reservoir.training.rows import TargetScale
 from reservoir.training.trainer import Processes
-from reservoir_pipelines.extraction.extract import extract, origin_of
+from reservoir_pipelines.extraction.extract import origin_of
 from reservoir_pipelines.extraction.spec import draw_rows, make_spec
+from reservoir_pipelines.files import cache_root
+from reservoir_pipelines.output import notify
+from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.training.run_folder import make_config
+from reservoir_pipelines.training.trainable import load_trainable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +43,8 @@ class Job:
         The options of the model, of the rows, and of where to compute, as they were given.
     options : TrainOptions
         The options of the training, with all defaults resolved.
+    learning_rate : float
+        The learning rate of these options.
     ranks : Processes
         This process, among those that train together.
     prepared : Prepared
@@ -73,6 +63,7 @@ class Job:
     reservoir: ReservoirOptions
     source: RowOptions
     options: TrainOptions
+    learning_rate: float
     place: PlaceOptions
     ranks: Processes
     prepared: Prepared
@@ -97,6 +88,12 @@ class Job:
     def keeps_last(self) -> bool:
         """Whether the last weights are scored, because the test rows are the validation rows."""
         return self.generator.no_selection is not None
+
+    @property
+    def patience(self) -> int | None:
+        """The number of steps without a better validation after which the training stops; None if it does not."""
+        options = self.options
+        return None if options.patience is None else options.patience * options.eval_every
 
     @property
     def title(self) -> str:
@@ -147,122 +144,76 @@ class Job:
             lengths=bool(lengths.min() < lengths.max()),
         ) | {"command": command, "origin": origin_of(self.task)}
 
-    def steps(self) -> FPTSteps:
-        """Return the steps of the training."""
-        options = self.options
-        model = self.model
-        self._check_flags()
-        inputs = self._cached_inputs() if options.from_cache else self._raw_inputs()
-        rows = TrainingRows(
-            train=self._training_rows(inputs),
-            valid=inputs.split("valid"),
-            test=inputs.split("test"),
-            convert=inputs.convert,
-            scored=max(1, BATCH_TOKENS[devices.kind(model.device)] // model.fpt.task.max_tokens),
-        )
-        if options.compiled:
-            devices.compile_blocks(model.fpt.backbone.blocks)
-        return FPTSteps(
-            model.fpt,
-            inputs.forward,
-            rows,
-            options,
-            model.settings.seed,
-            self.ranks,
-            keeps_last=self.keeps_last,
+    @property
+    def folder(self) -> Path:
+        """The folder of the run: ``--run``, else one in the cache that is named after the settings."""
+        name = f"{self.model.settings.title}-{self.config['key'][:16]}"
+        return self.options.run or path_below(
+            cache_root(self.place.cache), "runs", self.prepared.task.name, name
         )
 
-    def _check_flags(self) -> None:
-        """Refuse flags that do not fit the model or its device."""
-        if self.options.compiled and not devices.on_gpu(self.model.device):
-            raise InputError("--compile: a compiled model is faster on GPUs only", "remove the flag")
-        trains_below = trained_layer(self.model.fpt) != "final"
-        drops_below = bool(self.options.dropout) and self.variant.drops_in_frozen_layers
-        if self.options.from_cache and (trains_below or drops_below):
-            raise InputError(
-                "--from-cache: cached states fit only the output layer, and no dropout in frozen layers",
-                "pass --train output, and --dropout 0 if frozen layers have dropout, or remove the flag",
-            )
-
-    def _raw_inputs(self) -> "_Inputs":
-        """Return the prepared sequences, which go through the whole model."""
-
-        def split(name: str) -> Split:
-            return self._standardised(self.prepared.split(name).take(self.rows[name]))
-
-        return _Inputs(
-            split=split, convert=raw_rows(self.model, self.prepared.scaling), forward=self.model.fpt
-        )
-
-    def _cached_inputs(self) -> "_Inputs":
-        """Return the inputs of the output layer, from an entry of the cache; extract them if it has none."""
-        model = self.model
-        extract_options = ExtractOptions(
-            **vars(as_group(model.settings, ReservoirOptions)),
-            **vars(self.source),
-            layers="final",
-            pool="last",
-            store=self.options.store or "float16",
-            cache=self.place.cache,
-            device=str(model.device),
-            compute=model.compute,
-        )
-        with self.ranks.first_alone():
-            store = extract(self.task, extract_options).store
-
-        def split(name: str) -> Split:
-            cached = store[name]
-            # PyTorch takes class numbers as int64 only; targets of a regression stay floating-point numbers.
-            is_regression = cached.labels.dtype.kind == "f"
-            y = cached.labels if is_regression else cached.labels.astype(np.int64)
-            return self._standardised(Split(x=cached.read("final/last"), y=y, lengths=cached.lengths))
-
-        def output_layer(x: Tensor, _lengths: Tensor) -> Tensor:
-            return model.fpt.logits(x)
-
-        return _Inputs(split=split, convert=partial(to_batch, device=model.device), forward=output_layer)
-
-    def _standardised(self, split: Split) -> Split:
+    def standardised(self, split: Split) -> Split:
         """Return a split whose targets, if it has any, are standardised."""
         return self.targets.apply(split) if self.targets else split
 
-    def _training_rows(self, inputs: "_Inputs") -> Rows:
-        """Return what draws the rows of a step."""
-        seed = self.model.settings.seed
-        if self.row_kind == "fresh":
-            return fresh_rows(self.generator, seed)
-        stored = inputs.split("train")
-        # The task's own way to draw rows needs their symbols, which cached hidden states do not have.
-        if not self.options.from_cache:
-            own_rows = self.generator.training_rows(stored, seed, self.options.batch)
-            if own_rows:
-                return own_rows
 
-        def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
-            key = random_key(seed, "view", epoch, size=8)
-            return self.generator.augmented(x, self.rows["train"][rows], key)
-
-        return StoredRows(stored, seed, augment if self.row_kind == "augmented" else None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Inputs:
-    """What the steps compute on: the rows of a split by its name, their conversion, and the forward pass.
-
-    ``forward`` maps a converted batch (batch, tokens, ...) and its lengths to logits.
-    """
-
-    split: Callable[[str], Split]
-    convert: Callable[[Split], TrainingBatch]
-    forward: Callable[[Tensor, Tensor], Tensor]
-
-
-def choose_row_kind(source: Source, task: str, options: TrainOptions) -> str:
-    """Return the kind of the rows of a step: ``fresh``, ``augmented`` or ``stored``."""
-    possible = {"fresh": source.endless, "augmented": source.augments}
-    kinds = [kind for kind, can in possible.items() if can and not options.from_cache] + ["stored"]
-    if options.rows not in ("auto", *kinds):
+def load_job(
+    task: str,
+    reservoir: ReservoirOptions,
+    source: RowOptions,
+    options: TrainOptions,
+    place: PlaceOptions,
+    ranks: Processes,
+) -> Job:
+    """Prepare the data, load the model, and decide the defaults."""
+    # 1. The data.
+    with ranks.first_alone():
+        prepared = prepare(task, source, cache=place.cache, model=reservoir)
+    # 2. The variant and the source of the task, and the settings of the model.
+    variant = variant_of(source.given, task)
+    generator = source_of(prepared.task)
+    settings = resolve_model(reservoir, random_inits=variant.random_inits)
+    if ranks.first:
+        notify(*prepared.notes_for(native=settings.input == "native"))
+    # Samples of a wave go through the model's own input layer, else each would be a token.
+    if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
+        settings = replace(settings, input="native")
+    # 3. The kind of the rows of a step: the first that the task has, or the one that the options name.
+    possible = {"fresh": generator.endless, "augmented": generator.augments}
+    row_kinds = [kind for kind, can in possible.items() if can and not options.from_cache] + ["stored"]
+    if options.rows not in ("auto", *row_kinds):
         raise InputError(
             f"--rows {options.rows}: neither task {task!r} nor the cache has such rows", "use --rows stored"
         )
-    return kinds[0] if options.rows == "auto" else options.rows
+    row_kind = row_kinds[0] if options.rows == "auto" else options.rows
+    # 4. The model.
+    model, groups = load_trainable(
+        prepared.task,
+        settings,
+        options.train,
+        ranks.device(place.device),
+        options.compute,
+        output_init=variant.output_init,
+        dropout=options.dropout,
+        drops_below=variant.drops_in_frozen_layers,
+    )
+    variant.before_training(model.fpt)
+    # 5. The defaults that depend on the model and the task.
+    learning_rate = options.learning_rate or train_rate(model.fpt.backbone.family.name, prepared.task.name)
+    resolved_options = replace(
+        options, steps=options.steps or TRAIN_STEPS, learning_rate=learning_rate, train=groups
+    )
+    return Job(
+        task=task,
+        reservoir=reservoir,
+        source=source,
+        options=resolved_options,
+        learning_rate=learning_rate,
+        place=place,
+        ranks=ranks,
+        prepared=prepared,
+        variant=variant,
+        generator=generator,
+        model=model,
+        row_kind=row_kind,
+    )

@@ -1,5 +1,6 @@
 """The result of a training run: what it holds, and how the saved weights are scored on the test rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -10,8 +11,7 @@ import numpy as np
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.readouts.linear import metric_name
 from reservoir.records import from_json
-from reservoir.training.steps import FPTSteps, baseline, converged_step
-from reservoir.training.trainer import State
+from reservoir.training.steps import FPTSteps
 from reservoir_pipelines.fitting.predictions import (
     BEST,
     LabelledRows,
@@ -20,9 +20,12 @@ from reservoir_pipelines.fitting.predictions import (
     write_predictions,
 )
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.training.checkpoints import load_trained
+from reservoir_pipelines.training.checkpoints import TrainedSteps
 from reservoir_pipelines.training.job import Job
 from reservoir_pipelines.training.run_folder import RunFolder
+
+TOLERANCE = 0.01  # a validation score has converged when it stays this close to its last value
+VALIDATIONS = 3  # smallest number of validations that can show convergence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,9 @@ class Training(Record):
         validations, or if the last score is not above ``floor``.
     diverged_step : int or None
         Step at which the loss diverged, if it did.
+    stopped_step : int or None
+        Step at which the run stopped because the validation score had not improved for ``--patience``
+        validations; None if it did not stop early.
     groups : tuple of str
         The groups that were trained.
     trained : int
@@ -61,8 +67,8 @@ class Training(Record):
         Wall time of the steps, without validations.
     evaluation : Evaluation or None
         Measures on the test split, in the unit of the data.
-    swept : tuple of dict
-        Tried values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run`` of each run of a sweep, best run first.
+    trials : tuple of dict
+        Values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run`` of each run of a sweep, best run first.
     """
 
     run: str
@@ -82,7 +88,8 @@ class Training(Record):
     frozen_tensors: int
     seconds: float
     evaluation: Evaluation | None = field(compare=False)
-    swept: tuple[dict[str, Any], ...] = ()
+    stopped_step: int | None = None
+    trials: tuple[dict[str, Any], ...] = ()
 
     @property
     def path(self) -> Path:
@@ -110,16 +117,12 @@ class Training(Record):
     def from_dict(cls, values: dict[str, Any]) -> "Training":
         """Build a result from what `to_dict` returned."""
         evaluation = Evaluation.from_dict(values["evaluation"]) if values["evaluation"] else None
-        lists = {"groups": tuple(values["groups"]), "swept": tuple(values["swept"])}
-        return from_json(cls, {**values, **lists, "evaluation": evaluation})
-
-
-@dataclass(frozen=True)
-class TrainedSteps:
-    """The end of the steps of a run: the state, and the step at which the loss diverged, if it did."""
-
-    state: State
-    diverged_step: int | None = None
+        fields = dict(values)
+        trials = fields.pop("swept", None) or fields.get("trials", ())  # earlier versions wrote "swept"
+        groups = tuple(values["groups"])
+        return from_json(
+            cls, {**fields, "groups": groups, "trials": tuple(trials), "evaluation": evaluation}
+        )
 
 
 @dataclass(frozen=True)
@@ -138,14 +141,14 @@ def training_result(
     fpt = job.model.fpt
     task = job.prepared.task
     state = trained.state
-    job.ranks.wait()  # until the first process has written checkpoints and journal
-    tested = _test(job, folder, steps) if state.step and test else None
     floor = max(baseline(steps.rows.valid.y, task.classes), task.floor or 0.0)
     scores = [
         (line["step"], line["valid_score"])
         for line in folder.history
         if line.get("valid_score") is not None
     ]
+    converged = converged_step(scores, floor)
+    tested = _test(job, folder, steps) if state.step and test else None
     trained_parameters = [parameter for parameter in fpt.parameters() if parameter.requires_grad]
     return Training(
         run=str(folder.path),
@@ -158,8 +161,9 @@ def training_result(
         test_loss=tested.loss if tested else None,
         test_score_of_all=job.prepared.kept("test") * tested.score if tested and task.classes else None,
         floor=floor,
-        converged_step=converged_step(scores, floor),
+        converged_step=converged,
         diverged_step=trained.diverged_step,
+        stopped_step=state.step if trained.lost_patience else None,
         groups=tuple(job.options.train or ()),
         trained=sum(parameter.numel() for parameter in trained_parameters),
         frozen_tensors=len(fpt.state_dict()) - len(trained_parameters),
@@ -169,39 +173,65 @@ def training_result(
 
 
 def _test(job: Job, folder: RunFolder, steps: FPTSteps) -> _TestScores:
-    """Score the best weights on the test rows, and write their predictions."""
-    fpt = job.model.fpt
+    """Score the best weights, which the model has, on the test rows, and write their predictions."""
     task = job.prepared.task
     rows = steps.rows.test
-    load_trained(folder.best, fpt)
-    fpt.eval()
+    job.model.fpt.eval()
     scored = steps.score("test")
-    labels = rows.y.reshape(len(rows.y), -1)
+    # 1. Labels and predictions, both (rows, labels per row); values in the unit of the data, not standardised.
+    y = rows.y.reshape(len(rows.y), -1)
+    predicted = scored.predicted
     if job.targets:
-        # Targets were standardised for training; scores are in the unit of the data.
-        y = job.targets.restore(rows.y).reshape(labels.shape)
-        predicted = job.targets.restore(scored.predicted.reshape(rows.y.shape)).reshape(labels.shape)
+        y = job.targets.restore(rows.y).reshape(y.shape)
+        predicted = job.targets.restore(predicted.reshape(rows.y.shape)).reshape(y.shape)
+    else:
+        predicted = predicted.astype(int)
+    # 2. The predictions of each row, for `compare`.
+    if job.ranks.first:
+        labelled = LabelledRows(
+            ids=job.prepared.split("test").ids[job.rows["test"]],
+            y=y.reshape(len(y), task.readout_tokens, task.outputs),
+            groups=rows.groups,
+        )
+        predictions = ReadoutPredictions(
+            name=BEST, of_splits={"test": Predicted(predicted, None)}, rows={"test": slice(None)}
+        )
+        write_predictions(folder.path, task, {"test": labelled}, [predictions])
+    # 3. The measures.
+    if job.targets:
         evaluation = evaluate_values(y, predicted, groups=rows.groups)
     else:
         names = [str(task.label(number)) for number in range(task.classes)]
-        y, predicted = labels, scored.predicted.astype(int)
         evaluation = evaluate_classes(y, predicted, names, scored.margins, groups=rows.groups)
         evaluation = evaluation.with_baseline(task.floor, job.prepared.kept("test"))
-    if job.ranks.first:
-        _write_test_predictions(job, folder, y, predicted, rows.groups)
     return _TestScores(scored.score, scored.loss, evaluation)
 
 
-def _write_test_predictions(
-    job: Job, folder: RunFolder, y: np.ndarray, predicted: np.ndarray, groups: np.ndarray | None
-) -> None:
-    """Write the labels of the test rows and the predictions of the best weights, both (rows, labels per row)."""
-    task = job.prepared.task
-    labels = y.reshape(len(y), task.readout_tokens, task.outputs)
-    ids = job.prepared.split("test").ids[job.rows["test"]]
-    predictions = ReadoutPredictions(
-        name=BEST, of_splits={"test": Predicted(predicted, None)}, rows={"test": slice(None)}
-    )
-    write_predictions(
-        folder.path, task, {"test": LabelledRows(ids=ids, y=labels, groups=groups)}, [predictions]
-    )
+def baseline(y: np.ndarray, classes: int) -> float:
+    """Return the score of the best constant output for labels (rows, readout_tokens, outputs); 0 for R²."""
+    if not classes:
+        return 0.0
+    labels = y.reshape(len(y), -1)
+    return float(np.mean([np.bincount(column).max() / len(y) for column in labels.T]))
+
+
+def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
+    """Return the first validated step after which the score stays close to its last value.
+
+    ``history`` has the step and the score of each validation. None if the score still moves, if there are
+    too few validations, or if the last score is not above ``floor``, the score of a constant output: such a
+    run has not learned anything that could converge.
+    """
+    if len(history) < VALIDATIONS:
+        return None
+    last_step, last_score = history[-1]
+    if not last_score > floor:
+        return None
+    # Walk back from the end while the scores stay close to the last one.
+    first_close = last_step
+    for step, score in reversed(history):
+        if not abs(score - last_score) <= TOLERANCE:
+            break
+        first_close = step
+    # One close score, the last one itself, does not show that the score stays there.
+    return first_close if first_close < last_step else None

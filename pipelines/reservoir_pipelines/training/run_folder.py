@@ -1,42 +1,25 @@
-"""The folder of a training run: its configuration, its journal, its checkpoints, and the training that writes them."""
+"""The folder of a training run: its names, its configuration, its lock, and what it holds when a training starts."""
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
-from reservoir_cache import locked, make_folder, refuse_links, remove_leftovers, replace_file, sync
-from torch import nn
+from reservoir_cache import locked, make_folder, refuse_links, remove_leftovers
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.options import StepOptions
-from reservoir.records import fits
-from reservoir.training.trainer import Processes, State, Steps, Trainer
-from reservoir_pipelines.files import (
-    checked_line,
-    json_digest,
-    read_checked,
-    read_lines,
-    versions,
-    write_checked,
-    writing,
-)
-from reservoir_pipelines.output import training_meter
-from reservoir_pipelines.training.checkpoints import (
-    STATE,
-    checkpoint_path,
-    load_optimizer,
-    load_trained,
-    read_state,
-    save_checkpoint,
-)
+from reservoir.options import TrainOptions
+from reservoir.records import fits, from_json
+from reservoir.training.trainer import State
+from reservoir_pipelines.files import json_digest, read_checked, read_lines, versions, writing
 
 FORMAT = 1  # version of the configuration, increased when a value changes its name or meaning
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "run.json"
 CHECKPOINTS, LOCK = "checkpoints", "lock"
 CURVE, CONFUSION = "curve.png", "confusion.png"
+STATE = "state.json"  # in the folder of a checkpoint
 R = TypeVar("R")
 
 
@@ -73,13 +56,6 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, 
         yield name, old, new
 
 
-def open_journal(path: Path, step: int) -> TextIO:
-    """Open a journal for appending, after removing the lines of all steps after the checkpoint."""
-    lines = [line for line in read_journal(path) if line["step"] <= step]
-    replace_file(path, lambda part: part.write_text("".join(map(checked_line, lines))))
-    return path.open("a", buffering=1)  # others see each line at once
-
-
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a journal except an incomplete last one, or an empty list if there is no file."""
     lines = []
@@ -94,6 +70,31 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
             )
         lines.append(line)
     return lines
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder of trained tensors and moments of Adam, the state of the training, and the files' SHA-256 by name."""
+
+    path: Path
+    state: State
+    digests: dict[str, str]
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return the folder of the checkpoint after a step."""
+    return folder / f"step-{step:08d}"
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return the description of a checkpoint; its tensors are not read."""
+    with as_input_error(f"{path / STATE}: not readable", "train in another folder"):
+        values = read_checked(path / STATE)
+        digests = values.pop("digests")
+        state = from_json(State, values)
+        if not 0 <= state.best_step <= state.step or not fits(digests, dict[str, str]):
+            raise ValueError("its steps or its checksums are impossible")
+        return Checkpoint(path, state, digests)
 
 
 def is_run(path: Path) -> bool:
@@ -113,24 +114,26 @@ class RunFolder:
         return read_config(self.path)
 
     @property
-    def last(self) -> Path | None:
+    def last(self) -> Checkpoint | None:
         """The latest checkpoint."""
-        return max((self.path / CHECKPOINTS).glob("step-*"), default=None)
+        last = max((self.path / CHECKPOINTS).glob("step-*"), default=None)
+        return read_checkpoint(last) if last else None
 
     @property
-    def best(self) -> Path:
+    def best(self) -> Checkpoint:
         """The checkpoint with the best validation score."""
         if (last := self.last) is None:
             raise InputError(
                 f"{self.path}: the run has no checkpoint yet",
                 "continue it with reservoir train ... --resume",
             )
-        return checkpoint_path(last.parent, self.state.best_step)
+        return read_checkpoint(checkpoint_path(last.path.parent, last.state.best_step))
 
     @property
     def state(self) -> State:
         """State of the last checkpoint."""
-        return read_state(self.last)[0] if self.last else State()
+        last = self.last
+        return last.state if last else State()
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -143,27 +146,9 @@ class RunFolder:
         with as_input_error(f"{path}: damaged", "remove it, and continue with --resume"):
             return build(read_checked(path)) if path.exists() else None
 
-    def start(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration, or raise `InputError` if the folder has other files or a run with other settings."""
-        for folder in (self.path, self.path / CHECKPOINTS):
-            remove_leftovers(folder, locked=True)
-        names = {path.name for path in self.path.iterdir()}
-        if CONFIG not in names and names - {LOCK}:
-            raise InputError(
-                f"{self.path}: the folder contains other files", "name an empty or a new folder"
-            )
-        old = self.config["settings"] if CONFIG in names else {}
-        if self.last is None and RESULT not in names:
-            write_checked(self.path / CONFIG, config)
-            return
-        for name, value, new in differences(old, json.loads(json.dumps(config["settings"]))):
-            raise InputError(
-                f"{self.path}: the folder has a run with {name} = {value}, not {new}", "name another folder"
-            )
-
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder within the context."""
+        """Lock the folder within the context; what a killed process left unfinished is removed."""
         with ExitStack() as stack:
             with writing(self.path, "name another folder"):
                 make_folder(self.path)
@@ -173,64 +158,37 @@ class RunFolder:
                 raise InputError(
                     f"{self.path}: another process is training this run", "wait for it, or stop it"
                 )
+            for folder in (self.path, self.path / CHECKPOINTS):
+                remove_leftovers(folder, locked=True)
             yield
 
-
-def train_in_folder(
-    folder: RunFolder,
-    model: nn.Module,
-    steps: Steps,
-    options: StepOptions,
-    *,
-    shown: str,
-    unit: tuple[int, str] = (1, "steps"),
-    ranks: Processes | None = None,
-) -> State:
-    """Train until a run has ``options.steps`` steps, starting from its last checkpoint, and return its state.
-
-    ``shown`` formats the numbers of a step for the progress line; ``unit`` is the number of units
-    per step and their name. Only the first of the ``ranks`` writes to the folder.
-    """
-    ranks = ranks or Processes()
-    state, last_step = folder.state, options.steps or 0
-    if checkpoint := folder.last:
-        _restore(folder, checkpoint, model, steps)
-    ranks.wait()  # until all processes have read the checkpoint
-    settings = {"eval_every": options.eval_every, "state": state}
-    if not ranks.first:
-        return Trainer(model, steps, report=lambda *_: None, keep=lambda _: None, **settings).run(last_step)
-    (folder.path / RESULT).unlink(missing_ok=True)
-    meter = training_meter(last_step, state.step, shown, units_per_step=unit[0], unit=unit[1])
-    with open_journal(folder.path / METRICS, state.step) as journal, meter as show:
-
-        def report(step: int, numbers: dict[str, float]) -> None:
-            # JSON has neither NaN nor infinity.
-            finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-            journal.write(checked_line({"step": step, **finite}))
-            is_training_step = "norm" in numbers  # validations have no gradient norm
-            if is_training_step:
-                show(step, *numbers.values())
-
-        def keep(state: State) -> None:
-            sync(folder.path / METRICS)
-            save_checkpoint(folder.path / CHECKPOINTS, model, steps.optimizer, state)
-
-        return Trainer(model, steps, report=report, keep=keep, **settings).run(last_step)
-
-
-def _restore(folder: RunFolder, checkpoint: Path, model: nn.Module, steps: Steps) -> None:
-    """Load a checkpoint, whose best scores must be those of the journal."""
-    state = folder.state
-    with as_input_error(f"{checkpoint / STATE}: not readable", "train in another folder"):
-        steps.better(state.best, state.best)  # fails if a value is missing
-    validated = {"step": state.best_step, **state.best}
-    for line in folder.history:
-        is_validation = "norm" not in line
-        if line["step"] == state.best_step and is_validation and line != validated:
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Raise `InputError` if the folder has other files, or a run with other settings."""
+        names = {path.name for path in self.path.iterdir()}
+        if CONFIG not in names and names - {LOCK}:
             raise InputError(
-                f"{checkpoint}: its best scores are not those in {METRICS}",
-                "restore it, or train in another folder",
+                f"{self.path}: the folder contains other files", "name an empty or a new folder"
             )
-    load_trained(folder.best, model)  # it is needed at the end, so damage is reported now
-    load_trained(checkpoint, model)
-    load_optimizer(checkpoint, model, steps.optimizer)
+        old_settings = self.config["settings"] if CONFIG in names else {}
+        if self.is_new:
+            return
+        # The new settings as they would be read back: tuples become lists.
+        new_settings = json.loads(json.dumps(config["settings"]))
+        for name, old, new in differences(old_settings, new_settings):
+            raise InputError(
+                f"{self.path}: the folder has a run with {name} = {old}, not {new}", "name another folder"
+            )
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the run has neither a checkpoint nor a result, so that its configuration may be replaced."""
+        return self.last is None and not (self.path / RESULT).exists()
+
+    def is_finished(self, options: TrainOptions, patience: int | None, diverged_step: int | None) -> bool:
+        """Return whether a run with a result needs no further step; ``patience`` is a number of steps."""
+        state = self.state
+        last_step = options.steps or 0
+        is_stale = patience is not None and state.stale_steps >= patience
+        has_diverged = diverged_step is not None and diverged_step <= last_step
+        is_reported = options.on_divergence == "report" and not options.resume
+        return state.step >= last_step or is_stale or (has_diverged and is_reported)

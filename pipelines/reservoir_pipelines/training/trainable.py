@@ -11,8 +11,8 @@ from reservoir.plan import split_names
 from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
-from reservoir.training.groups import default_groups, unfreeze
-from reservoir_pipelines.training.checkpoints import load_trained
+from reservoir.training.groups import default_groups, set_dropout, unfreeze
+from reservoir_pipelines.training.checkpoints import load_checkpoint
 from reservoir_pipelines.training.run_folder import CONFIG, RunFolder
 
 
@@ -23,8 +23,14 @@ def load_trainable(
     device: str,
     compute: str,
     output_init: str,
+    *,
+    dropout: float = 0.0,
+    drops_below: bool = False,
 ) -> tuple[LoadedModel, tuple[str, ...]]:
-    """Build a model and unfreeze groups, by default those of an FPT; trained weights stay in float32."""
+    """Build a model and unfreeze groups, by default those of an FPT; trained weights stay in float32.
+
+    The rate ``dropout`` applies above the lowest trained layer, with ``drops_below`` also below it.
+    """
     if task.each:
         raise InputError(
             f"task {task.name!r}: every token has a label, which train does not support",
@@ -40,6 +46,7 @@ def load_trainable(
         )
     chosen = split_names(groups) if groups else default_groups(backbone)
     unfreeze(model.fpt, chosen)
+    set_dropout(model.fpt, dropout, below=drops_below)
     if model.device.type == "cpu":
         speed_up(model.fpt)
     backbone.set_compute(getattr(torch, dtype))
@@ -49,18 +56,23 @@ def load_trainable(
 def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
     """Load the model of a run with the weights of its best validation score, in evaluation mode."""
     run = RunFolder(folder)
-    config, checkpoint = run.config, run.best
+    config = run.config
+    checkpoint = run.best
     with as_input_error(
         f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
     ):
-        settings, reservoir = config["settings"], Reservoir(**config["reservoir"])
-        spec, output_init = settings["spec"], settings["recipe"].get("output_init", "orthogonal")
-        task, digest = Task.from_dict(spec["task"]), spec["backbone"]["digest"]
-        groups, trained_in = split_names(settings["train"]), spec["compute"]
+        settings = config["settings"]
+        reservoir = Reservoir(**config["reservoir"])
+        groups = split_names(settings["train"])
+        output_init = settings["recipe"].get("output_init", "orthogonal")
+        spec = settings["spec"]
+        task = Task.from_dict(spec["task"])
+        digest = spec["backbone"]["digest"]
+        trained_in = spec["compute"]
         getattr(torch, trained_in).itemsize  # noqa: B018, only a data type has it
     model, _ = load_trainable(task, reservoir, groups, device, compute or trained_in, output_init)
     check_digest(model, digest, f"run {folder}")
-    load_trained(checkpoint, model.fpt)
+    load_checkpoint(checkpoint, model.fpt)
     model.fpt.eval().requires_grad_(False)
     return model
 

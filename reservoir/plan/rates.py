@@ -1,0 +1,16 @@
+"""How long `train` and `pretrain` train by default, and with which learning rates."""
+
+TRAIN_STEPS = 5000
+TRAIN_RATE = 1e-3
+# Lu et al. (2021) train LSTMs and the task homology with smaller rates than everything else.
+RATE_OF_FAMILY = {"lstm": 3e-4}
+RATE_OF_TASK = {"homology": 1e-4}
+
+PRETRAIN_STEPS = 2000
+PRETRAIN_RATE = 2e-3  # the largest rate of the schedule of a language model
+BIT_MEMORY_RATE = 5e-4  # after 300 steps of 34 rows, the backbone ``mini`` recalls over 99.9% of the bits
+
+
+def train_rate(family: str, task: str) -> float:
+    """Return the learning rate of `train`, that of Lu et al. (2021), for a family of backbones and a task."""
+    return RATE_OF_FAMILY.get(family) or RATE_OF_TASK.get(task) or TRAIN_RATE
