@@ -287,8 +287,8 @@ class Compete(Pooling):
             # The sign plus 1 is 1 for the channel with the extreme value, else 0; on a CPU, a comparison takes four
             # times as long. Products of (batch, groups, K, tokens) and (batch, groups, tokens, 1) sum over the tokens.
             sums = [
-                ((groups - largest).sign() + 1) @ leads.transpose(2, 3),
-                ((smallest - groups).sign() + 1) @ is_lowest.transpose(2, 3),
+                (groups - largest).sign_().add_(1) @ leads.transpose(2, 3),
+                (smallest - groups).sign_().add_(1) @ is_lowest.transpose(2, 3),
             ]
             of_pieces.append(torch.stack([values.flatten(1) for values in sums], dim=1))
         means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
@@ -530,9 +530,14 @@ def _above_levels(states: HiddenStates, number: int) -> tuple[Tensor, ...]:
         for piece in _pieces(states, float("-inf")):
             # The sign is 1 above a level, and -1 below it and at padding. The sum of weights over the tokens above is
             # half the sum of (sign + 1) times the weights. On a CPU, a comparison takes three times as long.
-            signs = [(piece - level[:, None]).sign() for level in levels[:, : piece.shape[1]]]
-            counts.append(torch.stack([sign.sum(dim=2) for sign in signs], dim=1))
-            sums.append(torch.stack([(sign * places).sum(dim=2) for sign in signs], dim=1))
+            counts_of_levels: list[Tensor] = []
+            sums_of_levels: list[Tensor] = []
+            for level in levels[:, : piece.shape[1]]:
+                signs = (piece - level[:, None]).sign_()
+                counts_of_levels.append(signs.sum(dim=2))
+                sums_of_levels.append(signs.mul_(places).sum(dim=2))
+            counts.append(torch.stack(counts_of_levels, dim=1))
+            sums.append(torch.stack(sums_of_levels, dim=1))
             levels = levels[:, piece.shape[1] :]
         count = (torch.cat(counts, dim=2) + states.values.shape[1]) / 2
         return count, (torch.cat(sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2
