@@ -102,7 +102,12 @@ def test_a_guide_names_only_flags_of_the_commands_that_read_data(guide):
 
     commands = typer.main.get_command(app).commands
     known = {
-        name: {flag for parameter in commands[name].params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        name: {
+            flag
+            for parameter in commands[name].params
+            for flag in (*parameter.opts, *parameter.secondary_opts)
+            if flag.startswith("--")
+        }
         for name in ("extract", "fit", "predict")
     }
     text = (ROOT / "docs" / "guides" / guide).read_text()
