@@ -76,7 +76,7 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
         assert set(itertools.chain.from_iterable(plan.candidates)) == {*plan.columns}
         assert default_columns(plan.candidates) == plan.candidates[0]
     assert series.poolings == KERNEL_POOLINGS and series.reservoir.normalise == "both"
-    assert series.candidates == (series.columns, series.columns[:3])
+    assert series.candidates == (series.columns[:3], series.columns)
     with_blocks = plan_of(SERIES, backbone="mini")
     assert set(VALUE_POOLINGS) < set(with_blocks.poolings) and with_blocks.reservoir.normalise == "differences"
 
