@@ -34,7 +34,7 @@ WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "
 STEP_KERNELS = f"{KERNELS}:width=64"
 STEP_DILATIONS = (2, 4, 8, 16)  # beside 1; larger ones did not help, because poolings look at wider windows
 # Windows of a row: the positions of GPT-2 and mini. Kernels alone have none, but windows at each of up to 2,000 values
-# doubled the time of extraction, for 0.2 points on the five sets for development with more values.
+# doubled the time of extraction, for 0.3 points on the five sets for development with more values.
 MAX_WINDOWS = 1024
 # Widths of random kernels: the first is that of their configuration, the last is for any number of rows.
 KERNEL_WIDTHS = (1024, 512, 256)
