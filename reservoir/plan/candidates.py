@@ -205,8 +205,10 @@ def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns,
         return ()
     of_kernels = tuple(Column(*INPUT_LAYER, name) for name in KERNEL_POOLINGS)
     if kind == "series" and {*available} == {*of_kernels}:
-        # Places mislead if a row begins at any time, as with two rows for each of 52 classes of blood pressure.
-        return of_kernels, tuple(column for column in of_kernels if column.pooling in KERNEL_VALUE_POOLINGS)
+        # Places come second, because they mislead if test rows begin at other times than training rows, which folds
+        # of the training rows cannot show.
+        without_places = tuple(column for column in of_kernels if column.pooling in KERNEL_VALUE_POOLINGS)
+        return without_places, of_kernels
     default, layers_here = (
         split_names(default_layers(kind, depth=1)[0]),
         {column.place for column in available},
