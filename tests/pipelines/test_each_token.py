@@ -175,11 +175,19 @@ def test_windows_of_the_raw_input_are_saved_if_they_are_clearly_better_and_predi
     answers = list(predict(found.saved, write_csv(tmp_path / "new.csv", proteins(9, seed=1), "sequence,label")))
     assert ["".join(answer.label) for answer in answers] == [label for _, label in proteins(9, seed=1)]
     # The windows of a damaged readout are refused before they take memory.
-    card = read_checked(tmp_path / "readout" / "readout.json")
-    card["parts"][0]["windows"]["patch"] = 2**30
-    write_checked(tmp_path / "readout" / "readout.json", card)
-    with pytest.raises(InputError, match="not readable"):
-        predict(found.saved, path)
+    sound = read_checked(tmp_path / "readout" / "readout.json")
+    for damage in (
+        {"patch": 2**30},
+        {"dilations": [2**40]},
+        {"dilations": [1] * 2**16},
+        {"pad": "valid"},
+        {"stride": 0},
+    ):
+        (part,) = sound["parts"]
+        part = part | {"windows": part["windows"] | damage}
+        write_checked(tmp_path / "readout" / "readout.json", sound | {"parts": [part]})
+        with pytest.raises(InputError, match="not readable"):
+            predict(found.saved, path)
 
 
 def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
