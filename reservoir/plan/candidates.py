@@ -11,6 +11,8 @@ from reservoir.plan.basis import Kind, kind_of, reasons_of
 from reservoir.plan.columns import (
     FEWER_POOLINGS,
     INPUT_LAYER,
+    KERNEL_POOLINGS,
+    KERNEL_VALUE_POOLINGS,
     MAX_KERNEL_ROWS,
     SEGMENTS,
     SYMBOL_POOLINGS,
@@ -27,7 +29,8 @@ AUTO_FOLDS = 5
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
 MIN_VALID_ROWS = 1000  # two standard errors of an accuracy are then 3 points or less
 
-MAX_JOINED_WIDTH = 2048  # width of concatenated columns; the time of a sweep grows with its cube
+# Width of concatenated columns: 12 features of 256 random kernels. The time of a sweep grows with its cube.
+MAX_JOINED_WIDTH = 3072
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
 MAX_TARGETS = 1000  # most labels of a row for which one readout is fitted by default
 
@@ -186,6 +189,10 @@ def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns,
     kind = kind_of(task)
     if kind not in KNOWN_POOLINGS:
         return ()
+    of_kernels = tuple(Column(*INPUT_LAYER, name) for name in KERNEL_POOLINGS)
+    if kind == "series" and {*available} == {*of_kernels}:
+        # Places mislead if a row begins at any time, as with two rows for each of 52 classes of blood pressure.
+        return of_kernels, tuple(column for column in of_kernels if column.pooling in KERNEL_VALUE_POOLINGS)
     default, layers_here = (
         split_names(default_layers(kind, depth=1)[0]),
         {column.place for column in available},

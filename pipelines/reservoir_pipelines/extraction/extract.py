@@ -7,7 +7,15 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from reservoir_cache import Entry, FeatureStore, SplitFeatures, folder_bytes, last_entry, list_entries
+from reservoir_cache import (
+    Entry,
+    FeatureStore,
+    SplitFeatures,
+    folder_bytes,
+    last_entry,
+    list_entries,
+    remove,
+)
 
 from reservoir.backbone_names import full_name
 from reservoir.errors import InputError
@@ -22,6 +30,7 @@ from reservoir_pipelines.preparation.prepared import Prepared, split_order
 
 if TYPE_CHECKING:
     from reservoir.plan import Plan
+    from reservoir_pipelines.extraction.extractor import Extractor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +102,7 @@ def extract(
     splits: Sequence[str] | None = None,
 ) -> Extraction:
     """Run a frozen model once and cache its pooled hidden states; see `api.extract`."""
-    from reservoir_pipelines.extraction.entries import row_count  # these import torch
-    from reservoir_pipelines.extraction.extractor import load_extractor
-    from reservoir_pipelines.extraction.sharing import share_blocks
+    from reservoir_pipelines.extraction.extractor import load_extractor  # imports torch
 
     started = time.monotonic()
     call = {"task": origin_of(task), "command": typed("extract", [task], options)}
@@ -107,14 +114,33 @@ def extract(
     # A model that reads the texts by its own tokenizer may know the letters that no training row has.
     notes_on_letters = [] if extractor.model.reader else [n for n in prepared.notes if n not in notes]
     notify(*extractor.notes, *notes_on_letters)
-    entry, missing = extractor.open(call)
-    with meter("extract", row_count(entry, missing)) as bar:
-        is_shared = missing and (cluster.workers > 1 or cluster.scheduler)
-        computed_rows = 0
-        if is_shared:
-            computed_rows += share_blocks(extractor, entry, missing, options, cluster, bar.advance)
-        computed_rows += extractor.compute(entry, bar.advance)
+    entry, computed_rows = _compute(extractor, call, options, cluster)
     return Extraction.of(entry, extractor.columns, computed_rows, started)
+
+
+def _compute(
+    extractor: "Extractor", call: Mapping[str, Any], options: ExtractOptions, cluster: ClusterOptions
+) -> tuple[Entry, int]:
+    """Compute what the entry of an extraction lacks; return the entry and the number of rows computed."""
+    from reservoir.devices import is_out_of_memory
+    from reservoir_pipelines.extraction.entries import row_count  # these import torch
+    from reservoir_pipelines.extraction.sharing import share_blocks
+
+    while True:
+        entry, missing = extractor.open(call)
+        try:
+            with meter("extract", row_count(entry, missing)) as bar:
+                computed_rows = 0
+                if missing and (cluster.workers > 1 or cluster.scheduler):
+                    computed_rows += share_blocks(extractor, entry, missing, options, cluster, bar.advance)
+                return entry, computed_rows + extractor.compute(entry, bar.advance)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # The size of batches is part of an entry's layout, so only an entry without features may change it.
+            extractor = extractor.with_smaller_batches(entry)
+            remove(entry.path)
+            notify(f"out of memory: trying again with --batch-rows {extractor.layout.batch_rows}")
 
 
 def origin_of(task: str) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reservoir import devices
 from reservoir.backbones import describe_weights
+from reservoir.errors import InputError
 from reservoir.features import Launched, Loaded, launch, load
 from reservoir.inputs.native import TextReader
 from reservoir.option_fields import as_group
@@ -154,6 +155,26 @@ class Extractor:
         if note := self.model.reader.note if self.model.reader else "":
             notify(f"{self.spec.task_name}: {note}")
         return computed
+
+    def with_smaller_batches(self, entry: Entry) -> "Extractor":
+        """Return the same extractor with half as many rows in a batch, for an entry that has no features yet.
+
+        Raises
+        ------
+        InputError
+            If the entry has features, or a batch is a single row.
+        """
+        rows = entry.layout.batch_rows
+        has_features = any(finished for finished, _ in entry.progress().values())
+        if has_features or rows == 1:
+            problem = f"{entry.path.name}: out of memory with {rows} rows in a batch"
+            if rows == 1:
+                raise InputError(problem, "extract fewer --layers, shorter rows, or on another --device")
+            again = (
+                f"run reservoir cache remove {entry.key[:12]}, then extract with --batch-rows {rows // 2}"
+            )
+            raise InputError(problem, again)
+        return replace(self, layout=replace(self.layout, batch_rows=rows // 2))
 
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
         """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""

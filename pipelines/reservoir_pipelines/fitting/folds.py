@@ -128,17 +128,20 @@ def draw_folds(
         raise InputError(
             f"cross-validation cannot use {folds} folds for {units} {what}", f"use 2 to {units}"
         )
-    is_stratified = labels is not None and np.unique(labels, return_counts=True)[1].max() >= folds
+    largest_class = 0 if labels is None else int(np.unique(labels, return_counts=True)[1].max())
+    stratified_labels = labels if largest_class >= folds else None
     # Folds of rows are drawn here as scikit-learn draws them, because its import takes as long as a small fit.
     if groups is None:
         random = np.random.RandomState(repeat)
-        return _stratified(labels, folds, random) if is_stratified else _unstratified(rows, folds, random)
+        if stratified_labels is None:
+            return _unstratified(rows, folds, random)
+        return _stratified(stratified_labels, folds, random)
     from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
     # scikit-learn repeats folds of rows (RepeatedStratifiedKFold), but not those of groups, so each repeat is a seed.
     settings: dict[str, Any] = {"n_splits": folds, "shuffle": True, "random_state": repeat}
-    if is_stratified:
-        fold_of_row = _held_out_in(StratifiedGroupKFold(**settings), labels, groups)
+    if stratified_labels is not None:
+        fold_of_row = _held_out_in(StratifiedGroupKFold(**settings), stratified_labels, groups)
         if len(np.unique(fold_of_row)) == folds:  # scikit-learn's issue 34828: a fold may be empty
             return fold_of_row
     return _held_out_in(GroupKFold(**settings), np.zeros(rows, np.int64), groups)
