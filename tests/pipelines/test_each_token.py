@@ -157,6 +157,16 @@ def test_rolling_statistics_are_saved_if_kernels_add_nothing_to_them(tmp_path):
     assert evaluation and evaluation.scores["accuracy"] > 0.75
 
 
+def test_logistic_regression_is_left_out_if_a_single_recording_takes_too_long(tmp_path, monkeypatch, capsys):
+    path, _ = write_recordings(tmp_path / "watch.npz", number=16, steps=400)
+    features = extract(path, cache=tmp_path / "cache")
+    # Enough for logistic regression of a few hundred steps, but a recording has more of them.
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CHEAP", 1.3e9)
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.MIN_ROWS", 1)
+    fit(features, out=tmp_path / "readout")
+    assert "only ridge is fitted, because logistic regression takes too long" in capsys.readouterr().err
+
+
 def test_the_mean_of_a_target_of_every_step_is_a_readout_of_its_own(tmp_path):
     path, lengths = write_recordings(tmp_path / "noise.npz")
     arrays = dict(np.load(path)) | {"y": np.random.default_rng(1).normal(5, 1, (40, 60))}
