@@ -198,7 +198,7 @@ def default_windows(task: Task, backbone: str) -> dict[str, Any]:
             "normalise": "both",
             "stride": stride,
         }
-    if kind == "series":
+    if kind == "series" or (kind == "forecasts" and task.max_tokens >= SERIES_KERNEL):
         # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
     return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}

@@ -56,6 +56,11 @@ class Task:
         return self.parameters.get("each") == "token"
 
     @property
+    def horizon(self) -> int:
+        """Number of values to forecast, which are the outputs of a row; 0 if rows are no windows of series in time."""
+        return int(self.parameters.get("forecast") or 0)
+
+    @property
     def unlabelled(self) -> bool:
         """Whether the rows have no labels, so that only features can be made of them."""
         return bool(self.parameters.get("unlabelled"))

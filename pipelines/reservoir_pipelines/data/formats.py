@@ -12,7 +12,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.images import read_idx
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import texts_of
-from reservoir_pipelines.data import fasta, hdf5, hub, media, npz, series, table, table_rows
+from reservoir_pipelines.data import fasta, forecasts, hdf5, hub, media, npz, series, table, table_rows
 from reservoir_pipelines.data.columns import FILES
 from reservoir_pipelines.data.media import media_files
 from reservoir_pipelines.data.recordings import prepare_recordings
@@ -65,6 +65,7 @@ class Format:
 
 
 FORMATS = (
+    Format(forecasts.read, accepts=forecasts.accepts),
     Format(hub.read, accepts=lambda origin, *_: hub.is_hub(origin)),
     Format(_read_idx, accepts=_accepts_idx),
     Format(series.read, (".ts",), series.accepts),

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ from reservoir_pipelines.data.values import (
     standardisation,
 )
 
+OF_FORECASTS = ("forecast", "past")
+"""The options of forecasts."""
+
 NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
 
 
@@ -60,12 +63,12 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        # Options of recordings count only if they are given, so that data that was prepared before they existed
-        # keeps its folder. "asked" is the name that the options have in the digests of these folders.
+        # Options of recordings and forecasts count only if they are given, so that data that was prepared before they
+        # existed keeps its folder. "asked" is the name that the options have in the digests of these folders.
         options = {
             name: value
             for name, value in vars(self.options).items()
-            if name not in OF_RECORDINGS or value is not None
+            if name not in (*OF_RECORDINGS, *OF_FORECASTS) or value is not None
         }
         return {"asked": options}
 
@@ -269,7 +272,9 @@ class OwnData(Source):
         rows = self._rows
         if rows.y is None:
             return no_labels(len(rows))
-        return encode_labels(self.origin, rows.y, self.options, self._labels_per_row, rows.label)
+        # Values to forecast are numbers, also if all are whole.
+        options = replace(self.options, regression=True) if self.options.forecast else self.options
+        return encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
 
     @cached_property
     def _split(self) -> np.ndarray:
