@@ -66,11 +66,11 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
 
 
 def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
-    """Return the ridge fitter of a baseline beside a fitter of columns."""
+    """Return the ridge fitter of a baseline beside a fitter of columns; ``chooses`` as in `Candidates`."""
     if not isinstance(fitter, RidgeFitter):
         return RidgeFitter(classes=fitter.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
     # A single penalty was chosen by the user for the columns, so a baseline tries all penalties. If the folds cannot
-    # choose, the single penalty is the fixed one, and baselines use it, too.
+    # tell readouts apart (``chooses`` is False), the single penalty is `FIXED_ALPHA`, and baselines have it, too.
     if len(fitter.alphas) == 1 and chooses:
         return replace(fitter, alphas=DEFAULT_ALPHAS, widens=True)
     return fitter

@@ -147,6 +147,8 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
     }
     if readout == "logistic":
         return LogisticFitter(**shared)
+    # A readout that validation rows chose is fitted again to train and valid. Folds hold both, so their readout has
+    # seen both already; with --select valid the user asks for the readout that was scored, fitted to train alone.
     return RidgeFitter(
         **shared,
         folds=folds,

@@ -109,9 +109,13 @@ class RidgeFitter(PenaltyFitter):
         return None
 
     def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return the readout of a penalty, fitted to train, with the temperature of another."""
+        """Return the readout of a penalty, fitted to train alone.
+
+        It has the temperature of ``chosen``, which was fitted to held-out scores; this readout has none.
+        """
         targets, labels = self.targets(source), source.labels("train")
-        # The kernel matrix of cross-validation covers train and valid, so no features are read.
+        # The kernel matrix of cross-validation covers train and then valid, so its first rows are those of train,
+        # and no features are read.
         if kernel := self._kernels.get(source.columns):
             path = kernel.of_first_rows(len(labels)).path(targets.coded(labels), np.array([alpha]))
         else:
