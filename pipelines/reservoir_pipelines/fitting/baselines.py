@@ -140,7 +140,7 @@ def _logistic(
 
 def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSource[KnownSplit]:
     """Return the raw input in windows of the reservoir's size, around each token that has a label."""
-    model_input = known.entry.spec.input  # imported features have it, too
+    model_input = known.view.spec.input  # imported features have it, too
     patch = model_input.patch if model_input.patch > 1 else WINDOW
     windows = Windows(patch=patch, dilations=model_input.dilations, pad="same")
     features = RawWindows(task, raw.scaling, windows)
