@@ -69,11 +69,11 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
 
 
 def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
-    """Return the ridge fitter of a baseline beside a fitter of columns."""
+    """Return the ridge fitter of a baseline beside a fitter of columns; ``chooses`` as in `Candidates`."""
     if not isinstance(fitter, RidgeFitter):
         return RidgeFitter(classes=fitter.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
     # A single penalty was chosen by the user for the columns, so a baseline tries all penalties. If the folds cannot
-    # choose, the single penalty is the fixed one, and baselines use it, too.
+    # tell readouts apart (``chooses`` is False), the single penalty is `FIXED_ALPHA`, and baselines have it, too.
     if len(fitter.alphas) == 1 and chooses:
         return replace(fitter, alphas=DEFAULT_ALPHAS, widens=True)
     return fitter
@@ -145,7 +145,7 @@ def _logistic(
 
 def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSource[KnownSplit]:
     """Return the raw input in windows of the reservoir's size, around each token that has a label."""
-    model_input = known.entry.spec.input  # imported features have it, too
+    model_input = known.view.spec.input  # imported features have it, too
     patch = model_input.patch if model_input.patch > 1 else WINDOW
     windows = Windows(patch=patch, dilations=model_input.dilations, pad="same")
     features = RawWindows(task, raw.scaling, windows)

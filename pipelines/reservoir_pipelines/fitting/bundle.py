@@ -79,7 +79,7 @@ class Bundle:
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
         lengths = known.view["train"].lengths
-        made_with = known.entry.made_with
+        made_with = known.view.made_with
         return cls(
             task=known.task,
             scaling=scaling_from_json(made_with.get("scaling"), known.task),
@@ -202,12 +202,12 @@ def _parts_of(known: Known, source: EntrySource) -> tuple[Part, ...]:
         if isinstance(of_column, RawSource):
             parts.append(_raw_part(of_column))
             continue
-        spec, columns = of_column.view.entry.spec, names_of(of_column.columns)
+        spec, columns = of_column.view.spec, names_of(of_column.columns)
         if spec.init.kind == IMPORTED:
             parts.append(Part(reservoir=None, digest=spec.backbone.digest, compute="", columns=columns))
             continue
         part = Part(
-            reservoir=Reservoir(**of_column.view.entry.made_with["reservoir"]),
+            reservoir=Reservoir(**of_column.view.made_with["reservoir"]),
             digest=spec.backbone.digest,
             compute=spec.compute,
             columns=(of_column.column.name,),
