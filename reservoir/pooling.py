@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
@@ -287,8 +287,8 @@ class Compete(Pooling):
             # The sign plus 1 is 1 for the channel with the extreme value, else 0; on a CPU, a comparison takes four
             # times as long. Products of (batch, groups, K, tokens) and (batch, groups, tokens, 1) sum over the tokens.
             sums = [
-                ((groups - largest).sign() + 1) @ leads.transpose(2, 3),
-                ((smallest - groups).sign() + 1) @ is_lowest.transpose(2, 3),
+                (groups - largest).sign_().add_(1) @ leads.transpose(2, 3),
+                (smallest - groups).sign_().add_(1) @ is_lowest.transpose(2, 3),
             ]
             of_pieces.append(torch.stack([values.flatten(1) for values in sums], dim=1))
         means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
@@ -310,14 +310,8 @@ class Above(Pooling):
     needs_float32 = True
 
     def of(self, states: HiddenStates) -> Tensor:
-        import torch
-
-        of_pieces = [
-            torch.stack([sign.sum(dim=2) for sign in signs], dim=1)
-            for signs in _signs_at_levels(states, self.number)
-        ]
-        above = (torch.cat(of_pieces, dim=2) + states.values.shape[1]) / 2
-        return _side_by_side(above / states.lengths[:, None, None])
+        counts, _ = _above_levels(states, self.number)
+        return _side_by_side(counts / states.lengths[:, None, None])
 
 
 class Places(Pooling):
@@ -332,16 +326,8 @@ class Places(Pooling):
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        places = (states.positions + 0.5) / states.lengths[:, None]
-        places = states.zero_at_padding(places[:, :, None]).transpose(1, 2)
-        counts: list[Tensor] = []
-        sums: list[Tensor] = []
-        for signs in _signs_at_levels(states, self.number):
-            counts.append(torch.stack([sign.sum(dim=2) for sign in signs], dim=1))
-            sums.append(torch.stack([(sign * places).sum(dim=2) for sign in signs], dim=1))
-        above = (torch.cat(counts, dim=2) + states.values.shape[1]) / 2
-        sum_above = (torch.cat(sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2
-        return _side_by_side(torch.where(above > 0, sum_above / above.clamp(min=1), 0.5))
+        counts, sums = _above_levels(states, self.number)
+        return _side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
 
 
 class Sustained(Pooling):
@@ -527,18 +513,36 @@ def share_levels(number: int) -> list[float]:
     return [0.06 * math.sinh(top * (i - middle) / max(middle, 1)) for i in range(number)]
 
 
-def _signs_at_levels(states: HiddenStates, number: int) -> Iterator[list[Tensor]]:
-    """Yield, for pieces of the channels, tensors (batch, channels, tokens) for each of their levels of `aboveK`.
+def _above_levels(states: HiddenStates, number: int) -> tuple[Tensor, ...]:
+    """Return the number of real tokens above each level of `channel_levels`, and the sum of their places.
 
-    They are 1 at tokens above the level, -1 at those below it and at padding. The sum of weights over the tokens
-    above is half the sum of (sign + 1) times the weights. On a CPU, a comparison takes three times as long.
+    Both have the shape (batch, levels, width). Poolings share them, because they take as long as all else.
     """
-    import torch
 
-    levels = torch.tensor(channel_levels(states.values.shape[2], number), device=states.values.device)
-    for piece in _pieces(states, float("-inf")):
-        yield [(piece - level[:, None]).sign() for level in levels[:, : piece.shape[1]]]
-        levels = levels[:, piece.shape[1] :]
+    def compute() -> tuple[Tensor, ...]:
+        import torch
+
+        levels = torch.tensor(channel_levels(states.values.shape[2], number), device=states.values.device)
+        places = ((states.positions + 0.5) / states.lengths[:, None])[:, :, None]
+        places = states.zero_at_padding(places).transpose(1, 2)
+        counts: list[Tensor] = []
+        sums: list[Tensor] = []
+        for piece in _pieces(states, float("-inf")):
+            # The sign is 1 above a level, and -1 below it and at padding. The sum of weights over the tokens above is
+            # half the sum of (sign + 1) times the weights. On a CPU, a comparison takes three times as long.
+            counts_of_levels: list[Tensor] = []
+            sums_of_levels: list[Tensor] = []
+            for level in levels[:, : piece.shape[1]]:
+                signs = (piece - level[:, None]).sign_()
+                counts_of_levels.append(signs.sum(dim=2))
+                sums_of_levels.append(signs.mul_(places).sum(dim=2))
+            counts.append(torch.stack(counts_of_levels, dim=1))
+            sums.append(torch.stack(sums_of_levels, dim=1))
+            levels = levels[:, piece.shape[1] :]
+        count = (torch.cat(counts, dim=2) + states.values.shape[1]) / 2
+        return count, (torch.cat(sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2
+
+    return states.shared(f"above{number}", compute)
 
 
 def _pieces(states: HiddenStates, padding: float, multiple: int = 1) -> Sequence[Tensor]:

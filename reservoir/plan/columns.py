@@ -158,6 +158,8 @@ def default_layers(kind: Kind, depth: int, *, native: bool = False) -> tuple[str
         return "embed", "the backbone has no blocks"
     if native or kind in ("named task", "vectors"):
         return "all", "any layer may be best"
+    if kind == "forecasts":
+        return "block01", "the last step of its first block has seen the whole past"
     layers = "embed,block01,block02" if kind == "tokens" else "embed,block01"
     return layers, f"deeper layers cost more than they add for {kind}"
 
@@ -168,6 +170,8 @@ def _default_poolings(task: Task, kind: Kind, view: ModelView) -> tuple[str, str
         return _step_poolings(task, has_blocks=view.depth > 0)
     if view.reader:
         return _native_poolings(task, view.reader)
+    if kind == "forecasts":
+        return "last", "the newest step has seen all steps before it"
     if kind == "series":
         return _series_poolings(has_blocks=view.depth > 0)
     if kind == "named task" or task.readout_tokens > 1:

@@ -147,6 +147,15 @@ def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> n
     return array
 
 
+def padded_labels(where: str, labels: Sequence[Sequence[Any]], options: OwnDataOptions) -> np.ndarray:
+    """Return labels of all tokens of each row as an array (rows, longest) with zeros at the ends."""
+    counts = np.array([len(parts) for parts in labels], np.int64)
+    flat = typed_labels(where, [cell for parts in labels for cell in parts], options)
+    y = np.zeros((len(counts), counts.max()), flat.dtype)
+    y[np.arange(counts.max()) < counts[:, None]] = flat
+    return y
+
+
 def _leaves(cell: Any) -> Iterator[Any]:
     """Yield the values of nested lists."""
     if not isinstance(cell, list | np.ndarray):

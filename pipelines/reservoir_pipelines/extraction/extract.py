@@ -22,7 +22,9 @@ from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.tasks import TASKS
+from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.data.own_data import own_name
+from reservoir_pipelines.data.table import data_exists
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
@@ -145,11 +147,15 @@ def _compute(
 
 def origin_of(task: str) -> str:
     """Return the name of a task, or the full path of the user's own data."""
-    return str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task
+    return str(Path(task).resolve()) if task not in TASKS and data_exists(Path(task)) else task
 
 
-def find_entry(root: Path, name: str, **flags: Any) -> Entry:
-    """Find an entry by its folder, that folder's name, 6 digits of its key, or its task: the last with these flags."""
+def find_entry(root: Path, name: str, *, labelled: bool = False, **flags: Any) -> Entry:
+    """Find an entry by its folder, that folder's name, 6 digits of its key, or its task: the last with these flags.
+
+    If nothing has been extracted from a file without labels, an entry that has to be ``labelled`` is refused for that
+    reason.
+    """
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
     may_be_digits = len(name) > 5
@@ -160,12 +166,12 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     ]
     if len(matching) > 1:
         raise InputError(f"{name!r} matches {len(matching)} entries", "give more digits of the key")
-    return matching[0] if matching else _entry_of_task(root, name, flags)
+    return matching[0] if matching else _entry_of_task(root, name, flags, labelled=labelled)
 
 
-def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any]) -> Entry:
+def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled: bool) -> Entry:
     """Return the last entry of a task, or of the present content of a file, that was extracted with these flags."""
-    is_own_file = name not in TASKS and Path(name).exists()
+    is_own_file = name not in TASKS and data_exists(Path(name))
     is_hub_name = ":" in name
     if "/" in name and not is_hub_name and not is_own_file:
         _refuse_lost(name, root)
@@ -197,6 +203,9 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any]) -> Entry:
         errors = [reading for reading in readings if isinstance(reading, InputError)]
         if len(errors) == len(readings):
             raise errors[-1]
+        for reading in readings if labelled else ():
+            if isinstance(reading, Prepared):
+                require_labels(reading.task, "fit")
     what = f"the present content of {name}" if is_own_file else repr(name)
     options = ", ".join(f"{flag} {value}" for flag, value in required.items())
     raise InputError(

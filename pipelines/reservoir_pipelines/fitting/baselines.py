@@ -10,6 +10,7 @@ from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, fit_source
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, simple_forecasts
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -56,6 +57,8 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
             fit = _naming_rows(fit_source(raw_fitter, source), source)
             choices.append(Choice(fit, source, raw_fitter))
     baselines = [max(choices, key=lambda choice: choice.fit.result.sort_key)]
+    if isinstance(ridge, ForecastFitter):
+        return [*baselines, *simple_forecasts(raw, ridge)]
     # Statistics learn their vocabulary from the training rows.
     for statistic in learn_statistics(task, lambda: raw.rows("train")):
         source = replace(raw, baseline=Baseline(statistic.name), features=statistic)

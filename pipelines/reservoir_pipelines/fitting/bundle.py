@@ -91,8 +91,11 @@ class Bundle:
             held_out=chosen.held_out(),
         )
 
-    def radius(self, coverage: float, where: Path) -> float:
-        """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``."""
+    def radius(self, coverage: float, where: Path) -> float | np.ndarray:
+        """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``.
+
+        For a forecast of several values it is an array with the score of each, (horizon,).
+        """
         # Rounded, so that products such as 20 * 0.95 are whole numbers.
         rows = len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
@@ -107,7 +110,8 @@ class Bundle:
                 f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}",
                 "lower the coverage",
             )
-        return float(self.held_out[rank - 1])
+        score = self.held_out[rank - 1]
+        return score if self.held_out.ndim > 1 else float(score)
 
     def write(self, folder: Path) -> Path:
         """Write the bundle into a folder that the caller has locked; return the path of its JSON file."""
@@ -169,8 +173,9 @@ class Bundle:
                 readout = LinearReadout.from_arrays(arrays, card["readout"])
             else:
                 readout = _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
-            held_out = np.sort(arrays.get("held_out", np.zeros(0)))
-            check_arrays({"held_out": held_out}, {"held_out": (held_out.size,)})
+            held_out = np.sort(arrays.get("held_out", np.zeros(0)), axis=0)
+            each_value = (task.outputs,) if held_out.ndim > 1 else ()  # a forecast has scores of each value
+            check_arrays({"held_out": held_out}, {"held_out": (len(held_out), *each_value)})
             # A readout predicts the labels of one token, or those of all tokens of a row.
             targets = readout.targets
             fits_task = targets.outputs in (task.outputs, task.outputs * task.readout_tokens)
@@ -238,11 +243,13 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
 def _raw_part(source: RawSource[Any]) -> Part:
     """Return the part of the raw input, of a statistic of it, or of its windows."""
     features = source.features
+    # A forecast that repeats values has a name of its own, but reads the raw input as it is.
+    columns = (RAW.name,) if features is None else names_of(source.columns)
     return Part(
         reservoir=None,
         digest="",
         compute="",
-        columns=names_of(source.columns),
+        columns=columns,
         statistic=features if isinstance(features, Statistic) else None,
         windows=features.windows if isinstance(features, RawWindows) else None,
     )

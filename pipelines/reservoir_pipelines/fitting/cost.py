@@ -11,6 +11,7 @@ from reservoir.readouts.products import listening
 from reservoir.readouts.tridiagonal import REDUCTION_WORK
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.source import KNOWN, Source
 from reservoir_pipelines.output import Meter, count_text, meter, notify, size_text, time_text
@@ -141,8 +142,9 @@ def _in_words(candidates: Candidates, rows: int) -> str:
         return f"{problem}; {instead}; add rows (or groups) of each class"
     rule = "valid"
     if candidates.fitter.folds:
-        by_group = " by group" if candidates.grouped else ""
-        rule = f"{candidates.fitter.folds}-fold cross-validation{by_group}"
+        in_time = isinstance(candidates.fitter, ForecastFitter)
+        kind = " by group" if candidates.grouped else " in time" if in_time else ""
+        rule = f"{candidates.fitter.folds}-fold cross-validation{kind}"
     return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {rule}"
 
 

@@ -15,7 +15,7 @@ from reservoir.readouts.linear import Block, LinearReadout, Readout, Targets, ba
 from reservoir.readouts.penalties import extended_alphas, fixed_penalty
 from reservoir.readouts.sweep import Sweep
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source
+from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source, held_out_units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +126,11 @@ class Fitter(ABC):
     def holdout(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
         """Return the chosen readout as fitted without the rows of valid."""
         return chosen
+
+    def units(self, source: Source) -> np.ndarray:
+        """Return the row, or the group, of each sample whose score compares fits, (n,); these are independent."""
+        # Fits are compared on validation rows, or on the held-out rows of all folds.
+        return held_out_units(source, KNOWN if self.folds else ("valid",))
 
     @abstractmethod
     def without_wider_grid(self) -> "Fitter":

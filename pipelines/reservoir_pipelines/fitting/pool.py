@@ -15,6 +15,7 @@ from reservoir.options import FitOptions
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import source_of
 from reservoir.tasks.task import SPLITS, Task
+from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.source import (
@@ -64,6 +65,7 @@ class Pool:
             raise InputError(f"{names} hold different rows", "extract with the same --limit")
         # The test rows of some tasks are their validation rows: nothing could be chosen and then scored.
         task = Task.from_dict(specs[0].task)
+        require_labels(task, "fit")
         if obstacle := source_of(task).no_selection:
             problem = f"{task.name}: {obstacle.reason}, which choose readouts"
             raise InputError(problem, f"{obstacle.remedy}, and extract it again")
