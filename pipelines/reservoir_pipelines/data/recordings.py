@@ -35,10 +35,11 @@ def prepare_recordings(
         return rows
     if labels_tokens is None:
         labels_tokens = rows.labels_tokens
-    one_label_per_step = rows.y is None or rows.y.dtype == object or rows.y.shape[:2] == tuple(shape[:2])
-    if labels_tokens and not one_label_per_step:
+    y = rows.y
+    are_arrays = y is not None and y.dtype != object  # not lists, which have the length of their recording
+    if labels_tokens and y is not None and are_arrays and y.shape[:2] != tuple(shape[:2]):
         raise InputError(
-            f"{where}: the labels have the shape {rows.y.shape}, not one label for each of {tuple(shape[:2])} steps",
+            f"{where}: the labels have the shape {y.shape}, not one label for each of {tuple(shape[:2])} steps",
             "correct or remove them",
         )
     lengths = np.full(shape[0], shape[1], np.int32) if rows.lengths is None else rows.lengths

@@ -131,13 +131,15 @@ def _logistic(
     widths = [known.source(fit.columns).width() for fit in fits]
     of_columns = sum(samples * column_width * min(samples, column_width) for column_width in widths)
     allowed_work = max(CHEAP, of_columns / 4)
-    # The smallest step is the one that leaves out the fewest rows; `MIN_ROWS` limits it.
-    steps = range(1, 1 + max(1, samples // MIN_ROWS))
+    # The smallest step is the one that leaves out the fewest rows; `MIN_ROWS` limits it. A row may have many samples,
+    # and a step beyond the number of rows would still read those of the first row.
+    all_rows = raw.view["train"].rows
+    steps = range(1, 1 + max(1, min(samples // MIN_ROWS, all_rows)))
     step = next((step for step in steps if work(step) <= allowed_work), None)
     if step is None:
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
-    some = {"train": np.arange(0, raw.view["train"].rows, step)} if step > 1 else raw.some
+    some = {"train": np.arange(0, all_rows, step)} if step > 1 else raw.some
     return [(replace(raw, some=some), _logistic_of(fitter))]
 
 

@@ -37,6 +37,7 @@ FORMAT = 3
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
 CARD = "readout.json"
 PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
+MAX_REACH = 2**24  # values from the first to the last of a window, for which a row is padded
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
 
@@ -268,9 +269,11 @@ def _part(values: dict[str, Any]) -> Part:
         parsed["statistic"] = from_json(Statistic, values["statistic"])
     if values.get("windows"):
         windows = parsed["windows"] = from_json(Windows, values["windows"])
-        sizes = (windows.patch, windows.stride, *windows.dilations)
-        if min(sizes) < 1 or windows.patch * len(windows.dilations) > MAX_WINDOW:
-            raise ValueError("its windows have no values, or too many")
+        sizes = (windows.patch, *windows.dilations)
+        are_around_tokens = windows.stride == 1 and windows.pad == "same" and min(sizes) > 0
+        too_large = windows.patch * max(sizes) > MAX_REACH or windows.patch * len(sizes) > MAX_WINDOW
+        if not are_around_tokens or too_large:
+            raise ValueError("its windows are not around tokens, or are too large")
     part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | parsed)
     # Without a model or imported features, the only column is the raw input, its windows, or a statistic of it.
     has_features = bool(part.reservoir or part.digest)
