@@ -35,13 +35,15 @@ GAIN = 1.41  # of orthogonal input and output layers, as published (about the sq
 KERNEL_GAIN = 6.0  # of kernels: makes the learned positions small compared with the values
 
 
-def own_parameters(parameters: Mapping[str, Any]) -> str | None:
-    """Check that no task parameter is one of the options, which have flags."""
+def flag_instead(parameters: Mapping[str, Any]) -> str | None:
+    """Return what to write instead of a task parameter that is an option with a flag, or None without such."""
+    # These options are parameters of named tasks as well.
     of_named_tasks = {"views", *(item.name for item in fields(VariantOptions))}
     flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in of_named_tasks}
-    return next(
-        (f"write {flags[name]} {value}" for name, value in parameters.items() if name in flags), None
-    )
+    for name, value in parameters.items():
+        if name in flags:
+            return f"write {flags[name]} {value}"
+    return None
 
 
 class LabelsOptions(Options, panel="Data"):
@@ -147,7 +149,7 @@ class TaskOptions(VariantOptions, OwnDataOptions, panel="Data"):
         "Folder of the data set's files.", default=None, converter=as_path, shown="RESERVOIR_DATA"
     )
     parameters: Mapping[str, Any] | None = option(
-        None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
+        None, "Parameter of the task, NAME=VALUE; repeat for more.", flag_instead, flag="param"
     )
     views: int | None = option(None, "Augmented copies of each training row (cifar10).")
 
@@ -196,7 +198,7 @@ class ModelOptions(ShapeOptions, panel="Model"):
     init: str | None = option(
         None,
         "Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the pretrained "
-        "means and standard deviations), or a folder that pretrain wrote.",
+        "means and standard deviations), tied (random, but keys equal queries), or a folder that pretrain wrote.",
         shown="pretrained if published, else random",
     )
     depth: int | None = option(None, "Blocks to keep, from the first; the final norm is kept too.")

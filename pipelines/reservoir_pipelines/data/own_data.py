@@ -98,7 +98,7 @@ class OwnData(Source):
 
     def _parameters(self) -> dict[str, Any]:
         """Return the given options and the choices of the rules, with which `predict` reads new rows."""
-        parameters = {} if self._labels_per_row is None else {"each": "token"}
+        parameters: dict[str, Any] = {} if self._labels_per_row is None else {"each": "token"}
         parameters |= {**self._rows.parameters, **self.options.explicit}
         if self._rows.y is None:
             parameters["unlabelled"] = True

@@ -188,10 +188,14 @@ class Extractor:
                 yield start, loaded
 
         def compute(
-            part: tuple[int, Loaded], columns: Sequence[str], count: Callable[[int], None]
+            numbered_part: tuple[int, Loaded], columns: Sequence[str], count_rows: Callable[[int], None]
         ) -> Callable[[], Arrays]:
-            first_row, loaded = part
-            return start_encoding(launch(self.model, loaded, columns, count), store, first_row)
+            """Start the columns of a part without waiting for the device; the returned function waits for the result.
+
+            So the host prepares the next part while the device computes this one (see `Compute`).
+            """
+            first_row, loaded = numbered_part
+            return start_encoding(launch(self.model, loaded, columns, count_rows), store, first_row)
 
         return read, compute
 

@@ -69,11 +69,11 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
 
 
 def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
-    """Return the ridge fitter of a baseline beside a fitter of columns."""
+    """Return the ridge fitter of a baseline beside a fitter of columns; ``chooses`` as in `Candidates`."""
     if not isinstance(fitter, RidgeFitter):
         return RidgeFitter(classes=fitter.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
     # A single penalty was chosen by the user for the columns, so a baseline tries all penalties. If the folds cannot
-    # choose, the single penalty is the fixed one, and baselines use it, too.
+    # tell readouts apart (``chooses`` is False), the single penalty is `FIXED_ALPHA`, and baselines have it, too.
     if len(fitter.alphas) == 1 and chooses:
         return replace(fitter, alphas=DEFAULT_ALPHAS, widens=True)
     return fitter
@@ -131,19 +131,21 @@ def _logistic(
     widths = [known.source(fit.columns).width() for fit in fits]
     of_columns = sum(samples * column_width * min(samples, column_width) for column_width in widths)
     allowed_work = max(CHEAP, of_columns / 4)
-    # The smallest step is the one that leaves out the fewest rows; `MIN_ROWS` limits it.
-    steps = range(1, 1 + max(1, samples // MIN_ROWS))
+    # The smallest step is the one that leaves out the fewest rows; `MIN_ROWS` limits it. A row may have many samples,
+    # and a step beyond the number of rows would still read those of the first row.
+    all_rows = raw.view["train"].rows
+    steps = range(1, 1 + max(1, min(samples // MIN_ROWS, all_rows)))
     step = next((step for step in steps if work(step) <= allowed_work), None)
     if step is None:
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
-    some = {"train": np.arange(0, raw.view["train"].rows, step)} if step > 1 else raw.some
+    some = {"train": np.arange(0, all_rows, step)} if step > 1 else raw.some
     return [(replace(raw, some=some), _logistic_of(fitter))]
 
 
 def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSource[KnownSplit]:
     """Return the raw input in windows of the reservoir's size, around each token that has a label."""
-    model_input = known.entry.spec.input  # imported features have it, too
+    model_input = known.view.spec.input  # imported features have it, too
     patch = model_input.patch if model_input.patch > 1 else WINDOW
     windows = Windows(patch=patch, dilations=model_input.dilations, pad="same")
     features = RawWindows(task, raw.scaling, windows)

@@ -37,6 +37,7 @@ FORMAT = 3
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
 CARD = "readout.json"
 PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
+MAX_REACH = 2**24  # values from the first to the last of a window, for which a row is padded
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
 
@@ -78,7 +79,7 @@ class Bundle:
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
         lengths = known.view["train"].lengths
-        made_with = known.entry.made_with
+        made_with = known.view.made_with
         return cls(
             task=known.task,
             scaling=scaling_from_json(made_with.get("scaling"), known.task),
@@ -201,12 +202,12 @@ def _parts_of(known: Known, source: EntrySource) -> tuple[Part, ...]:
         if isinstance(of_column, RawSource):
             parts.append(_raw_part(of_column))
             continue
-        spec, columns = of_column.view.entry.spec, names_of(of_column.columns)
+        spec, columns = of_column.view.spec, names_of(of_column.columns)
         if spec.init.kind == IMPORTED:
             parts.append(Part(reservoir=None, digest=spec.backbone.digest, compute="", columns=columns))
             continue
         part = Part(
-            reservoir=Reservoir(**of_column.view.entry.made_with["reservoir"]),
+            reservoir=Reservoir(**of_column.view.made_with["reservoir"]),
             digest=spec.backbone.digest,
             compute=spec.compute,
             columns=(of_column.column.name,),
@@ -268,9 +269,11 @@ def _part(values: dict[str, Any]) -> Part:
         parsed["statistic"] = from_json(Statistic, values["statistic"])
     if values.get("windows"):
         windows = parsed["windows"] = from_json(Windows, values["windows"])
-        sizes = (windows.patch, windows.stride, *windows.dilations)
-        if min(sizes) < 1 or windows.patch * len(windows.dilations) > MAX_WINDOW:
-            raise ValueError("its windows have no values, or too many")
+        sizes = (windows.patch, *windows.dilations)
+        are_around_tokens = windows.stride == 1 and windows.pad == "same" and min(sizes) > 0
+        too_large = windows.patch * max(sizes) > MAX_REACH or windows.patch * len(sizes) > MAX_WINDOW
+        if not are_around_tokens or too_large:
+            raise ValueError("its windows are not around tokens, or are too large")
     part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | parsed)
     # Without a model or imported features, the only column is the raw input, its windows, or a statistic of it.
     has_features = bool(part.reservoir or part.digest)

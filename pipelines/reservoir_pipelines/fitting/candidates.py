@@ -60,7 +60,7 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
         remedy = "extract it to the end, or name the key of another entry"
         if known.columns:
             remedy = f"name some of {', '.join(names_of(known.columns))}"
-        raise InputError(f"{known.entry.path}: no columns to fit", remedy)
+        raise InputError(f"{known.view.path}: no columns to fit", remedy)
     # Opening a source refuses raw input whose prepared data was removed.
     sources = [known.source(names) for names in columns]
     curve_sizes = _curve_sizes(options, rows["train"])
@@ -109,7 +109,7 @@ def _baselines(task: Task) -> tuple[Baseline, ...]:
 
 def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, ...]:
     """Return the columns, alone and joined, among which a readout is chosen by default."""
-    native = len(known.views) > 1 or known.entry.spec.input.kind == "native"
+    native = len(known.views) > 1 or known.view.spec.input.kind == "native"
     candidates = readout_candidates(
         known.task,
         known.columns,
@@ -159,6 +159,8 @@ def make_fitter(
         return LogisticFitter(**shared)
     if gap is not None:
         return ForecastFitter(**shared, folds=folds, gap=gap)
+    # A readout that validation rows chose is fitted again to train and valid. Folds hold both, so their readout has
+    # seen both already; with --select valid the user asks for the readout that was scored, fitted to train alone.
     return RidgeFitter(
         **shared,
         folds=folds,

@@ -117,7 +117,8 @@ def refit_work(choice: Choice) -> float:
 def announce(known: Known, candidates: Candidates) -> None:
     """Print what is fitted, how a readout is chosen, and what this will cost if it is much."""
     fitter = candidates.fitter
-    # All candidates are fitted to all rows; in a race, all to some rows, and then about the widest third to all.
+    # All candidates are fitted to all rows; in a race, all are fitted to some rows, and then the best third to all.
+    # Which third that is, is not known yet, so it counts as the widest.
     sources = [known.source(columns) for columns in candidates.columns]
     sizes = [size_of(source, fitter) for source in sources]
     if candidates.race:

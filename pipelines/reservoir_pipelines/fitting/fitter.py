@@ -64,7 +64,8 @@ def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit
         )
         for alpha, score, loss, converged in settings
     )
-    # A sweep on valid has no scores of single samples; `fit_source` adds them.
+    # A `ColumnFit` has a function for the scores of single samples, because those on valid are computed only when a
+    # comparison asks for them: `fit_source` adds that function. Cross-validation has the scores already.
     sample_scores = None
     if sweep_result.sample_scores is not None:
         sample_scores = partial(np.asarray, sweep_result.sample_scores)
@@ -72,7 +73,7 @@ def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit
         columns=columns,
         results=results,
         best=sweep_result.best,
-        solve=sweep_result.readout,
+        solve=sweep_result.readout,  # a method: the model is solved when it is used
         sample_scores=sample_scores,
         held_out=sweep_result.held_out,
     )

@@ -166,8 +166,8 @@ def better_baseline(
 def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     """Return whether a fit is better than another on the same held-out rows, by more than a standard error.
 
-    The standard error is that of the difference of their scores; ``units`` (n,) is the row or group of
-    each held-out sample.
+    The standard error is that of the difference of their scores. ``units`` (n,) is the row or group of each
+    held-out sample: the samples of a unit are not independent.
     """
     if fit.sample_scores is None or other.sample_scores is None:
         return False  # there is no evidence
