@@ -198,7 +198,7 @@ class ModelOptions(ShapeOptions, panel="Model"):
     init: str | None = option(
         None,
         "Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the pretrained "
-        "means and standard deviations), or a folder that pretrain wrote.",
+        "means and standard deviations), tied (random, but keys equal queries), or a folder that pretrain wrote.",
         shown="pretrained if published, else random",
     )
     depth: int | None = option(None, "Blocks to keep, from the first; the final norm is kept too.")

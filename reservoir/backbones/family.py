@@ -222,6 +222,11 @@ class Family:
     unsaved: tuple[str, ...] = ()  # prefixes of parameters that are drawn for every init
     attention: str = ""  # path inside a block of the module whose last output is the attention map, if any
     feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
+    # Paths inside a block of the linear maps from tokens to queries and to keys, if keys belong to single tokens; the
+    # same path twice if one map returns queries, keys and values.
+    queries: str = ""
+    keys: str = ""
+    divides_scores: bool = True  # whether attention divides scores by the square root of a head's width
     # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.
     allows_bfloat16: bool = True
     is_generic: bool = False  # whether nobody has described it by hand, see `reservoir.backbones.generic`

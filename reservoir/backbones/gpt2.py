@@ -286,4 +286,6 @@ GPT2 = Family(
     heads=("lm_head.", "score.", "multiple_choice_head."),
     attention="attn",
     feedforward=("mlp",),
+    queries="attn.c_attn",
+    keys="attn.c_attn",
 )

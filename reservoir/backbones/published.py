@@ -59,6 +59,8 @@ def _bert(name: str, **facts: Any) -> Family:
         "heads": ("cls.", "lm_head.", "vocab_", "pooler.", "pre_classifier.", "classifier.", "qa_outputs."),
         "attention": "attention.self",
         "feedforward": ("intermediate", "output"),
+        "queries": "attention.self.query",
+        "keys": "attention.self.key",
     }
     return Family(name=name, **(defaults | facts))
 
@@ -129,6 +131,9 @@ _T5 = Family(
     heads=("decoder.", "lm_head."),
     attention="layer.0.SelfAttention",
     feedforward=("layer.1",),
+    queries="layer.0.SelfAttention.q",
+    keys="layer.0.SelfAttention.k",
+    divides_scores=False,
 )
 
 # The Vision Transformer (Dosovitskiy et al. 2021) and DINOv2 (Oquab et al. 2023) run over any
@@ -188,6 +193,8 @@ def _vit(name: str, blocks: str, **options: Any) -> Family:
         unsaved=("embeddings.",),
         attention="attention",
         feedforward=("mlp",),
+        queries="attention.q_proj",
+        keys="attention.k_proj",
     )
 
 
@@ -279,6 +286,8 @@ def _audio(name: str) -> Family:
         heads=("lm_head.", "quantizer.", "project_", "projector.", "classifier.", "layer_weights", "tdnn."),
         attention="attention",
         feedforward=("feed_forward",),
+        queries="attention.q_proj",
+        keys="attention.k_proj",
     )
 
 
@@ -311,6 +320,8 @@ def _llama(name: str) -> Family:
         heads=("lm_head.", "score.", "classifier."),
         attention="self_attn",
         feedforward=("mlp",),
+        queries="self_attn.q_proj",
+        keys="self_attn.k_proj",
     )
 
 
@@ -322,6 +333,8 @@ FAMILIES = (
         blocks="transformer.layer",
         attention="attention",
         feedforward=("ffn",),
+        queries="attention.q_lin",
+        keys="attention.k_lin",
     ),
     _bert("longformer", attention=""),
     # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only block by block.
@@ -329,6 +342,8 @@ FAMILIES = (
         "mpnet",
         attention="",
         groups=_BERT_GROUPS | {"positions": ("position_embeddings", "relative_attention_bias")},
+        queries="attention.attn.q",
+        keys="attention.attn.k",
     ),
     _T5,
     _vit("vit", "layers", add_pooling_layer=False),

@@ -28,10 +28,11 @@ from reservoir.backbones.names import (
     pretrained_files,
     usable_configuration,
 )
+from reservoir.backbones.tied import check_tied, tie_queries_and_keys
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 
-INITS = ("pretrained", "random", "random-flat", "statistics")
+INITS = ("pretrained", "random", "random-flat", "statistics", "tied")
 
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 """Files with weights: a single one, or its parts."""
@@ -63,6 +64,7 @@ def load_backbone(
     | ``random-flat`` | matrices of standard deviation ``initializer_range``, as in Lu et al. 2021's "random" GPT-2 |
     | ``pretrained`` | loaded from safetensors |
     | ``statistics`` | normal tensors with the mean and standard deviation of the pretrained ones (ibid., section 3.7) |
+    | ``tied`` | as ``random``, with keys that equal the queries, orthogonal by head, see `reservoir.backbones.tied` |
 
     All weights are float32, unless ``own_precision`` leaves the matrices of pretrained blocks in the half
     precision in which they are stored. `weights_digest` is the same for both.
@@ -75,7 +77,9 @@ def load_backbone(
             raise InputError(
                 f"init 'random-flat': {family.name} has no initializer_range", "use --init random"
             )
-        if init in ("random", "random-flat"):
+        if init == "tied":
+            check_tied(family)
+        if init in ("random", "random-flat", "tied"):
             lean = family.loader.lean(config, depth, words=family.is_generic)
             _check_memory(name, family, lean, torch.float32)
             # A class that nobody has described may draw constants, such as the time steps of Mamba.
@@ -85,6 +89,8 @@ def load_backbone(
             backbone = Backbone(model, family, config, depth)
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
             draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
+            if init == "tied":
+                tie_queries_and_keys(backbone, seed)
             if family.is_generic:
                 check_backbone(backbone)
             return backbone
@@ -140,6 +146,7 @@ def describe_weights(backbone: Backbone, init: str) -> str:
         "random": backbone.family.scheme,
         "random-flat": "every matrix normal with standard deviation initializer_range, as in Lu et al. 2021",
         "statistics": "every tensor normal, with the mean and standard deviation of the published one",
+        "tied": f"{backbone.family.scheme}; the keys equal the queries, which are orthogonal by head",
     }[init]
 
 

@@ -19,7 +19,13 @@ from reservoir_pipelines.output import size_text
 from reservoir_pipelines.tables import record_table
 
 MIN_FREE_BYTES = 10**9
-EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu": "accelerate"}
+EXTRAS = {
+    "parquet": "pyarrow",
+    "audio": "soundfile",
+    "onnx": "onnxscript",
+    "gpu": "accelerate",
+    "remote": "s3fs",
+}
 
 
 @dataclass(frozen=True)
