@@ -120,7 +120,8 @@ def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, A
     path = folder / f"{stored.split}.parquet"
     file = stack.enter_context(import_pyarrow(path).parquet.ParquetFile(path))
     # Before any range of rows is read, because a description may claim any number of them.
-    if (file.metadata.num_rows, file.num_row_groups) != (stored.rows, -(-stored.rows // stored.block_rows)):
+    row_groups = math.ceil(stored.rows / stored.block_rows)
+    if (file.metadata.num_rows, file.num_row_groups) != (stored.rows, row_groups):
         raise ValueError(f"{path.name} has other rows than its description")
 
     # pyarrow's reader may not be used by two threads at a time: it aborts the process.
@@ -132,6 +133,7 @@ def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, A
         first, last = low // stored.block_rows, math.ceil(high / stored.block_rows)
         with one_at_a_time:
             column = file.read_row_groups(range(first, last), columns=[name])[name]
+        # All values in one array; those of lists without the lists.
         flat = column.combine_chunks()
         if (shape := stored.shapes[name]) != ():
             flat = flat.flatten()
