@@ -174,6 +174,7 @@ def folder_bytes(folder: Path | str) -> int:
 
 
 def _scan(root: Path) -> Iterator[Entry | Problem]:
+    """Yield each entry of a cache, and what is wrong with each folder at the place of one that is none."""
     for folder in sorted(Path(root).glob("features/*/*")):
         if folder.is_dir() or folder.is_symlink():
             ours = ENTRY_FOLDER.fullmatch(folder.name)

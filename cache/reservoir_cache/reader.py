@@ -148,6 +148,7 @@ class SplitFeatures:
 
     @cached_property
     def _targets(self) -> dict[str, NDArray]:
+        """The arrays of labels, lengths, ids and groups; their file is verified on the first read in a process."""
         line = self._manifest.targets
         if line is None:
             raise CacheError(

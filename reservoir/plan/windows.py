@@ -55,6 +55,7 @@ def choose_model(task: Task, options: ExtractOptions, rows: Mapping[str, int], l
     The model reads the data by its own input if it can.
     """
     random_inits = variant_of(options.given).random_inits
+    # Reasons are those of the options as the user gave them; the backbone may be a default.
     explicit, options = options, replace(options, backbone=choose_backbone(task, options, rows))
     reservoir = resolve_model(options, random_inits=random_inits)
     suited = suits(task, reservoir)

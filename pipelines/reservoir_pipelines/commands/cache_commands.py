@@ -226,6 +226,7 @@ def _find(name: str, root: Path) -> store.Entry:
 
 
 def _summary(summary: store.EntrySummary) -> dict[str, Any]:
+    """Return what the list of entries shows of one, as JSON values."""
     from reservoir_pipelines.plots import layer_order
 
     entry, spec = summary.entry, summary.entry.spec
