@@ -4,7 +4,7 @@
     python benchmarks/archive.py DIR                          # one .npz per set, with x, y, split and perhaps lengths
     python benchmarks/archive.py DIR --only GunPointAgeSpan,Haptics
     python benchmarks/archive.py DIR --flags "--backbone mini"    # further flags of extract
-    python benchmarks/archive.py DIR --no-peers
+    python benchmarks/archive.py DIR --peers MiniRocket           # without the slower ones
 
 Each method runs in new processes, as a user runs it; its seconds are those of all of them: `extract` and `fit`, or a
 script that imports the classifier, reads the file, fits and predicts. Missing values are interpolated for all methods;
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="Sets, comma-separated.")
     parser.add_argument("--flags", default="", help="Further flags of extract.")
-    parser.add_argument("--no-peers", action="store_true", help="Measure only reservoir.")
+    parser.add_argument("--peers", default=",".join(PEERS), help="Classifiers of aeon, comma-separated.")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     options = parser.parse_args()
     only = [name for name in options.only.split(",") if name]
@@ -108,7 +108,8 @@ def main() -> None:
         print(json.dumps({"accuracy": fit_peer(options.peer, paths[0])}))
         return
     os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = "1"
-    peers = PEERS if find_spec("aeon") and not options.no_peers else {}
+    named = options.peers.split(",") if find_spec("aeon") else []
+    peers = {name: kind for name, kind in PEERS.items() if name in named}
     for kind in peers.values():
         peer(kind, paths[0])
     print_line(

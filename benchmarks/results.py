@@ -6,9 +6,9 @@
 
 results.toml has the command of each table (rows of `extract` and `fit`, or a script of this folder) and about how many
 minutes of a core it takes. Capitals in commands stand for inputs that are given as NAME=PATH: DATA the publishers'
-files, TEXT enwik8.gz, VIT the vision model that docs/guides/images.md imports, ANTIBERTY the weights of its wheel, PEER
-a clone of the authors' code. A table whose inputs are missing is named and left out. Everything runs on one thread.
-Long tables are compared only if ``--only`` names them.
+files, UCR the folder of series of archive.py, TEXT enwik8.gz, VIT the vision model that docs/guides/images.md imports,
+ANTIBERTY the weights of its wheel, PEER a clone of the authors' code. A table whose inputs are missing is named and
+left out. Everything runs on one thread. Long tables are compared only if ``--only`` names them.
 
 A table agrees if its numbers differ by at most one in the last digit. If the processor multiplies bfloat16 natively,
 features are computed in bfloat16, and a different one of nearly tied readouts may be chosen. A table without
@@ -41,7 +41,7 @@ from reservoir.reservoir import choose_compute, choose_device
 
 HERE = Path(__file__).parent
 TABLES, RESULTS = HERE / "results.toml", HERE / "RESULTS.md"
-PLACES = ("DATA", "TEXT", "VIT", "ANTIBERTY", "PEER")
+PLACES = ("DATA", "UCR", "TEXT", "VIT", "ANTIBERTY", "PEER")
 HEADS = (
     "task",
     "train rows",

@@ -121,7 +121,7 @@ def their_model(peer: Path, ours: LoadedModel, dropout: float) -> nn.Module:
     inner.set_attn_implementation("eager")
     with patch.object(transformers.GPT2Model, "from_pretrained", staticmethod(lambda _name: inner)):
         model = FPT(DIM, CLASSES, pretrained=True, dropout=dropout)
-    model.in_net[0].load_state_dict(ours.fpt.inputs.map.state_dict())
+    model.in_net[0].load_state_dict(ours.fpt.inputs.get_submodule("map").state_dict())
     model.out_net[0].load_state_dict(ours.fpt.output.state_dict())
     return model.to(ours.device)
 

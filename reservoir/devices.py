@@ -68,6 +68,13 @@ def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:
     return torch.compile(function, dynamic=dynamic)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error says that a device, or the host, has no memory left."""
+    # torch has a type for GPUs alone; on the host it raises a RuntimeError.
+    on_host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return on_host or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
 def fetch(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     """Return tensors of one data type as NumPy arrays, once the device has computed them."""
     if not on_gpu(tensors[0].device):

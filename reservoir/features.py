@@ -203,9 +203,13 @@ def model_batches(
 
 def padded_lengths(lengths: np.ndarray) -> np.ndarray:
     """Return, for each length, the length to which a batch is padded if its longest row has this length."""
-    # The step is the power of two that divides each octave of lengths into `LENGTH_STEPS` parts.
-    steps = np.left_shift(1, np.maximum(0, np.frexp(lengths // LENGTH_STEPS)[1] - 1))
-    return np.minimum((lengths + steps - 1) // steps * steps, lengths.max())
+    # There are few padded lengths, because code is compiled for each. They are multiples of a power of two, the step,
+    # that divides each octave of lengths into `LENGTH_STEPS` parts: the exponent of `frexp`, less one, is the
+    # logarithm to base 2, rounded down.
+    exponents = np.frexp(lengths // LENGTH_STEPS)[1] - 1
+    steps = np.left_shift(1, np.maximum(0, exponents))
+    rounded_up = (lengths + steps - 1) // steps * steps
+    return np.minimum(rounded_up, lengths.max())  # beyond the longest row, there would be padding alone
 
 
 def token_batches(

@@ -1,5 +1,6 @@
 """The hidden states of one layer over the real tokens of right-padded sequences, which poolings summarise."""
 
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -39,6 +40,7 @@ class HiddenStates:
         self.max_tokens = values.shape[1] if max_tokens is None else max_tokens
         self.special = special
         self.positions = torch.arange(values.shape[1], device=values.device)
+        self._shared: dict[str, tuple[Tensor, ...]] = {}
         self._padding: Tensor | None = (self.positions >= lengths[:, None])[:, :, None]
         # A compiled or exported graph must work for all lengths, and reading the lengths would wait
         # for a GPU.
@@ -46,6 +48,12 @@ class HiddenStates:
         self.on_host = not (self.traced or devices.on_gpu(values.device))
         if self.on_host and int(lengths.min()) == values.shape[1]:
             self._padding = None
+
+    def shared(self, name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return what several poolings need of these hidden states, by its name, computed for the first one."""
+        if name not in self._shared:
+            self._shared[name] = compute()
+        return self._shared[name]
 
     def filled(self, value: float) -> Tensor:
         """Return the hidden states with ``value`` at padding; without padding, they are not copied."""

@@ -35,13 +35,15 @@ GAIN = 1.41  # of orthogonal input and output layers, as published (about the sq
 KERNEL_GAIN = 6.0  # of kernels: makes the learned positions small compared with the values
 
 
-def own_parameters(parameters: Mapping[str, Any]) -> str | None:
-    """Check that no task parameter is one of the options, which have flags."""
+def flag_instead(parameters: Mapping[str, Any]) -> str | None:
+    """Return what to write instead of a task parameter that is an option with a flag, or None without such."""
+    # These options are parameters of named tasks as well.
     of_named_tasks = {"views", *(item.name for item in fields(VariantOptions))}
     flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in of_named_tasks}
-    return next(
-        (f"write {flags[name]} {value}" for name, value in parameters.items() if name in flags), None
-    )
+    for name, value in parameters.items():
+        if name in flags:
+            return f"write {flags[name]} {value}"
+    return None
 
 
 class LabelsOptions(Options, panel="Data"):
@@ -78,6 +80,17 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
         "NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).",
         one_of("refuse", "interpolate", "mask"),
     )
+    forecast: int | None = option(
+        None,
+        "Read the rows of a table as steps in time; a label is the next values of the column --label, this many.",
+        at_least(1),
+    )
+    past: int | None = option(
+        None,
+        "With --forecast: steps before the first forecast value that are read.",
+        at_least(1),
+        shown=BY_DATA,
+    )
     standardise: bool = option(True, "Scale each channel to mean 0 and standard deviation 1.")
     skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and count them.")
     rate: int | None = option(None, "Sampling rate of sounds, in Hz.", at_least(1000), shown="16000")
@@ -96,11 +109,20 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for first, second in (("values", "symbols"), ("regression", "classes"), ("resample", "symbols")):
+        exclusive = (
+            ("values", "symbols"),
+            ("regression", "classes"),
+            ("resample", "symbols"),
+            ("forecast", "window"),
+            ("forecast", "resample"),
+        )
+        for first, second in exclusive:
             if getattr(self, first) and getattr(self, second):
                 raise InputError(f"--{first} --{second}: give one of the two")
         if self.step and not self.window:
             raise InputError(f"--step {self.step}: no --window", "pass --window, the steps of a window")
+        if self.past is not None and self.forecast is None:
+            raise InputError(f"--past {self.past} needs --forecast", "add the number of values to forecast")
         if self.drop is not None and not isinstance(self.drop, str):
             object.__setattr__(self, "drop", ",".join(self.drop))
 
@@ -127,7 +149,7 @@ class TaskOptions(VariantOptions, OwnDataOptions, panel="Data"):
         "Folder of the data set's files.", default=None, converter=as_path, shown="RESERVOIR_DATA"
     )
     parameters: Mapping[str, Any] | None = option(
-        None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
+        None, "Parameter of the task, NAME=VALUE; repeat for more.", flag_instead, flag="param"
     )
     views: int | None = option(None, "Augmented copies of each training row (cifar10).")
 

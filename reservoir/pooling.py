@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
 MAX_WINDOWS_AROUND = 10  # the widest has 177,147 tokens
+# Smallest response of a kernel that competes, for kernels of norm 6 and values of variance 1. Where a row is
+# constant, the responses are rounding errors, of which the largest would win by chance.
+LEAST_RESPONSE = 1e-3
+PIECE_VALUES = 2**17  # values of hidden states that some poolings read at once, 512 KB
 
 
 @dataclass(frozen=True)
@@ -247,6 +251,122 @@ class Shares(Pooling):
         return _side_by_side(above / lengths)
 
 
+class Compete(Pooling):
+    """For groups of K neighbouring channels, how far each channel leads, and how often it is the lowest.
+
+    At each token, the channel with the largest value of its group leads by this value, if it is positive, and
+    the channel with the smallest value is the lowest, if it is negative. The features of a channel are the
+    square root of the mean of its leads over all real tokens, for all channels, then the square root of the
+    share of tokens where it is the lowest. Roots make rare and frequent channels comparable. Hydra (Dempster,
+    Schmidt and Webb 2023) has sums in the place of means.
+    """
+
+    pattern = "competeK"
+    note = "in groups of K channels"
+    needs_float32 = True
+
+    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        if width % self.number:
+            raise InputError(
+                f"pooling {self.name}: {width:,} channels are not groups of {self.number}",
+                "use a number that divides the width",
+            )
+        return 1, 2 * width
+
+    def of(self, states: HiddenStates) -> Tensor:
+        import torch
+
+        # Zeros at padding lead nowhere and are never the lowest.
+        of_pieces: list[Tensor] = []
+        for piece in _pieces(states, 0.0, self.number):
+            groups = piece.unflatten(1, (-1, self.number))
+            largest = groups.amax(dim=2, keepdim=True)
+            smallest = groups.amin(dim=2, keepdim=True)
+            leads = largest.masked_fill(largest < LEAST_RESPONSE, 0.0)
+            is_lowest = (smallest < -LEAST_RESPONSE).float()
+            # The sign plus 1 is 1 for the channel with the extreme value, else 0; on a CPU, a comparison takes four
+            # times as long. Products of (batch, groups, K, tokens) and (batch, groups, tokens, 1) sum over the tokens.
+            sums = [
+                (groups - largest).sign_().add_(1) @ leads.transpose(2, 3),
+                (smallest - groups).sign_().add_(1) @ is_lowest.transpose(2, 3),
+            ]
+            of_pieces.append(torch.stack([values.flatten(1) for values in sums], dim=1))
+        means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
+        return _side_by_side(means.sqrt())
+
+    def join(
+        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
+    ) -> np.ndarray:
+        import numpy as np
+
+        return np.sqrt(_weighted_average(np.square(values), lengths, starts))
+
+
+class Above(Pooling):
+    """For each channel the shares of real tokens above K levels, side by side; see `channel_levels`."""
+
+    pattern = "aboveK"
+    note = "shares above K levels that differ by channel"
+    needs_float32 = True
+
+    def of(self, states: HiddenStates) -> Tensor:
+        counts, _ = _above_levels(states, self.number)
+        return _side_by_side(counts / states.lengths[:, None, None])
+
+
+class Places(Pooling):
+    """For each channel the mean places of real tokens above K levels, side by side; see `channel_levels`.
+
+    Places go from 0 at the start of a sequence to 1 at its end. Without tokens above a level, the place is 0.5.
+    """
+
+    pattern = "placesK"
+    note = "mean places of tokens above K levels that differ by channel"
+
+    def of(self, states: HiddenStates) -> Tensor:
+        import torch
+
+        counts, sums = _above_levels(states, self.number)
+        return _side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
+
+
+class Sustained(Pooling):
+    """For each channel the largest value that it sustains for 1, 4, 16, ... 4^(K-1) tokens, side by side.
+
+    A value is sustained for n tokens if n neighbouring ones are at least as large. A sequence of fewer tokens
+    sustains its minimum.
+    """
+
+    pattern = "sustainedK"
+    note = "largest values over stretches of 1, 4, 16, ... tokens"
+
+    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        return 1, width * self.number
+
+    def of(self, states: HiddenStates) -> Tensor:
+        import torch
+
+        # No sequence has stretches that are longer than the longest one.
+        all_stretches = [4**power for power in range(self.number)]
+        stretches = [stretch for stretch in all_stretches if stretch <= max(1, states.max_tokens)]
+        lowest = states.filled(float("inf")).amin(dim=1)[:, None]
+        of_pieces: list[Tensor] = []
+        for piece in _pieces(states, float("-inf")):
+            # Infinity at padding and after the last token leaves only stretches that end before.
+            smallest = torch.nn.functional.pad(piece, (0, stretches[-1] - 1), value=float("-inf"))
+            sustained = [smallest.amax(dim=2)]
+            for stretch in stretches[1:]:
+                # The smallest value of a stretch is the smaller one of those of its halves, and so on.
+                for half in (stretch // 4, stretch // 2):
+                    smallest = torch.minimum(smallest[:, :, :-half], smallest[:, :, half:])
+                sustained.append(smallest.amax(dim=2))
+            of_pieces.append(torch.stack(sustained, dim=1))
+        is_long_enough = states.lengths[:, None] >= torch.tensor(stretches, device=states.lengths.device)
+        values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
+        missing = len(all_stretches) - len(stretches)
+        return _side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
+
+
 class Grid(Pooling):
     """Mean, standard deviation, maximum and minimum of each of K x K cells of a square image, by statistic."""
 
@@ -346,7 +466,19 @@ class Around(Pooling):
 
 _KINDS: tuple[type[Pooling], ...] = (
     *(Last, Mean, Words, Std, Min, Max, First, ClassToken),
-    *(Segments, Quantiles, Shares, Grid, TokensSideBySide, AllTokens, Around),
+    *(
+        Segments,
+        Quantiles,
+        Shares,
+        Compete,
+        Above,
+        Places,
+        Sustained,
+        Grid,
+        TokensSideBySide,
+        AllTokens,
+        Around,
+    ),
 )
 
 POOLINGS = {kind.pattern: kind for kind in _KINDS}
@@ -379,6 +511,60 @@ def share_levels(number: int) -> list[float]:
     """Return the K levels of ``sharesK``, from -18 to 18, denser near 0, because values span orders of magnitude."""
     top, middle = math.asinh(18 / 0.06), (number - 1) / 2
     return [0.06 * math.sinh(top * (i - middle) / max(middle, 1)) for i in range(number)]
+
+
+def _above_levels(states: HiddenStates, number: int) -> tuple[Tensor, ...]:
+    """Return the number of real tokens above each level of `channel_levels`, and the sum of their places.
+
+    Both have the shape (batch, levels, width). Poolings share them, because they take as long as all else.
+    """
+
+    def compute() -> tuple[Tensor, ...]:
+        import torch
+
+        levels = torch.tensor(channel_levels(states.values.shape[2], number), device=states.values.device)
+        places = ((states.positions + 0.5) / states.lengths[:, None])[:, :, None]
+        places = states.zero_at_padding(places).transpose(1, 2)
+        counts: list[Tensor] = []
+        sums: list[Tensor] = []
+        for piece in _pieces(states, float("-inf")):
+            # The sign is 1 above a level, and -1 below it and at padding. The sum of weights over the tokens above is
+            # half the sum of (sign + 1) times the weights. On a CPU, a comparison takes three times as long.
+            counts_of_levels: list[Tensor] = []
+            sums_of_levels: list[Tensor] = []
+            for level in levels[:, : piece.shape[1]]:
+                signs = (piece - level[:, None]).sign_()
+                counts_of_levels.append(signs.sum(dim=2))
+                sums_of_levels.append(signs.mul_(places).sum(dim=2))
+            counts.append(torch.stack(counts_of_levels, dim=1))
+            sums.append(torch.stack(sums_of_levels, dim=1))
+            levels = levels[:, piece.shape[1] :]
+        count = (torch.cat(counts, dim=2) + states.values.shape[1]) / 2
+        return count, (torch.cat(sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2
+
+    return states.shared(f"above{number}", compute)
+
+
+def _pieces(states: HiddenStates, padding: float, multiple: int = 1) -> Sequence[Tensor]:
+    """Return hidden states (batch, width, tokens) with a value at padding, in pieces of some channels.
+
+    Each piece has a multiple of some number of channels, except for the last one.
+    """
+    values = states.filled(padding).transpose(1, 2)
+    if not states.on_host:
+        return (values,)
+    # Intermediate results of a piece stay in the cache of a core: all channels at once took 3 to 6 times as long.
+    channels = PIECE_VALUES // (values.shape[0] * values.shape[2])
+    return values.split(max(1, channels // multiple) * multiple, dim=1)
+
+
+def channel_levels(width: int, number: int) -> list[list[float]]:
+    """Return the levels of ``aboveK``: K for each of ``width`` channels, from -18 to 18, denser near 0."""
+    # Multiples of the golden ratio, modulo 1, are spread evenly over each range of channels, however many there are.
+    golden, top = (math.sqrt(5) - 1) / 2, math.asinh(18 / 0.3)
+    places = [((count + 0.5) * golden) % 1 for count in range(width * number)]
+    levels = [0.3 * math.sinh(top * (2 * place - 1)) for place in places]
+    return [levels[first::number] for first in range(number)]
 
 
 def _side_by_side(values: Tensor) -> Tensor:

@@ -55,6 +55,8 @@ def check_arrays(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
         dtype = str(array.dtype).removeprefix("torch.")
         shape = tuple(array.shape)
         if shape != shapes[name] or dtype not in ("float32", "float64"):
-            raise ValueError(f"{name} is {dtype} of the shape {shape}, not float32 of {shapes[name]}")
+            raise ValueError(
+                f"{name} is {dtype} of the shape {shape}, not float32 or float64 of {shapes[name]}"
+            )
         if not np.isfinite(np.asarray(array)).all():
             raise ValueError(f"{name} holds NaN or infinity")

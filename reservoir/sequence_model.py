@@ -46,7 +46,19 @@ class Branch(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Module that maps stored sequences to logits, by scaling, frozen maps and a readout."""
+    """Module that maps stored sequences to logits, by scaling, frozen maps and a readout.
+
+    Parameters
+    ----------
+    task : Task
+        The task of the readout, whose labels give the shape of the logits.
+    scaling : Scaling or None
+        Of values; None if the sequences are read as they are stored.
+    branches : sequence of Branch or RawInput
+        The maps whose columns the readout reads, in this order.
+    readout : LinearReadout
+        The fitted readout.
+    """
 
     offset: Tensor
     scale: Tensor
@@ -61,15 +73,18 @@ class SequenceModel(nn.Module):
         readout: LinearReadout,
     ) -> None:
         super().__init__()
-        self.scaled = scaling is not None
-        for name in ("offset", "scale") if scaling else ():
-            self.register_buffer(name, torch.from_numpy(np.array(getattr(scaling, name), np.float32)))
+        self.has_scaling = scaling is not None
+        if scaling is not None:
+            self.register_buffer("offset", torch.from_numpy(np.array(scaling.offset, np.float32)))
+            self.register_buffer("scale", torch.from_numpy(np.array(scaling.scale, np.float32)))
         self.branches = nn.ModuleList(branches)
+        # All branches read the same sequences, so the first one's reader, if it has one, is that of all.
         self.reader = branches[0].reader if isinstance(branches[0], Branch) else None
         weight, bias = _logit_weights(readout)
         self.register_buffer("weight", torch.from_numpy(weight))
         self.register_buffer("bias", torch.from_numpy(bias))
-        self.shape = (task.readout_tokens, task.outputs, *([task.classes] if task.classes else []))
+        classes = (task.classes,) if task.classes else ()  # a regression has one value instead of classes
+        self.logits_shape = (task.readout_tokens, task.outputs, *classes)
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
@@ -79,13 +94,13 @@ class SequenceModel(nn.Module):
         probabilities of `predict`. For regression, return the predictions (batch, readout_tokens,
         outputs).
         """
-        if self.scaled:
+        if self.has_scaling:
             x = (x - self.offset) * self.scale
         features = torch.cat([values for branch in self.branches for values in branch(x, lengths)], dim=1)
         check_width(len(self.weight), features.shape[1])
         # Channels of a frozen transformer may have a mean of 3000 and a deviation below one. Sums of
         # their products in float32 would lose all the digits in which two rows differ.
-        return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.shape)
+        return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.logits_shape)
 
 
 def _logit_weights(readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:

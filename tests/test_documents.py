@@ -96,6 +96,28 @@ def know_its_flags(command):
         assert {a.partition("=")[0] for a in arguments if a.startswith("--")} <= known, command
 
 
+@pytest.mark.parametrize("guide", ["data.md", "recordings.md"])
+def test_a_guide_names_only_flags_of_the_commands_that_read_data(guide):
+    import typer
+    from reservoir_pipelines.cli import app
+
+    commands = typer.main.get_command(app).commands
+    known = {
+        name: {
+            flag
+            for parameter in commands[name].params
+            for flag in (*parameter.opts, *parameter.secondary_opts)
+            if flag.startswith("--")
+        }
+        for name in ("extract", "fit", "predict")
+    }
+    text = (ROOT / "docs" / "guides" / guide).read_text()
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= set().union(*known.values())
+    # The flags that choose data and a model are those of fit, too; data.md names the others.
+    others = {"--layers", "--pool", "--batch-rows", "--compute", "--store", "--workers", "--scheduler", "--dry-run"}
+    assert {flag for flag in known["extract"] - known["fit"] if flag.startswith("--")} == others
+
+
 def test_the_make_targets_of_the_readme_exist_and_run_the_main_job():
     makes = [c for language, text in blocks(ROOT / "README.md") for c in commands(text) if c.startswith("make ")]
     assert makes == ["make demo", "make test"]

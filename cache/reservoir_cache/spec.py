@@ -212,8 +212,12 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if type(value) is not int or value < (name != "offset_rows"):
-                raise CacheError(f"layout: {name} must be a whole number of at least 1, not {value!r}")
+            least = 0 if name == "offset_rows" else 1
+            if type(value) is not int or value < least:
+                raise CacheError(
+                    f"layout: {name} must be a whole number of at least {least}, not {value!r}"
+                )
+        # 0 stands for a whole block, and no offset is shared by two blocks.
         object.__setattr__(self, "offset_rows", min(self.offset_rows or self.block_rows, self.block_rows))
 
     def to_dict(self) -> dict[str, int]:

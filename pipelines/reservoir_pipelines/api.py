@@ -447,7 +447,7 @@ def pretrain(arguments: PretrainArguments) -> Pretraining:
 
     return run(
         require_path(arguments.corpus, "pretrain: corpus"),
-        shape=arguments,
+        shape=as_group(arguments, opt.ShapeOptions),
         options=as_group(arguments, opt.PretrainOptions),
         place=as_group(arguments, opt.PlaceOptions),
         out=Path(require_path(arguments.out, "pretrain: out")),

@@ -17,6 +17,9 @@ from reservoir_pipelines.commands import stage_commands as stages
 from reservoir_pipelines.output import heartbeat, printable
 from reservoir_pipelines.paper.commands import reproduce
 
+# Exit codes besides 0; 130 is the code of shells for a program that Ctrl-C ended.
+FAILED, INVALID, INTERRUPTED = 1, 2, 130
+
 # Since 0.20 typer has its own copy of click; before, it used the package. Import the copy whose errors typer raises.
 UsageError: Any = typer.BadParameter.__base__
 
@@ -97,27 +100,29 @@ def run(arguments: list[str]) -> int:
 
     try:
         with heartbeat("reservoir"):
+            # typer returns what the command returns: an exit code, or None.
             code = _tree()(arguments or ["--help"], prog_name="reservoir", standalone_mode=False)
     except UsageError as error:
         where = getattr(error, "ctx", None)
         hint = f"; see {where.command_path} --help" if where else ""
         # typer repeats arguments that it did not expect, which may be URLs
         message = without_credentials(error.format_message().replace("\n", " ").rstrip("."))
-        return _fault(message + hint)
+        return _fault(message + hint, INVALID)
     except (InputError, CacheError, FailedError) as error:
-        return _fault(str(error), 1 if isinstance(error, FailedError) else 2)
+        return _fault(str(error), FAILED if isinstance(error, FailedError) else INVALID)
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question
-        return _fault("interrupted", 130)
+        return _fault("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output, such as head, has ended
+        # When it exits, Python flushes stdout, fails once more, and would report that on stderr.
         sys.stderr.close()
         code = 0
     except OSError as error:
         if (fault := _system_fault(error)) is None:
             raise
         return _fault(*fault)
-    if code == 130:  # Ctrl-C; typer itself prints nothing
+    if code == INTERRUPTED:  # Ctrl-C; typer itself prints nothing
         how = " with --resume" if arguments[0] in ("train", "pretrain") else ""
-        return _fault(f"interrupted; run the same command again{how} to continue", code)
+        return _fault(f"interrupted; run the same command again{how} to continue", INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -127,7 +132,8 @@ def _tree() -> Any:
     return typer.main.get_command(app)
 
 
-def _fault(message: str, code: int = 2) -> int:
+def _fault(message: str, code: int) -> int:
+    """Write an error to stderr, and return the exit code."""
     sys.stderr.write(f"reservoir: {printable(message)}\n")
     return code
 
@@ -150,9 +156,13 @@ def _system_fault(error: OSError) -> tuple[str, int] | None:
     """Return one line and the exit code for an error that no command handled, or None for a bug."""
     if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
         return None
-    code = 2 if error.errno in _WRONG_PATH else 1
-    trouble = f"{_TROUBLES.get(error.errno, 'fix the cause')}, then run the same command again to continue"
-    remedy = "check the path and its permissions, or name another path" if code == 2 else trouble
+    if error.errno in _WRONG_PATH:
+        code = INVALID
+        remedy = "check the path and its permissions, or name another path"
+    else:
+        code = FAILED
+        cure = _TROUBLES.get(error.errno, "fix the cause")
+        remedy = f"{cure}, then run the same command again to continue"
     path = Path(str(error.filename or ""))
     # The name of a temporary file means nothing to the user.
     shown = path.parent if path.name.startswith(".") and path.suffix == ".tmp" else error.filename

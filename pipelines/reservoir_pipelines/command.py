@@ -153,9 +153,11 @@ def check_names(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None
         if task not in TASKS and not is_hub(task):
             source_files(Path(task))
     for name, what in (("readout", "a folder that fit or train wrote"), ("file", "your data")):
-        path = arguments.get(name)
-        if path and not Path(path).exists():
-            raise InputError(f"{path}: no such file or folder", f"name {what}")
+        if path := arguments.get(name):
+            from reservoir_pipelines.data.table import data_exists
+
+            if not data_exists(Path(path)):
+                raise InputError(f"{path}: no such file or folder", f"name {what}")
 
 
 def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, Any]:

@@ -176,9 +176,10 @@ def _without_cache(model_class: type[nn.Module]) -> dict[str, bool]:
 
 
 def _shape(parts: Parts, config: Any) -> Shape:
-    """Return the shape; each token may see all others, so padding is always masked."""
+    """Return the shape. Any model is taken as not causal, so that padding is always masked; `_is_causal` tests it."""
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
+    # The first positions of some models, such as RoBERTa, are for padding.
     positions = positions - parts.first_position if isinstance(positions, int) and positions > 0 else None
     return Shape(text.num_hidden_layers, text.hidden_size, positions, causal=False)
 

@@ -21,7 +21,7 @@ MAX_WIDTH = 2**16
 class KernelsConfig(Config):
     """The configuration of random kernels."""
 
-    width: int = 256  # number of kernels, a multiple of `GROUP_SIZE`
+    width: int = 1024  # number of kernels, a multiple of `GROUP_SIZE`
     model_type: str = "kernels"
 
     def __post_init__(self) -> None:

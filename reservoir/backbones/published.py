@@ -284,7 +284,7 @@ def _audio(name: str) -> Family:
 
 
 def _llama_shape(config: Any) -> Shape:
-    bidirectional = getattr(config, "use_bidirectional_attention", None) or False
+    bidirectional = getattr(config, "use_bidirectional_attention", None)
     return Shape(
         config.num_hidden_layers,
         config.hidden_size,

@@ -71,15 +71,16 @@ class KernelConvolution(nn.Module):
         x = nn.functional.pad(x.masked_fill(~inside[:, :, None], 0).transpose(1, 2), (before, after))
         count = (x.shape[2] - before - after - windows.reach) // windows.stride + 1
         span = (count - 1) * windows.stride + 1
-        responses: list[Tensor] = []
+        # Not len(x): a traced graph would then have this number of rows alone.
+        responses = x.new_empty(x.shape[0], len(self.taps), count)
         for bank in self.banks:
             # A product with one shifted copy of the row per tap; torch's convolution takes several times as long.
             values = x[:, bank.form * self.channels : (bank.form + 1) * self.channels]
             starts = [before + offset for offset in windows.offsets_of(bank.dilation)]
             shifted = [values[:, :, start : start + span : windows.stride] for start in starts]
             taps = self.taps[bank.begin : bank.end].flatten(1)
-            responses.append(taps @ torch.stack(shifted, dim=2).flatten(1, 2))
-        return torch.cat(responses, dim=1).transpose(1, 2), (lengths - windows.reach) // windows.stride + 1
+            responses[:, bank.begin : bank.end] = taps @ torch.stack(shifted, dim=2).flatten(1, 2)
+        return responses.transpose(1, 2), (lengths - windows.reach) // windows.stride + 1
 
 
 def _banks(windows: Windows, width: int) -> Iterator[KernelBank]:

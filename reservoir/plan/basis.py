@@ -12,7 +12,7 @@ from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Tokens
 
-Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]
+Kind = Literal["named task", "labels of every token", "forecasts", "series", "symbols", "tokens", "vectors"]
 
 SERIES_KERNEL = 9  # values of a window of a series, as in MiniRocket
 SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
@@ -28,6 +28,8 @@ def kind_of(task: Task) -> Kind:
         return "labels of every token"
     if task.name in TASKS:
         return "named task"
+    if task.horizon:
+        return "forecasts"
     one_label = task.readout_tokens == 1
     if isinstance(task.form, Tokens):
         few_symbols = task.form.vocabulary <= MAX_SYMBOLS

@@ -4,13 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reservoir.column import ROLLING, Column, Columns
+from reservoir.column import RAW, ROLLING, Column, Columns
 from reservoir.errors import InputError
 from reservoir.options import ExtractOptions, FitOptions
 from reservoir.plan.basis import Kind, kind_of, reasons_of
 from reservoir.plan.columns import (
     FEWER_POOLINGS,
     INPUT_LAYER,
+    KERNEL_POOLINGS,
+    KERNEL_VALUE_POOLINGS,
     MAX_KERNEL_ROWS,
     SEGMENTS,
     SYMBOL_POOLINGS,
@@ -24,10 +26,12 @@ from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task, Vectors
 
 AUTO_FOLDS = 5
+TIME_FOLDS = 10  # of forecasts: each readout is fitted to nearly all of the past of its held-out rows
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
 MIN_VALID_ROWS = 1000  # two standard errors of an accuracy are then 3 points or less
 
-MAX_JOINED_WIDTH = 2048  # width of concatenated columns; the time of a sweep grows with its cube
+# Width of concatenated columns: 12 features of 256 random kernels. The time of a sweep grows with its cube.
+MAX_JOINED_WIDTH = 3072
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
 MAX_TARGETS = 1000  # most labels of a row for which one readout is fitted by default
 
@@ -60,7 +64,7 @@ def choose_candidates(
 ) -> ReadoutPlan:
     """Return what a fit of columns with these ``shapes`` tries, for a task with ``rows`` in each split."""
     train, valid = rows.get("train", 0), rows.get("valid", 0)
-    folds, repeats = default_folds(train, valid)
+    folds, repeats = (TIME_FOLDS, 1) if task.horizon else default_folds(train, valid)
     # The width of a sample matters for columns with one sample per row; others have one for each readout token.
     widths = {
         column: tokens * width
@@ -69,9 +73,12 @@ def choose_candidates(
     }
     columns = [*shapes]
     candidates = readout_candidates(task, columns, widths, train, cross_validated=folds > 0, native=native)
-    are_known = _known_candidates(task, columns) == candidates
+    are_known = task.horizon or _known_candidates(task, columns) == candidates
+    few_rows = f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"
     reasons = {
-        "select": f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough",
+        "select": "each fold is later than the rows that its readout is fitted to"
+        if task.horizon
+        else few_rows,
         "columns": f"known to suit {kind}" if are_known else "each alone, and each layer as a whole",
     }
     return ReadoutPlan(candidates, folds, repeats, reasons_of(options, reasons))
@@ -86,12 +93,17 @@ def default_folds(train: int, valid: int) -> tuple[int, int]:
 
 
 def choose_folds(
-    options: FitOptions, rows: Mapping[str, int], groups: int | None = None
+    options: FitOptions, rows: Mapping[str, int], groups: int | None = None, *, in_time: bool = False
 ) -> tuple[int, int]:
-    """Return the folds, 0 for the validation split, and the repeats of a fit; ``groups`` is the number of groups."""
+    """Return the folds, 0 for the validation split, and the repeats of a fit.
+
+    ``groups`` is the number of groups. Folds ``in_time``, those of forecasts, cannot be drawn again.
+    """
     select = options.select
     if select == "valid" or (select == "auto" and options.readout != "ridge"):
         return 0, 1
+    if select == "auto" and in_time:
+        return TIME_FOLDS, 1
     if select == "auto":
         folds, repeats = default_folds(rows["train"], rows["valid"])
         return min(folds, groups or rows["train"] + rows["valid"]), repeats
@@ -120,6 +132,9 @@ def readout_candidates(
     ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
     ``native`` is True for native input and for several entries.
     """
+    if task.horizon:
+        # The raw past alone is an autoregression, which hidden states can only complete.
+        return (*((column, RAW) for column in available), (RAW,))
     if not native and (around_tokens := _candidates_around_tokens(task, available)):
         return around_tokens
     if not native and rows <= MAX_KERNEL_ROWS and (best_of_kind := _known_candidates(task, available)):
@@ -153,12 +168,14 @@ def readout_candidates(
     return tuple(dict.fromkeys([*singles, *whole_layers, together]))
 
 
-def default_columns(candidates: Sequence[Columns]) -> Columns | None:
+def default_columns(candidates: Sequence[Columns], task: Task | None = None) -> Columns | None:
     """Return the candidate that is chosen unless another is clearly better; None if no default is known.
 
     It is the first one, if it concatenates columns: `readout_candidates` puts columns that are known
-    to do well together first.
+    to do well together first. For forecasts it is the raw past, which needs no model.
     """
+    if task and task.horizon:
+        return (RAW,)
     return candidates[0] if len(candidates[0]) > 1 else None
 
 
@@ -186,6 +203,12 @@ def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns,
     kind = kind_of(task)
     if kind not in KNOWN_POOLINGS:
         return ()
+    of_kernels = tuple(Column(*INPUT_LAYER, name) for name in KERNEL_POOLINGS)
+    if kind == "series" and {*available} == {*of_kernels}:
+        # Places come second, because they mislead if test rows begin at other times than training rows, which folds
+        # of the training rows cannot show.
+        without_places = tuple(column for column in of_kernels if column.pooling in KERNEL_VALUE_POOLINGS)
+        return without_places, of_kernels
     default, layers_here = (
         split_names(default_layers(kind, depth=1)[0]),
         {column.place for column in available},

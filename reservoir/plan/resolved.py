@@ -116,7 +116,7 @@ def resolve(
     # A limited run has the plan of its own rows.
     rows = {split: min(number, options.limit or number) for split, number in rows.items()}
     kind = kind_of(task)
-    model = choose_model(task, options, longest or task.max_tokens)
+    model = choose_model(task, options, rows, longest or task.max_tokens)
     view = ModelView.of(task, model.reservoir)
     columns = choose_columns(task, kind, options, view, rows)
     precision = choose_precision(options, view.family, kind, columns.poolings, native=view.native)

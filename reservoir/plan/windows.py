@@ -10,12 +10,20 @@ from reservoir.backbone_names import DEFAULT_BACKBONE, KERNELS, full_name
 from reservoir.backbones import choose_init, find
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
+from reservoir.features import column_shapes
 from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
 from reservoir.options import KERNEL_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
-from reservoir.plan.columns import INPUT_LAYER, split_names
+from reservoir.plan.columns import (
+    INPUT_LAYER,
+    KERNEL_POOLINGS,
+    MAX_KERNEL_ROWS,
+    ColumnSet,
+    most_bytes,
+    split_names,
+)
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import variant_of
 from reservoir.tasks.task import Task, Tokens, Vectors, holds_samples
@@ -25,7 +33,11 @@ WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "
 # If every step has a label: twice as many kernels added 0.2 points, half as many cost 1.
 STEP_KERNELS = f"{KERNELS}:width=64"
 STEP_DILATIONS = (2, 4, 8, 16)  # beside 1; larger ones did not help, because poolings look at wider windows
-MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
+# Windows of a row: the positions of GPT-2 and mini. Kernels alone have none, but windows at each of up to 2,000 values
+# doubled the time of extraction, for 0.3 points on the five sets for development with more values.
+MAX_WINDOWS = 1024
+# Widths of random kernels: the first is that of their configuration, the last is for any number of rows.
+KERNEL_WIDTHS = (1024, 512, 256)
 
 
 @dataclass(frozen=True)
@@ -37,10 +49,13 @@ class ModelChoice:
     reasons: Mapping[str, str]
 
 
-def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoice:
-    """Return the model for a task with a ``longest`` training row; its own input is used if it can read the data."""
+def choose_model(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int) -> ModelChoice:
+    """Return the model for a task with ``rows`` in each split and a ``longest`` training row.
+
+    The model reads the data by its own input if it can.
+    """
     random_inits = variant_of(options.given).random_inits
-    explicit, options = options, replace(options, backbone=choose_backbone(task, options))
+    explicit, options = options, replace(options, backbone=choose_backbone(task, options, rows))
     reservoir = resolve_model(options, random_inits=random_inits)
     suited = suits(task, reservoir)
     obstacle = ""
@@ -52,7 +67,7 @@ def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoi
     if reservoir.backbone in SHIPPED:  # the defaults for letters were tuned with it, so nothing is missed
         obstacle = ""
     # Windows that suit one input layer may not suit another, which gets plain windows.
-    windows = {"input": "native"} if native else default_windows(task)
+    windows = {"input": "native"} if native else default_windows(task, reservoir.backbone)
     why = PLAIN
     if windows and options.input in (None, windows["input"]):
         reservoir = resolve_model(options, windows, random_inits=random_inits)
@@ -69,7 +84,7 @@ def choose_model(task: Task, options: ExtractOptions, longest: int) -> ModelChoi
     return ModelChoice(reservoir.with_dilations(longest), obstacle, reasons_of(explicit, reasons))
 
 
-def choose_backbone(task: Task, options: ExtractOptions) -> str | None:
+def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]) -> str | None:
     """Return the backbone that was given, or random kernels for values in time; None for the default of other data.
 
     An option that only a transformer has, such as ``--depth`` or a layer above the input layer, takes
@@ -82,7 +97,29 @@ def choose_backbone(task: Task, options: ExtractOptions) -> str | None:
         return options.backbone
     if task.each and isinstance(task.form, Vectors):
         return STEP_KERNELS
-    return KERNELS if kind_of(task) == "series" else None
+    if kind_of(task) != "series":
+        return None
+    width = _kernel_width(task, rows)
+    return KERNELS if width == KERNEL_WIDTHS[0] else f"{KERNELS}:width={width}"
+
+
+def _kernel_width(task: Task, rows: Mapping[str, int]) -> int:
+    """Return the largest width of random kernels whose columns fit the budget of a number of rows."""
+    fitted, all_rows = rows.get("train", 0) + rows.get("valid", 0), sum(rows.values())
+    for width in KERNEL_WIDTHS[:-1]:
+        columns = ColumnSet(INPUT_LAYER, KERNEL_POOLINGS)
+        row_bytes = columns.value_bytes * sum(
+            features for _, features in column_shapes(task, width, columns.columns).values()
+        )
+        # With many rows, the time of a readout grows with the cube of the features.
+        if fitted <= MAX_KERNEL_ROWS and all_rows * row_bytes <= most_bytes(task, all_rows):
+            return width
+    return KERNEL_WIDTHS[-1]
+
+
+def is_kernels(backbone: str) -> bool:
+    """Return whether a backbone is random kernels without blocks, of any width."""
+    return backbone.partition(":")[0] == KERNELS
 
 
 def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
@@ -90,14 +127,16 @@ def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[st
     backbone = "comes with this package" if options.init is None else "has the weights of --init"
     if reservoir.backbone == STEP_KERNELS:
         backbone = "recordings may be longer than the positions of a transformer"
-    if reservoir.backbone == KERNELS:
+    elif is_kernels(reservoir.backbone):
         backbone = "for series, the blocks of a frozen transformer add nothing to random kernels"
+        if reservoir.backbone != KERNELS:
+            backbone += "; many rows have fewer of them"
     return {
         **{item.name: PLAIN for item in fields(Reservoir)},
         **dict.fromkeys(WINDOW_OPTIONS, why),
         "backbone": backbone,
         "init": "published" if reservoir.init == "pretrained" else "no published weights",
-        "depth": "there are none" if reservoir.backbone.partition(":")[0] == KERNELS else "all blocks",
+        "depth": "there are none" if is_kernels(reservoir.backbone) else "all blocks",
     }
 
 
@@ -131,8 +170,8 @@ def resolve_model(
     return Reservoir(**values)
 
 
-def default_windows(task: Task) -> dict[str, Any]:
-    """Return the default windows for a task; empty if each value or symbol is a token."""
+def default_windows(task: Task, backbone: str) -> dict[str, Any]:
+    """Return the default windows for a task and a backbone; empty if each value or symbol is a token."""
     kind = kind_of(task)
     many_symbols = isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS
     if task.each and not many_symbols:
@@ -149,7 +188,11 @@ def default_windows(task: Task) -> dict[str, Any]:
         return around | kernels
     # Only long rows have a stride: many rows get fewer columns and layers, because skipped values cost accuracy.
     kernels = {"input": "kernels", "stride": -(-task.max_tokens // MAX_WINDOWS), "pad": "same"}
-    if kind == "series":
+    if kind == "series" and is_kernels(backbone):
+        # The kernels read values on the scale of the channel and on the scale of the row. On 24 sets, kernels of
+        # differences were .010 less accurate than the same number of kernels of values.
+        return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "both"}
+    if kind == "series" or (kind == "forecasts" and task.max_tokens >= SERIES_KERNEL):
         # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
     return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}

@@ -302,6 +302,7 @@ class Tally:
 
 def accuracy_of(readout: Readout, blocks: Iterable[Block]) -> float:
     """Return the accuracy of a readout over blocks of features and labels; see `Tally`."""
+    # A tally counts for several readouts, along the first axis of the scores; here it is one.
     tally = Tally(readout.targets)
     for x, y in blocks:
         tally.update(readout.scores(x)[None], y)

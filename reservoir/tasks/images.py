@@ -186,9 +186,11 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else path.open("rb") as file:
             # Two zero bytes, the type (8: unsigned byte), the number of dimensions, and their sizes.
-            kind, rows, *shape = struct.unpack(f">{2 + len(sides)}I", file.read(8 + 4 * len(sides)))
-            if kind != 0x801 + len(sides) or tuple(shape) != sides or rows > MNIST_MAX_ROWS:
+            dimensions = 1 + len(sides)
+            kind, rows, *shape = struct.unpack(f">{1 + dimensions}I", file.read(4 * (1 + dimensions)))
+            if kind != 0x800 + dimensions or tuple(shape) != sides or rows > MNIST_MAX_ROWS:
                 raise ValueError(f"its header is {kind:08x}, with {rows:,} rows of shape {tuple(shape)}")
+            # One byte more, if there is one, so that `reshape` refuses a file that is too long.
             body = file.read(rows * math.prod(sides) + 1)
         return np.frombuffer(body, np.uint8).reshape(rows, *sides)
 

@@ -50,24 +50,27 @@ def grouped(groups: np.ndarray, classes: np.ndarray, shares: dict[str, float]) -
     decides among groups of one size, and the order of the rows decides nothing.
     """
     # The number of the group of each row, and the rows of each group.
-    names, members, sizes = np.unique(groups.astype(str), return_inverse=True, return_counts=True)
+    names, group_of_row, sizes = np.unique(groups.astype(str), return_inverse=True, return_counts=True)
     hashes = row_hash(np.array([zlib.crc32(name.encode()) for name in names.tolist()]))
     largest_first = np.lexsort((hashes, -sizes))
-    labels, numbers = np.unique(classes, return_inverse=True)
+    labels, class_of_row = np.unique(classes, return_inverse=True)
     if len(names) * len(labels) > MAX_COUNTS:
-        labels, numbers = labels[:1], np.zeros_like(numbers)
+        # Too many to count, such as a class for each row: all rows are one class, so only sizes are balanced.
+        labels, class_of_row = labels[:1], np.zeros_like(class_of_row)
     # The rows of each group by class, and in the last place all of its rows.
     cells = len(names) * len(labels)
-    counts = np.bincount(members * len(labels) + numbers, minlength=cells).reshape(len(names), -1)
+    cell_of_row = group_of_row * len(labels) + class_of_row
+    counts = np.bincount(cell_of_row, minlength=cells).reshape(len(names), -1)
     rows = np.concatenate([counts, sizes[:, None]], axis=1)[largest_first].astype(float)
     # How far a split is from its share: chi-squared, in which the sizes weigh as much as all classes.
     target = np.array(list(shares.values()))[:, None] * rows.sum(axis=0)
     weights = 1 / target
     weights[:, -1] *= len(labels)
-    # Large groups are divided first, because small ones can even out what is left.
-    split_of = np.zeros(len(names), np.int64)
-    split_of[largest_first] = _swapped(rows, target, weights, _filled(rows, target, weights))
-    return np.array(list(shares))[split_of[members]]
+    # Large groups are divided first, because small ones can even out what is left. Swaps then improve the division.
+    filled = _filled(rows, target, weights)
+    split_of_group = np.zeros(len(names), np.int64)
+    split_of_group[largest_first] = _swapped(rows, target, weights, filled)
+    return np.array(list(shares))[split_of_group[group_of_row]]
 
 
 def _filled(rows: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -55,6 +55,16 @@ class Task:
         """Whether each token has its own label; the parameter says so in the form of the flag, ``"token"``."""
         return self.parameters.get("each") == "token"
 
+    @property
+    def horizon(self) -> int:
+        """Number of values to forecast, which are the outputs of a row; 0 if rows are no windows of series in time."""
+        return int(self.parameters.get("forecast") or 0)
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether the rows have no labels, so that only features can be made of them."""
+        return bool(self.parameters.get("unlabelled"))
+
     def label(self, index: int) -> str | int:
         """Return the name of a class, or its number if it has no name."""
         return self.labels[index] if self.labels else int(index)

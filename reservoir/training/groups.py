@@ -22,22 +22,22 @@ def default_groups(backbone: Backbone) -> tuple[str, ...]:
 def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
     """Make exactly the parameters of some groups trainable, and return their names."""
     backbone = model.backbone
-    last = f".{backbone.family.blocks}.{backbone.depth - 1}."
+    last_block = f".{backbone.family.blocks}.{backbone.depth - 1}."
     # The groups of each parameter: that of its role, ``all``, and perhaps ``last-attention``.
     groups_of: dict[str, set[str]] = {}
     for name, _ in model.named_parameters():
         part, _, rest = name.partition(".")
         role = part.removesuffix("s") if part in ("inputs", "output") else backbone.group_of(rest)
         groups_of[name] = {role, "all"}
-        if role == "attention" and last in f".{rest}":
+        if role == "attention" and last_block in f".{rest}":
             groups_of[name].add("last-attention")
-    available = [name for name in NAMES if any(name in of for of in groups_of.values())]
+    available = [name for name in NAMES if any(name in roles for roles in groups_of.values())]
     for group in groups:
         if group not in available:
             raise InputError(
                 f"--train {group}: not in this {backbone.family.name}", f"it has {', '.join(available)}"
             )
-    trained = tuple(name for name, of in groups_of.items() if of & set(groups))
+    trained = tuple(name for name, roles in groups_of.items() if roles & set(groups))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
     return trained

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import numpy as np
 import pytest
-from reservoir_cache import FeatureStore, SplitFeatures
+from reservoir_cache import Entry, FeatureStore, SplitFeatures
 from reservoir_pipelines import ReservoirClassifier, export, extract, fit, predict
 from reservoir_pipelines.estimators.predictor import ArrayColumns
 from reservoir_pipelines.fitting import fit as fit_module
@@ -270,6 +270,17 @@ def test_what_selects_has_no_way_to_test_rows(series_entry):
                 read("test")
     with pytest.raises(OutOfReachError, match="reach"):
         next(known.raw().rows("test"))
+
+
+def test_what_selects_leads_to_no_entry(series_entry):
+    """An entry has the rows of all splits, so none is a public value of `Known`, its views or its sources."""
+    known = Pool.open_entries(series_entry(False)).known
+    sources = [known.source((Column("embed", "mean"),)), known.raw()]
+    for part in (known, known.view, *known.views, *sources):
+        names = [name for name in dir(part) if not name.startswith("_")]
+        assert names
+        for name in names:
+            assert not isinstance(getattr(part, name), Entry | FeatureStore | SplitFeatures), name
 
 
 @pytest.mark.parametrize("curve", [None, "20,40"])

@@ -157,6 +157,16 @@ def test_rolling_statistics_are_saved_if_kernels_add_nothing_to_them(tmp_path):
     assert evaluation and evaluation.scores["accuracy"] > 0.75
 
 
+def test_logistic_regression_is_left_out_if_a_single_recording_takes_too_long(tmp_path, monkeypatch, capsys):
+    path, _ = write_recordings(tmp_path / "watch.npz", number=16, steps=400)
+    features = extract(path, cache=tmp_path / "cache")
+    # Enough for logistic regression of a few hundred steps, but a recording has more of them.
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CHEAP", 1.3e9)
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.MIN_ROWS", 1)
+    fit(features, out=tmp_path / "readout")
+    assert "only ridge is fitted, because logistic regression takes too long" in capsys.readouterr().err
+
+
 def test_the_mean_of_a_target_of_every_step_is_a_readout_of_its_own(tmp_path):
     path, lengths = write_recordings(tmp_path / "noise.npz")
     arrays = dict(np.load(path)) | {"y": np.random.default_rng(1).normal(5, 1, (40, 60))}
@@ -175,11 +185,19 @@ def test_windows_of_the_raw_input_are_saved_if_they_are_clearly_better_and_predi
     answers = list(predict(found.saved, write_csv(tmp_path / "new.csv", proteins(9, seed=1), "sequence,label")))
     assert ["".join(answer.label) for answer in answers] == [label for _, label in proteins(9, seed=1)]
     # The windows of a damaged readout are refused before they take memory.
-    card = read_checked(tmp_path / "readout" / "readout.json")
-    card["parts"][0]["windows"]["patch"] = 2**30
-    write_checked(tmp_path / "readout" / "readout.json", card)
-    with pytest.raises(InputError, match="not readable"):
-        predict(found.saved, path)
+    sound = read_checked(tmp_path / "readout" / "readout.json")
+    for damage in (
+        {"patch": 2**30},
+        {"dilations": [2**40]},
+        {"dilations": [1] * 2**16},
+        {"pad": "valid"},
+        {"stride": 0},
+    ):
+        (part,) = sound["parts"]
+        part = part | {"windows": part["windows"] | damage}
+        write_checked(tmp_path / "readout" / "readout.json", sound | {"parts": [part]})
+        with pytest.raises(InputError, match="not readable"):
+            predict(found.saved, path)
 
 
 def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):

@@ -30,6 +30,7 @@ CASES = {
     "quantiles": {"layers": "block01", "pool": "quantiles3"},
     "beside": {"layers": "embed", "pool": "tokens"},
     "windows": {"layers": "block02", "pool": "mean", "patch": 4, "stride": 2},
+    "kernels": {"backbone": "kernels:width=64", "pool": "compete8,above3,sustained4,places3"},
     "raw": {"layers": "embed", "pool": "mean"},
     "raw and more": {"layers": "embed", "pool": "mean,segments8"},
     "raw symbols": {"layers": "embed", "pool": "mean"},
@@ -74,8 +75,9 @@ def readouts(tmp_path_factory, tiny_gpt2):
                 y = labels(case, x)
             file = root / f"{case}.npz"
             np.savez(file, x=x, y=y, lengths=lengths)
-            settings = {"compute": "float32", "cache": root / "cache"} | CASES[case]
-            features = extract(str(file), backbone=str(tiny_gpt2), init="random", **settings)
+            of_model = {"backbone": str(tiny_gpt2), "init": "random", "compute": "float32"}
+            settings = of_model | {"cache": root / "cache"} | CASES[case]
+            features = extract(str(file), **settings)
             columns = "raw" if case.startswith("raw") else features.columns
             columns = COLUMNS.get(case, columns)
             made[case] = fit(features, columns=columns, alphas="1e0:1e3:4").saved, file

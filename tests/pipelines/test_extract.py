@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from reservoir_cache import CacheError, folder_bytes, repair, writer
+from reservoir_cache import CacheError, Entry, folder_bytes, repair, writer
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
 from reservoir_pipelines.cli import run as command
@@ -26,6 +26,7 @@ from scipy.io import wavfile
 from reservoir import plan
 from reservoir.errors import InputError
 from reservoir.features import forward, padded_lengths, token_batches
+from reservoir.fpt import FPT
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
@@ -43,6 +44,35 @@ def small(cache, tiny_gpt2):
         return extract("digits", backbone=str(tiny_gpt2), **{"limit": 300, "compute": "float32", **settings})
 
     return run
+
+
+def out_of_memory_above(rows, monkeypatch, *, after_batches=0):
+    """Let the model run out of memory for batches of more rows, after some batches."""
+    features, batches = FPT.features, []
+
+    def limited(self, x, lengths, columns):
+        batches.append(len(x))
+        if len(x) > rows and len(batches) > after_batches:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return features(self, x, lengths, columns)
+
+    monkeypatch.setattr(FPT, "features", limited)
+
+
+def test_a_new_entry_that_does_not_fit_into_memory_gets_smaller_batches(small, monkeypatch, capsys, tmp_path):
+    expected = small(batch_rows=8, cache=tmp_path / "other")
+    out_of_memory_above(8, monkeypatch)
+    done = small(batch_rows=32)
+    assert "--batch-rows 16" in (said := capsys.readouterr().err) and "--batch-rows 8" in said
+    assert Entry.open(done.entry).layout.batch_rows == 8
+    for column in done.columns:
+        np.testing.assert_array_equal(done["test"][column], expected["test"][column])
+
+
+def test_an_entry_with_features_keeps_its_batches_and_says_what_helps(small, monkeypatch):
+    out_of_memory_above(2, monkeypatch, after_batches=20)
+    with pytest.raises(InputError, match="cache remove"):
+        small(batch_rows=16)
 
 
 def test_features_equal_those_of_the_model_run_by_hand(small, tiny_gpt2):

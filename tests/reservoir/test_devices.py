@@ -53,6 +53,22 @@ def on_cpu(cache, tiny_gpt2):
     return extract("digits", backbone=str(tiny_gpt2), **SETTINGS)
 
 
+@pytest.fixture
+def kernels_on_cpu(cache, tmp_path):
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "series.npz", x=draw.normal(size=(30, 40, 2)), y=np.arange(30) % 2)
+    return extract(tmp_path / "series.npz")
+
+
+def test_random_kernels_on_a_gpu_are_those_of_the_cpu(kernels_on_cpu, gpu, tmp_path):
+    on_gpu = extract(tmp_path / "series.npz", cache=tmp_path / "gpu")
+    assert on_gpu.store.entry.spec.backbone.family == "kernels" and gpu["pin_memory"] > 0
+    assert on_gpu.columns == kernels_on_cpu.columns
+    for column in on_gpu.columns:
+        ours, theirs = (features["train"].read(column) for features in (on_gpu, kernels_on_cpu))
+        assert np.isclose(ours, theirs, rtol=1e-3, atol=1e-3).mean() > 0.999, column
+
+
 def test_features_of_a_gpu_are_those_of_the_cpu_under_another_key(on_cpu, gpu, tmp_path, tiny_gpt2):
     call = partial(extract, "digits", backbone=str(tiny_gpt2), cache=tmp_path / "gpu", **SETTINGS)
     found = call()
@@ -96,7 +112,20 @@ def test_a_gpu_encodes_as_the_host(gpu, store):
 
 def test_poolings_of_a_gpu_equal_those_of_the_cpu(monkeypatch):
     hidden, lengths = torch.randn(6, 20, 8), torch.tensor([20, 3, 1, 17, 20, 9])
-    names = ["quantiles4", "shares13", "min", "max", "mean", "std", "segments3", "all", "tokens", "first"]
+    names = [
+        "quantiles4",
+        "shares13",
+        "compete8",
+        "sustained3",
+        "min",
+        "max",
+        "mean",
+        "std",
+        "segments3",
+        "all",
+        "tokens",
+        "first",
+    ]
     on_cpu = HiddenStates(hidden, lengths)
     expected = {name: find_pooling(name).of(on_cpu) for name in names}
     monkeypatch.setattr(devices, "on_gpu", lambda device: True)

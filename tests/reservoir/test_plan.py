@@ -24,7 +24,7 @@ from reservoir.plan import (
     resolve,
     resolve_model,
 )
-from reservoir.plan.columns import VALUE_POOLINGS
+from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -75,12 +75,16 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
         check_poolings(list(plan.poolings))
         assert set(itertools.chain.from_iterable(plan.candidates)) == {*plan.columns}
         assert default_columns(plan.candidates) == plan.candidates[0]
-    assert set(VALUE_POOLINGS) < set(series.poolings)
+    assert series.poolings == KERNEL_POOLINGS and series.reservoir.normalise == "both"
+    assert series.candidates == (series.columns[:3], series.columns)
+    with_blocks = plan_of(SERIES, backbone="mini")
+    assert set(VALUE_POOLINGS) < set(with_blocks.poolings) and with_blocks.reservoir.normalise == "differences"
 
 
 def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
     plan = plan_of(SERIES)
-    assert (plan.reservoir.backbone, plan.reservoir.init, plan.layers) == ("kernels", "random", ("embed",))
+    assert (plan.reservoir.backbone, plan.reservoir.init) == ("kernels", "random")
+    assert plan.layers == ("embed",)
     assert not plan.has_blocks and plan.compute == "float32" and "add nothing" in plan.reasons["backbone"]
     assert "no transformer; --backbone mini adds one" in plan.model_note("float32")
     for given in (
@@ -98,13 +102,21 @@ def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
     assert {plan_of(task).reservoir.backbone for task in (SYMBOLS, replace(SERIES, name="digits"))} == {"mini"}
 
 
-@pytest.mark.parametrize("rows", [10, 3000, 10_000, 50_000, 10**5, 10**6])
-@pytest.mark.parametrize("values", [32, 500])
-def test_random_kernels_have_the_columns_of_the_input_layer_alone(rows, values):
+@pytest.mark.parametrize("values", [15, 32, 500])
+def test_many_rows_have_fewer_kernels_then_fewer_columns(values):
     task = replace(SERIES, form=Vectors(1), max_tokens=values)
-    plan, of_mini = plan_of(task, rows), plan_of(task, rows, backbone="mini", layers="embed")
-    assert plan.columns == of_mini.columns and plan.candidates == of_mini.candidates
-    assert plan.reasons["layers"] == "the backbone has no blocks"
+    plans = [plan_of(task, rows) for rows in (10, 3000, 3001, 10_000, 50_000, 10**5, 10**6)]
+    assert [plan.reservoir.backbone for plan in plans] == ["kernels"] * 2 + ["kernels:width=256"] * 5
+    assert all(plan.layers == ("embed",) and plan.reservoir.stride == 1 for plan in plans)
+    assert all(plan.reasons["layers"] == "the backbone has no blocks" for plan in plans)
+    widths = [sum(tokens * width for tokens, width in plan.shapes.values()) for plan in plans]
+    sizes = [width * (4 if plan.store == "float32" else 2) for plan, width in zip(plans, widths, strict=True)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert widths[:3] == [1024 * 12, 1024 * 12, 256 * 12]
+    assert plans[-1].poolings == (("compete8", "above3") if values == 500 else ("std", "max"))
+    # Rows that only have test labels take room on disk too.
+    of_test = resolve(task, ExtractOptions(), {"train": 500, "test": 7000})
+    assert of_test.reservoir.backbone == "kernels:width=512"
 
 
 @pytest.mark.parametrize("task", [SERIES, SYMBOLS], ids=kind_of)
@@ -112,7 +124,8 @@ def test_a_limited_run_has_the_plan_of_its_own_rows(task):
     rows = {"train": 1_000_000, "valid": 50_000, "test": 300}
     limited = resolve(task, ExtractOptions(limit=500), rows)
     assert limited == resolve(task, ExtractOptions(), {"train": 500, "valid": 500, "test": 300})
-    assert limited.poolings != resolve(task, ExtractOptions(), rows).poolings
+    whole = resolve(task, ExtractOptions(), rows)
+    assert (limited.poolings, limited.reservoir) != (whole.poolings, whole.reservoir)
 
 
 @pytest.mark.parametrize("task", [replace(SERIES, form=Vectors(1), max_tokens=32), SERIES, SYMBOLS], ids=str)
@@ -132,7 +145,7 @@ def test_many_rows_cost_columns_and_layers_but_no_values(task):
 
 def test_the_input_layer_alone_has_the_known_candidates():
     long = replace(SERIES, max_tokens=1024)
-    plan = plan_of(long, 2900)
+    plan = plan_of(long, 2900, backbone="mini")
     assert plan.layers == ("embed",) and set(VALUE_POOLINGS) < set(plan.poolings)
     assert plan.candidates[0] == tuple(Column("embed", name) for name in VALUE_POOLINGS)
     assert set(itertools.chain.from_iterable(plan.candidates)) == {*plan.columns}
@@ -240,10 +253,11 @@ def test_each_value_of_a_plan_has_a_reason():
     assert plan.to_dict()["columns"]["value"] == [*map(joined_name, plan.candidates)]
 
 
+@pytest.mark.parametrize("backbone", ["mini", None])
 @pytest.mark.parametrize(("values", "stride"), [(9, 1), (1024, 1), (1025, 2), (5000, 5)])
-def test_only_long_rows_have_a_stride_and_its_reason(values, stride):
+def test_only_long_rows_have_a_stride_and_its_reason(backbone, values, stride):
     task = replace(SERIES, max_tokens=values)
-    plan = plan_of(task)
+    plan = plan_of(task, backbone=backbone)
     assert plan.reservoir.stride == stride and plan.reservoir.windowed(task).max_tokens <= 1024
     reason = (
         "the best in our measurements for series"
@@ -256,7 +270,8 @@ def test_only_long_rows_have_a_stride_and_its_reason(values, stride):
 def test_windows_are_learned_from_training_rows():
     plan = plan_of(replace(SERIES, max_tokens=900), longest=500)
     assert plan.reservoir == plan_of(SERIES).reservoir
-    assert plan_of(replace(SERIES, max_tokens=5000), longest=500).reservoir.stride == 5  # the model has 1,024 positions
+    long = plan_of(replace(SERIES, max_tokens=5000), longest=500, backbone="mini")
+    assert long.reservoir.stride == 5  # the model has 1,024 positions
 
 
 def test_an_option_of_the_windows_replaces_only_its_own_default():

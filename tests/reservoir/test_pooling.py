@@ -17,7 +17,7 @@ from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.random_input import draw_input, kernels
 from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
 from reservoir.plan import resolve
-from reservoir.pooling import POOLINGS, check_poolings, find_pooling
+from reservoir.pooling import POOLINGS, channel_levels, check_poolings, find_pooling
 from reservoir.raw_input import raw_features
 from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
@@ -45,6 +45,39 @@ def shares(h, number):
     return np.stack([(h > level).mean(0) for level in 0.06 * np.sinh(np.linspace(-ends, ends, number))]).ravel()
 
 
+def compete(h, size):
+    leads, lowest = np.zeros(h.shape[1]), np.zeros(h.shape[1])
+    for token in h:
+        for start in range(0, len(token), size):
+            group = token[start : start + size]
+            if group.max() >= 1e-3:
+                leads[start + group.argmax()] += group.max()
+            if group.min() < -1e-3:
+                lowest[start + group.argmin()] += 1
+    return np.sqrt(np.concatenate([leads, lowest]) / len(h))
+
+
+def above(h, number):
+    return np.concatenate([(h > np.float32(level)).mean(0) for level in channel_levels(h.shape[1], number)])
+
+
+def places(h, number):
+    middles, of_level = (np.arange(len(h)) + 0.5) / len(h), []
+    for level in channel_levels(h.shape[1], number):
+        above_level = (h > np.float32(level)).T
+        of_level.append([middles[of_channel].mean() if of_channel.any() else 0.5 for of_channel in above_level])
+    return np.ravel(of_level)
+
+
+def sustained(h, number):
+    stretches = [4**power for power in range(number)]
+    of_stretch = []
+    for stretch in stretches:
+        starts = range(max(1, len(h) - stretch + 1))
+        of_stretch.append(np.max([h[start : start + stretch].min(0) for start in starts], axis=0))
+    return np.concatenate(of_stretch)
+
+
 PLAIN = {
     **{name: partial(getattr(np, name), axis=0) for name in ("mean", "std", "min", "max")},
     "first": lambda h: h[0],
@@ -52,6 +85,10 @@ PLAIN = {
     **{f"quantiles{number}": partial(quantiles, number=number) for number in (1, 4, 9)},
     "shares1": lambda h: (h > 0).mean(0),
     **{f"shares{number}": partial(shares, number=number) for number in (4, 13)},
+    **{f"compete{size}": partial(compete, size=size) for size in (1, 5)},
+    **{f"above{number}": partial(above, number=number) for number in (1, 3)},
+    **{f"places{number}": partial(places, number=number) for number in (1, 3)},
+    **{f"sustained{number}": partial(sustained, number=number) for number in (1, 3, 6)},
     "words": partial(np.mean, axis=0),
     "tokens": lambda h: np.pad(h, ((0, LONGEST - len(h)), (0, 0))).ravel(),
 }
@@ -87,6 +124,37 @@ def test_words_are_the_mean_without_special_tokens(special):
             np.testing.assert_allclose(values[row, 0], expected, rtol=1e-6, atol=1e-6)
     if any(special):  # a text of which the tokenizer leaves only special tokens
         assert not pool(hidden, torch.full((4,), sum(special)), "words", special=special).any()
+
+
+def test_the_levels_of_channels_are_spread_over_each_range_of_channels():
+    levels = np.array(channel_levels(1024, 3))
+    assert levels.shape == (3, 1024) and 17 < np.abs(levels).max() <= 18
+    for start in (0, 64, 600):
+        of_bank = levels[:, start : start + 64]
+        assert abs((of_bank > 0).mean() - 0.5) < 0.02 and abs((np.abs(of_bank) < 1).mean() - 0.43) < 0.03
+
+
+def test_channels_compete_within_their_group_unless_none_responds():
+    hidden = torch.randn(4, TOKENS, 24, generator=torch.Generator().manual_seed(0))
+    hidden[:, ::3] = 1e-5 * hidden[:, ::3].sign()  # rounding errors of constant stretches
+    lengths = torch.tensor([12, 1, 7, 5])
+    for size in (2, 8, 24):
+        values = pool(hidden, lengths, f"compete{size}")
+        for row, n in enumerate(lengths.tolist()):
+            np.testing.assert_allclose(values[row, 0], compete(hidden[row, :n].numpy(), size), atol=1e-6)
+    with pytest.raises(InputError, match="24 channels are not groups of 7"):
+        find_pooling("compete7").shape(24, TOKENS, 1)
+
+
+def test_competing_channels_of_pieces_are_those_of_the_whole_text():
+    hidden = torch.randn(2, TOKENS, 16, generator=torch.Generator().manual_seed(0))
+    pieces, counts = torch.cat([hidden[:, :8], hidden[:, 4:]]), torch.tensor([8, 8, 8, 8])
+    pieces[2:, :4] = hidden[:, 8:]
+    counts[2:] = 4
+    order = [0, 2, 1, 3]  # the pieces of the first text, then those of the second
+    of_pieces = pool(pieces[order], counts[order], "compete8").numpy()
+    joined = find_pooling("compete8").join(of_pieces, counts[order].numpy(), np.array([0, 2]), (0, 0))
+    np.testing.assert_allclose(joined, pool(hidden, torch.tensor([TOKENS, TOKENS]), "compete8"), rtol=1e-6)
 
 
 def test_the_help_lists_every_pooling_once():

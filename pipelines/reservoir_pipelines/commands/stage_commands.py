@@ -124,7 +124,8 @@ def fit(
     root = cache_root(options.pop("cache", None))
     data = options.pop("data", None)  # only --seeds reads it, to extract new reservoirs
     choosing = {name: options.pop(name) for name in CHOOSING & options.keys()}
-    stored = [find_entry(root, entry, **choosing) for entry in entries]  # before torch is imported
+    # before torch is imported
+    stored = [find_entry(root, entry, labelled=True, **choosing) for entry in entries]
     if seeds:
         return _fit_seeds(stored, seeds, options, data)
     result = api.fit([entry.path for entry in stored], **options)

@@ -42,7 +42,8 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         columns |= {"label" if name == "y" else name: list(array) for name, array in table.arrays.items()}
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
     elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
-        label_pattern = options.label or ("" if is_new else LAST_WORD)
+        has_last_words = any(re.search(LAST_WORD, header) for header in headers)
+        label_pattern = options.label or (LAST_WORD if has_last_words and not is_new else "")
         labels = _matches(bad, headers, label_pattern, "label", is_new=is_new)
         groups = _matches(bad, headers, options.group or "", "group", is_new=is_new)
         if any(labels):

@@ -12,7 +12,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.images import read_idx
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import texts_of
-from reservoir_pipelines.data import fasta, hdf5, hub, media, npz, series, table, table_rows
+from reservoir_pipelines.data import fasta, forecasts, hdf5, hub, media, npz, series, table, table_rows
 from reservoir_pipelines.data.columns import FILES
 from reservoir_pipelines.data.media import media_files
 from reservoir_pipelines.data.recordings import prepare_recordings
@@ -65,13 +65,14 @@ class Format:
 
 
 FORMATS = (
+    Format(forecasts.read, accepts=forecasts.accepts),
     Format(hub.read, accepts=lambda origin, *_: hub.is_hub(origin)),
     Format(_read_idx, accepts=_accepts_idx),
     Format(series.read, (".ts",), series.accepts),
     Format(media.read, FILES["sounds"], media.accepts),
     Format(npz.read, npz.SUFFIXES),
     Format(hdf5.read, hdf5.SUFFIXES),
-    Format(table_rows.read, table.SUFFIXES),
+    Format(table_rows.read, table.SUFFIXES, table_rows.accepts),
     Format(fasta.read, fasta.SUFFIXES),
 )
 """All formats; the first that reads an origin is taken. The files of `media` and of `series` may be tables, too."""
@@ -80,17 +81,14 @@ FORMATS = (
 def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of a file, a folder or a dataset of the hub, in the format that it has.
 
-    Every stage opens data here. New rows of a fitted ``task`` (for `predict`) may lack labels.
+    Every stage opens data here. Rows may lack labels: features of all rows can be extracted, and new rows of a
+    fitted ``task`` need none.
     """
     if options.labels:
         options = replace(options, labels=str(labels_path(Path(origin), options.labels)))
     for candidate in FORMATS:
         if candidate.reads(origin, options, task):
             rows = candidate.read(origin, options, task)
-            if task is None and rows.y is None:
-                raise InputError(
-                    f"{origin}: no array 'y'", "call the sequences x and the labels y, not X or Y"
-                )
             labels_tokens = None if task is None else task.each
             return prepare_recordings(origin, rows, options, labels_tokens=labels_tokens)
     path = Path(origin)
@@ -103,7 +101,9 @@ def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) ->
 
 
 def source_files(path: Path, named: str | None = None) -> list[Path]:
-    """Return the files of a path (itself, two files of an archive, or the files of a folder), and the labels."""
+    """Return the files of a path (itself, two files of an archive, those of a folder or a pattern), and the labels."""
+    if table.is_pattern(path):
+        return table.files_of_pattern(path)
     labels = [labels_path(path, named)] if named else []
     files = list(series.split_files(path).values()) or media_files(path, *labels)
     if not files:

@@ -7,7 +7,7 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
-from reservoir.tasks.task import MISSING
+from reservoir.tasks.task import MISSING, Task
 from reservoir_pipelines.data.columns import EMPTY
 from reservoir_pipelines.data.rows import MAX_NAMED
 from reservoir_pipelines.data.table_labels import are_numbers, is_usual_number
@@ -29,6 +29,23 @@ class Labels:
     classes: int  # 0 for targets
     names: tuple[str | int, ...]  # names of the classes; empty if they are 0, 1, 2, ...
     notes: tuple[str, ...] = ()
+
+
+WHERE = "name their column with --label, call their array y, give files a folder per class, or a table with --labels"
+"""Where the labels of data come from, as a remedy."""
+
+
+def no_labels(rows: int) -> Labels:
+    """Return the labels of rows without any: missing targets."""
+    return Labels(np.full((rows, 1, 1), np.nan, np.float32), 0, ())
+
+
+def require_labels(task: Task, stage: str) -> None:
+    """Refuse a task whose rows have no labels, for a stage that needs them."""
+    if task.unlabelled:
+        raise InputError(
+            f"{task.name}: its rows have no labels, which {stage} needs", f"{WHERE}; then extract again"
+        )
 
 
 def encode_labels(

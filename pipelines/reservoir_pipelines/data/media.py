@@ -14,6 +14,7 @@ from reservoir.tasks.pictures import SIDE, TOKENS, check_pillow, decoded
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import (
     FILES,
+    as_texts,
     example,
     files_kind,
     listed,
@@ -28,8 +29,8 @@ from reservoir_pipelines.data.roles import INDEX, conventional
 from reservoir_pipelines.data.rows import BadRows, Rows, padded
 from reservoir_pipelines.data.sounds import sound_rows
 from reservoir_pipelines.data.table import SUFFIXES as TABLES
-from reservoir_pipelines.data.table import Table, read_table
-from reservoir_pipelines.data.table_labels import labels_from_table
+from reservoir_pipelines.data.table import Table, files_of_pattern, is_pattern, read_table
+from reservoir_pipelines.data.table_labels import labels_from_table, padded_labels, typed_labels
 
 # ---- images
 
@@ -144,6 +145,9 @@ def folder_labels(root: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     parts = [name.split("/") for name in names]
     splits = {part[0]: SPLIT_NAMES.get(part[0].lower(), "") for part in parts if len(part) > 1}
     others = [top for top, split in splits.items() if not split]
+    if not others and not any(len(part) > 2 for part in parts):  # no file is in a folder of a class
+        named_splits = {"split": np.array([splits[part[0]] for part in parts])} if splits else {}
+        return named_splits if all(len(part) > 1 for part in parts) else {}
     has_several_splits = len(set(splits.values()) - {""}) > 1
     if others and has_several_splits:
         named = ", ".join(top for top, split in splits.items() if split)
@@ -168,19 +172,34 @@ OTHER_RATE = 1.5
 """Ratio of the times between rows of recordings from which a note says that they differ."""
 
 
-class RecordingReader:
-    """Reads recordings of the same channels; those of the first one count if ``channels`` is empty."""
+STEP_LABELS = ("label", "target", "class")
+"""Conventional names of a column with the label of each step; y may be a channel, as in x, y, z."""
 
-    def __init__(self, options: OwnDataOptions, where: str, channels: Sequence[str]):
+
+class RecordingReader:
+    """Reads recordings of the same channels; those of the first one count if ``channels`` is empty.
+
+    If a recording ``has_labels``, a column with the label of each step is no channel: that of ``--label``,
+    or one of `STEP_LABELS`. Its cells are in ``labels``, one list per recording.
+    """
+
+    def __init__(self, options: OwnDataOptions, where: str, channels: Sequence[str], *, has_labels: bool):
         self.options, self.where = options, where
         self.channels = list(channels)
         self.fitted = bool(channels)
+        self.has_labels = has_labels
+        self.label = (options.label or "") if has_labels else ""
+        self.labels: list[list[str]] = []
         self.steps: set[float] = set()  # median time from row to row of each recording
 
     def read(self, file: Path) -> np.ndarray:
         """Return the values of a recording, (steps, channels), in the order of its times."""
-        table = read_table(file, decimal=self.options.decimal)
+        # Labels stay as they are written: 007 is not 7.
+        table = read_table(file, self._label_columns, self.options.decimal)
         require_column(file, table.names, self.options.time, "" if self.fitted else "time")
+        if self.has_labels and not self.fitted:
+            self.label = self.label or next(iter(self._label_columns(table.names)), "")
+            require_column(file, table.names, self.label, "label")
         dropped = separated(self.options.drop)
         for name in () if self.channels else dropped:
             require_column(file, table.names, name, "drop")
@@ -190,7 +209,7 @@ class RecordingReader:
             table, step = _in_order(table, time)
             self.steps |= {step} - {0.0}
         channels = self.channels or [
-            name for name in table.names if name != time and not INDEX.fullmatch(name)
+            name for name in table.names if name not in (time, self.label) and not INDEX.fullmatch(name)
         ]
         missing = [name for name in channels if name not in table.frame]
         if missing:
@@ -202,9 +221,37 @@ class RecordingReader:
             raise InputError(f"{file}: no values", "give a column per channel and a row per step")
         fill = self.options.missing != "refuse"
         values = values_of(table, channels, self.options, fill=fill, data=self.where)
+        cells = as_texts(table.frame[self.label]) if self.label in table.frame else None
+        for row in np.flatnonzero(cells == "") if cells is not None and not self.fitted else ():
+            table.bad.add(row, f"no label in column {self.label!r}")
         table.bad.readable()
         self.channels = channels
+        if cells is not None:
+            self.labels.append(cells.tolist())
         return values
+
+    def _label_columns(self, names: list[str]) -> list[str]:
+        """Return the column of labels among some names, if there is one."""
+        if not self.has_labels or self.label:
+            return [name for name in names if name == self.label]
+        return [name for name in names if name.lower() in STEP_LABELS][:1]
+
+    def label_array(self) -> np.ndarray:
+        """Return a label per recording if each has one alone, else the labels of steps, (recordings, longest)."""
+        where = f"{self.where}, column {self.label!r}"
+        if all(len(set(cells)) == 1 for cells in self.labels):
+            return typed_labels(where, [cells[0] for cells in self.labels], self.options)
+        return padded_labels(where, self.labels, self.options)
+
+    def new_labels(self, *, each: bool) -> np.ndarray:
+        """Return the labels of new recordings as objects (rows,), lists if ``each`` step has one; None if one lacks."""
+        where = f"{self.where}, column {self.label!r}"
+        labels = np.empty(len(self.labels), object)
+        for row, cells in enumerate(self.labels):
+            if "" not in cells:
+                typed = typed_labels(where, cells, self.options).tolist()
+                labels[row] = typed if each else typed[0]
+        return labels
 
     def notes(self) -> list[str]:
         """Return a note if the sampling rates of the recordings differ."""
@@ -234,22 +281,36 @@ def recording_rows(
     others: Mapping[str, Any],
     bad: BadRows,
     options: OwnDataOptions,
-    channels: Sequence[str],
+    task: Task | None,
+    *,
+    have_labels: bool = False,
 ) -> Rows:
-    """Return recordings as rows, with their other arrays (files,); ``channels`` are those of a readout, if any."""
-    reader = RecordingReader(options, bad.where, channels)
+    """Return recordings as rows, with their other arrays (files,); new ones have the channels of the ``task``.
+
+    Recordings that ``have_labels`` may have a column of them, with which each step or the whole recording is
+    labelled.
+    """
+    channels: Any = task.parameters.get("columns", ()) if task else ()
+    reader = RecordingReader(options, bad.where, channels, has_labels=have_labels)
     sequences = bad.read_files(files, reader.read)
     readable = bad.readable()
     x, lengths = padded(str(files[0].parent), sequences)
     values = listed(reader.channels)
-    note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"
+    notes = [f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"]
+    arrays = {name: array[readable] for name, array in others.items()}
+    parameters: dict[str, Any] = {"columns": reader.channels, "recordings": True}
+    if len(reader.labels) == len(lengths):
+        arrays["y"] = reader.new_labels(each=task.each) if task else reader.label_array()
+        labels_steps = task.each if task else arrays["y"].ndim > 1
+        notes.append(f"the column {reader.label!r} labels every {'step' if labels_steps else 'recording'}")
+        parameters |= {"label": reader.label} | ({"each": "token"} if labels_steps else {})
     return Rows(
         x=x,
         lengths=lengths,
-        **{name: array[readable] for name, array in others.items()},
+        **arrays,
         files=tuple(files),
-        notes=(note, *reader.notes()),
-        parameters={"columns": reader.channels, "recordings": True},
+        notes=(*notes, *reader.notes()),
+        parameters=parameters,
     )
 
 
@@ -266,6 +327,21 @@ def _in_order(table: Table, name: str) -> tuple[Table, float]:
             f"sort the rows, or pass --drop {quote(name)} if they are sorted",
         )
     return table.take(np.argsort(times).tolist()), step
+
+
+def table_parts(path: Path, options: OwnDataOptions, task: Task | None) -> list[Path]:
+    """Return the parts of a table in Parquet files, sorted by name: those of a pattern, or of a folder.
+
+    The Parquet files of a folder are recordings instead if they lie in folders of their classes, or if a
+    table has their labels.
+    """
+    if is_pattern(path):
+        return files_of_pattern(path)
+    if options.labels or (task and task.parameters.get("recordings")):
+        return []
+    files = media_files(path)
+    are_parts = all(file.parent == path and file.suffix.lower() == ".parquet" for file in files)
+    return files if are_parts and path.is_dir() else []
 
 
 # ---- files of any kind
@@ -292,8 +368,12 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         else:
             classes = [task.label(number) for number in range(task.classes)]
             arrays = classes_of_folders(names, classes)
-    rows = media_rows(files, arrays | {"ids": np.array(names)}, bad, options, task)
-    unused = ("text", *(() if options.labels else ("label", "id", "group")))
+    # Labels stand in the recordings themselves if a flag says so, or if nothing else labels them.
+    in_files = not options.labels and not (task and task.parameters.get("labels"))
+    have_labels = in_files and bool(options.label or (task is None and "y" not in arrays))
+    rows = media_rows(files, arrays | {"ids": np.array(names)}, bad, options, task, have_labels=have_labels)
+    without_table = ("id", "group") if "label" in rows.parameters else ("label", "id", "group")
+    unused = ("text", *(() if options.labels else without_table))
     return replace(rows, notes=(*notes, *rows.notes), unused=unused)
 
 
@@ -303,16 +383,20 @@ def media_rows(
     bad: BadRows,
     options: OwnDataOptions,
     task: Task | None,
+    *,
+    have_labels: bool = False,
 ) -> Rows:
-    """Return files of one kind as rows, with other ``arrays`` (files,); those of a ``task`` have its channels."""
+    """Return files of one kind as rows, with other ``arrays`` (files,); those of a ``task`` have its channels.
+
+    Recordings that ``have_labels`` may have a column with the label of each step.
+    """
     kind = files_kind([files[0].name])
     if kind == "images":
         rows = image_rows(files, arrays, bad)
     elif kind == "sounds":
         rows = sound_rows(files, arrays, bad, options.rate, waveform=options.waveform)
     else:
-        channels: Any = task.parameters.get("columns", ()) if task else ()
-        rows = recording_rows(files, arrays, bad, options, channels)
+        rows = recording_rows(files, arrays, bad, options, task, have_labels=have_labels)
     return replace(
         rows,
         notes=(*bad.notes(), *rows.notes),
@@ -323,6 +407,8 @@ def media_rows(
 
 def _files(path: Path, options: OwnDataOptions, task: Task | None) -> list[Path]:
     """Return the files of a path, without a table of labels; a single recording is one if the task has recordings."""
+    if table_parts(path, options, task):
+        return []
     parameters = task.parameters if task else {}
     tables_of_labels = [path / parameters["labels"]] if "labels" in parameters else []
     if options.labels:

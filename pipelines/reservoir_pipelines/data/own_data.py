@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from reservoir.tasks.words import UNKNOWN, are_words, shown
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import is_hub
-from reservoir_pipelines.data.labels import Labels, encode_labels, split_rows
+from reservoir_pipelines.data.labels import WHERE, Labels, encode_labels, no_labels, split_rows
 from reservoir_pipelines.data.rows import OF_RECORDINGS, OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
+from reservoir_pipelines.data.table import is_pattern
 from reservoir_pipelines.data.values import (
     MAX_SYMBOLS,
     SAMPLE,
@@ -32,12 +33,17 @@ from reservoir_pipelines.data.values import (
     standardisation,
 )
 
+OF_FORECASTS = ("forecast", "past")
+"""The options of forecasts."""
+
 NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
 
 
 def own_name(origin: str) -> str:
-    """Return the name of your own data as a task: the file's name without special characters."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"
+    """Return the name of your own data as a task: the name of its file, or of the folder of its parts, simplified."""
+    path = Path(origin)
+    name = path.absolute().parent.name if is_pattern(path) else path.name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "data"
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,12 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        # Options of recordings count only if they are given, so that data that was prepared before they existed
-        # keeps its folder. "asked" is the name that the options have in the digests of these folders.
+        # Options of recordings and forecasts count only if they are given, so that data that was prepared before they
+        # existed keeps its folder. "asked" is the name that the options have in the digests of these folders.
         options = {
             name: value
             for name, value in vars(self.options).items()
-            if name not in OF_RECORDINGS or value is not None
+            if name not in (*OF_RECORDINGS, *OF_FORECASTS) or value is not None
         }
         return {"asked": options}
 
@@ -92,8 +98,10 @@ class OwnData(Source):
 
     def _parameters(self) -> dict[str, Any]:
         """Return the given options and the choices of the rules, with which `predict` reads new rows."""
-        parameters = {} if self._labels_per_row is None else {"each": "token"}
+        parameters: dict[str, Any] = {} if self._labels_per_row is None else {"each": "token"}
         parameters |= {**self._rows.parameters, **self.options.explicit}
+        if self._rows.y is None:
+            parameters["unlabelled"] = True
         if self.options.labels:  # paths are not part of the cache key
             parameters["labels"] = Path(self.options.labels).name
         if self._are_symbols:
@@ -173,6 +181,7 @@ class OwnData(Source):
         size = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
         tokens = {"letters": "letters", "images": "patches"}.get(rows.holds, "tokens")
         labels = f"{self.task.classes:,} classes" if self.task.classes else "targets of a regression"
+        labels = "no labels" if rows.y is None else labels
         roles = "".join(f", --{flag} {column}" for flag, column in rows.roles.items())
         return f"{self.name}: {len(rows):,} rows of {size} {tokens}, with {labels}{roles}"
 
@@ -181,6 +190,8 @@ class OwnData(Source):
         lines = [*self._rows.notes, *self._labels.notes]
         if self.task.each and "each" not in self._rows.parameters:
             lines.append("y is as long as x, so it labels every token")
+        if self._rows.y is None:
+            lines.append(f"the rows have no labels, which fit and train need; {WHERE}")
         if self._rows.groups is not None:
             lines.append(f"{len(np.unique(self._rows.groups)):,} groups, each in one split")
         return [f"{self.name}: {line}" for line in [*lines, *self._notes_on_sequences()]]
@@ -256,14 +267,14 @@ class OwnData(Source):
         """Number of labels of each row, if every token has one."""
         return self._lengths if self._rows.labels_tokens else None
 
-    @property
-    def _y(self) -> np.ndarray:
-        assert self._rows.y is not None  # `open_rows` refuses data without labels
-        return self._rows.y
-
     @cached_property
     def _labels(self) -> Labels:
-        return encode_labels(self.origin, self._y, self.options, self._labels_per_row, self._rows.label)
+        rows = self._rows
+        if rows.y is None:
+            return no_labels(len(rows))
+        # Values to forecast are numbers, also if all are whole.
+        options = replace(self.options, regression=True) if self.options.forecast else self.options
+        return encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
 
     @cached_property
     def _split(self) -> np.ndarray:

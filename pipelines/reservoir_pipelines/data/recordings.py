@@ -35,10 +35,11 @@ def prepare_recordings(
         return rows
     if labels_tokens is None:
         labels_tokens = rows.labels_tokens
-    one_label_per_step = rows.y is None or rows.y.dtype == object or rows.y.shape[:2] == tuple(shape[:2])
-    if labels_tokens and not one_label_per_step:
+    y = rows.y
+    are_arrays = y is not None and y.dtype != object  # not lists, which have the length of their recording
+    if labels_tokens and y is not None and are_arrays and y.shape[:2] != tuple(shape[:2]):
         raise InputError(
-            f"{where}: the labels have the shape {rows.y.shape}, not one label for each of {tuple(shape[:2])} steps",
+            f"{where}: the labels have the shape {y.shape}, not one label for each of {tuple(shape[:2])} steps",
             "correct or remove them",
         )
     lengths = np.full(shape[0], shape[1], np.int32) if rows.lengths is None else rows.lengths
@@ -182,25 +183,26 @@ def window_starts(length: int, window: int, step: int) -> list[int]:
 
 
 def _cut_rows(rows: Rows, window: int, step: int, *, labels_tokens: bool) -> Rows:
+    """Return the windows of recordings as rows, which are read when they are needed."""
     assert rows.lengths is not None
-    starts = [window_starts(int(length), window, step) for length in rows.lengths]
-    counts = np.array([len(of_recording) for of_recording in starts])
+    # The recording and the first step of each window.
+    starts_by_recording = [window_starts(int(length), window, step) for length in rows.lengths]
+    counts = np.array([len(starts) for starts in starts_by_recording])
     recording = np.repeat(np.arange(len(rows)), counts)
-    start = np.concatenate([np.array(of_recording, np.int64) for of_recording in starts])
+    start = np.concatenate([np.array(starts, np.int64) for starts in starts_by_recording])
     names = rows.names
     windows = RecordingWindows(recording=recording, start=start, names=names)
 
+    # A recording that is shorter than a window is one shorter window.
     steps = min(window, rows.x.shape[1])
     lengths = np.minimum(rows.lengths[recording] - start, steps).astype(np.int32)
-    y, split = (None if array is None else array[recording] for array in (rows.y, rows.split))
-    if labels_tokens and rows.y is not None:
-        # An array has padding after the end of a short recording; a list of labels has none.
-        counts_of_labels = np.full(len(start), steps) if rows.y.ndim > 1 else lengths
-        places = [first + np.arange(count) for first, count in zip(start, counts_of_labels, strict=True)]
-        y = _labels_at(rows.y, recording, places)
+    y = _labels_of_windows(rows.y, windows, lengths, steps, labels_tokens=labels_tokens)
     # A recording is a group: its windows are alike, so they are never on both sides of a split.
     groups = names if rows.groups is None else rows.groups
-    ids = [window_name(names[r], s, s + n) for r, s, n in zip(recording, start, lengths, strict=True)]
+    ids = [
+        window_name(names[number], first_step, first_step + length)
+        for number, first_step, length in zip(recording, start, lengths, strict=True)
+    ]
     shorter = int((rows.lengths < window).sum())
     note = f"{len(rows):,} recordings make {len(recording):,} windows of {window:,} steps, every {step:,}"
     if shorter:
@@ -211,7 +213,7 @@ def _cut_rows(rows: Rows, window: int, step: int, *, labels_tokens: bool) -> Row
         lengths=lengths,
         y=y,
         groups=groups[recording],
-        split=split,
+        split=None if rows.split is None else rows.split[recording],
         ids=np.array(ids),
         windows=windows,
         skipped=_skipped_among_windows(rows.skipped, counts),
@@ -219,6 +221,25 @@ def _cut_rows(rows: Rows, window: int, step: int, *, labels_tokens: bool) -> Row
         piece_rows=min(EVERY_ROW, max(1, rows.piece_rows * rows.x.shape[1] // max(window, step))),
         notes=(*rows.notes, note),
     )
+
+
+def _labels_of_windows(
+    y: np.ndarray | None,
+    windows: RecordingWindows,
+    lengths: np.ndarray,
+    steps: int,
+    *,
+    labels_tokens: bool,
+) -> np.ndarray | None:
+    """Return the label of each window: that of its recording, or those of its steps."""
+    if y is None:
+        return None
+    if not labels_tokens:
+        return y[windows.recording]
+    # An array has padding after the end of a short recording; a list of labels has none.
+    counts = np.full(len(lengths), steps) if y.ndim > 1 else lengths
+    places = [first + np.arange(count) for first, count in zip(windows.start, counts, strict=True)]
+    return _labels_at(y, windows.recording, places)
 
 
 def _labels_at(y: np.ndarray, recording: np.ndarray, places: list[np.ndarray]) -> np.ndarray:

@@ -30,6 +30,7 @@ from reservoir_pipelines.data.columns import (
     separated,
 )
 from reservoir_pipelines.data.table import NO_NAME, Table
+from reservoir_pipelines.data.values import read_labels
 
 CONVENTIONAL = {
     "label": ("label", "target", "class", "y"),
@@ -152,8 +153,33 @@ def roles_by_cells(
             _refuse_odd_sequences(table, name, options)
             roles = replace(roles, sequence=name, values=())
     if fitted is None and not roles.labels:
-        refuse_unlabelled(table, roles.values, options)
+        _refuse_forgotten_label(table, roles, options)
     return roles
+
+
+def _refuse_forgotten_label(table: Table, roles: Roles, options: OwnDataOptions) -> None:
+    """Refuse a table without a column of labels if a column may be the label; rows without labels hold values alone."""
+    beside_sequence = bool(roles.sequence) and bool(roles.values)
+    header_is_short = len(table.bad.reasons) == len(
+        table.frame
+    )  # every row has more cells, so names are missing
+    values = [name for name in roles.values if not holds_lists(table.frame[name])]
+    texts = [name for name in values if not holds_single_numbers(table, name)]
+    if texts or beside_sequence or header_is_short:
+        refuse_unlabelled(table, roles.values, options)
+    # A few whole numbers among numbers with decimals may be classes.
+    kinds = {name: table.frame[name].dtype.kind for name in values}
+    whole = [
+        name
+        for name, kind in kinds.items()
+        if kind in "biu" and read_labels(table.frame[name].to_numpy()).names
+    ]
+    if whole and "f" in kinds.values() and not options.values:
+        command = example(table.path, options, label=likely_label(table, whole))
+        raise InputError(
+            f"{table.path}: {no_label_among(table)}, but {whole[-1]!r} holds a few whole numbers",
+            f"pass --label NAME if it is the label, or --values if all are values, for example: {command}",
+        )
 
 
 def refuse_counters(table: Table, roles: Roles, options: OwnDataOptions) -> None:
@@ -266,18 +292,29 @@ def refuse_unlabelled(
     table: Table, candidates: Sequence[str], options: OwnDataOptions, data: str = ""
 ) -> NoReturn:
     """Refuse a table without a column of labels; ``data`` is the path of the data if the table has its labels only."""
-    problem = f"{table.path}: no column is called label, target, class or y among {listed(table.names)}"
+    problem = f"{table.path}: {no_label_among(table)}"
     if not candidates:
         raise InputError(problem, "add a column of labels, and pass --label NAME")
-    # The example names the column that looks most like classes: a text, or one of two columns, with
-    # the fewest different cells; of columns that are all different, the last one.
+    command = example(data or table.path, options, label=likely_label(table, candidates))
+    raise InputError(problem, f"pass --label NAME, for example: {command}")
+
+
+def no_label_among(table: Table) -> str:
+    """Return the problem of a table without a column of labels."""
+    return f"no column is called label, target, class or y among {listed(table.names)}"
+
+
+def likely_label(table: Table, candidates: Sequence[str]) -> str:
+    """Return the column that looks most like classes, to name it in an example.
+
+    It is a text, or one of two columns, with the fewest different cells; of columns that are all
+    different, the last one.
+    """
     frame = table.frame
     single = [name for name in candidates if not holds_lists(frame[name])] or candidates
     texts = [name for name in single if not holds_single_numbers(table, name)]
     likely = texts if texts and len(candidates) > 2 else single
-    label = min(reversed(likely), key=lambda name: frame[name].astype(str).nunique())
-    command = example(data or table.path, options, label=label)
-    raise InputError(problem, f"pass --label NAME, for example: {command}")
+    return min(reversed(likely), key=lambda name: frame[name].astype(str).nunique())
 
 
 def _refuse_odd_sequences(table: Table, name: str, options: OwnDataOptions) -> None:

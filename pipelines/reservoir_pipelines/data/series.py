@@ -35,6 +35,7 @@ def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> b
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the series of a file, or of the published train and test files that belong together."""
     path = Path(origin)
+    # New rows for a readout (of ``task``) are one file. The published pair is only read for a fit.
     files = {} if task else split_files(path)
     series = [
         _read_ts(file) if file.suffix.lower() == ".ts" else _read_bare(file)
@@ -46,17 +47,24 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     if len(channels) > 1:
         raise InputError(f"{where}: sequences of {channels} channels", "give all the same number")
     x, lengths = padded(where, sequences)
+    # If only one of two files has labels, they are of no use.
     labels = [label for part in series for label in part.labels]
+    y = np.array(labels) if len(labels) == len(x) else None
+    # Of a published pair, each file is a split.
     sizes = [len(part.sequences) for part in series]
-    names = " and ".join(file.name for file in files.values())
+    split = None
+    notes: tuple[str, ...] = ()
+    if files:
+        split = np.repeat(list(files), sizes)
+        notes = ("split as published: " + " and ".join(file.name for file in files.values()),)
     return Rows(
         x=x,
         lengths=lengths,
-        y=np.array(labels) if len(labels) == len(x) else None,
-        split=np.repeat(list(files), sizes) if files else None,
+        y=y,
+        split=split,
         ids=np.concatenate([np.arange(size) for size in sizes]),  # each file counts its own rows
-        notes=(f"split as published: {names}",) if files else (),
-        unused=COLUMN_FLAGS,
+        notes=notes,
+        unused=COLUMN_FLAGS,  # there are no columns with names
     )
 
 

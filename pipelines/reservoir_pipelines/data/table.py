@@ -195,11 +195,10 @@ def read_arrow(path: Path, rows: int | None = None) -> Any:
         return table.replace_schema_metadata(schema.metadata)
 
 
-def read_parquet(path: Path, rows: int | None) -> Any:
-    """Return a ``pandas.DataFrame``: lists as lists, dates and decimals as text, as in other tables."""
+def frame_of(path: Path, table: Any) -> Any:
+    """Return a ``pyarrow.Table`` as a data frame: lists as lists, dates and decimals as text, as in other tables."""
     import pandas as pd
 
-    table = read_arrow(path, rows)
     types = import_pyarrow(path).types
     with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
         columns = {}
@@ -218,6 +217,67 @@ def read_parquet(path: Path, rows: int | None) -> Any:
             ]
             columns[name] = pd.Series(cells, dtype=object)
         return pd.DataFrame(columns)
+
+
+# ---- Parquet in parts
+
+
+PATTERN = "*?["
+"""Characters of a pattern that stands for several files, such as ``data/*.parquet``."""
+
+
+def is_pattern(path: Path) -> bool:
+    """Return whether a path is no file, but a pattern of file names in a folder."""
+    return any(mark in path.name for mark in PATTERN) and not path.exists()
+
+
+def data_exists(path: Path) -> bool:
+    """Return whether a path is there, or a file that a pattern stands for."""
+    return path.exists() or any(path.parent.glob(path.name) if is_pattern(path) else ())
+
+
+def files_of_pattern(path: Path) -> list[Path]:
+    """Return the files that a pattern stands for, sorted by name; refuse a pattern of other than Parquet files."""
+    files = sorted(file for file in path.parent.glob(path.name) if file.is_file())
+    others = [file for file in files if file.suffix.lower() != ".parquet"]
+    if others or not files:
+        problem = f"{others[0].name} is no Parquet file" if others else "no such files"
+        raise InputError(f"{path}: {problem}", "give a pattern of Parquet files, such as 'data/*.parquet'")
+    return files
+
+
+def read_parts(path: Path, files: Sequence[Path]) -> "Table":
+    """Return the rows of Parquet files with equal columns as one table, file by file; ``path`` is their pattern."""
+    pyarrow = import_pyarrow(path)
+    parts = list[Any]()
+    for file in files:
+        part = read_arrow(file)
+        if parts:
+            _check_same_columns(file, part.schema, files[0], parts[0].schema)
+            part = part.select(parts[0].column_names)
+        parts.append(part)
+    # A column of which a part knows no value has the type null there, and that of the other parts after this.
+    whole = pyarrow.concat_tables(parts, promote_options="default")
+    places = [
+        f"{file.name}, row {row}"
+        for file, part in zip(files, parts, strict=True)
+        for row in range(len(part))
+    ]
+    return Table(path, frame_of(path, whole), BadRows(str(path), places))
+
+
+def _check_same_columns(file: Path, schema: Any, first_file: Path, first_schema: Any) -> None:
+    """Refuse a part of a table that has other columns, or columns of other types, than the first part."""
+    remedy = "write all parts with the same columns"
+    names, first_names = set(schema.names), set(first_schema.names)
+    for name in sorted(names ^ first_names):
+        has, lacks = (first_file, file) if name in first_names else (file, first_file)
+        raise InputError(f"{lacks}: no column {name!r}, which {has.name} has", remedy)
+    for name in first_schema.names:
+        kind, first_kind = (str(part.field(name).type) for part in (schema, first_schema))
+        if kind != first_kind and "null" not in (kind, first_kind):
+            problem = f"the column {name!r} holds {kind}, but {first_kind} in {first_file.name}"
+            raise InputError(f"{file}: {problem}", remedy)
 
 
 # ---- tables of any format
@@ -261,7 +321,7 @@ def read_table(
     """Return a table, or its first ``rows``; pandas infers the types of all columns but ``text``, by default none."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        frame = read_parquet(path, rows)
+        frame = frame_of(path, read_arrow(path, rows))
         return Table(path, frame, BadRows(str(path), [f"row {row}" for row in range(len(frame))]))
     check_text(path)
     if suffix == ".jsonl":

@@ -10,6 +10,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir_pipelines.data.columns import (
+    MOST,
     as_texts,
     holds_digits,
     holds_lists,
@@ -23,9 +24,9 @@ from reservoir_pipelines.data.columns import (
     values_of,
 )
 from reservoir_pipelines.data.roles import Roles
-from reservoir_pipelines.data.rows import EMPTY_CELL, Skipped
+from reservoir_pipelines.data.rows import EMPTY_CELL, Skipped, padded
 from reservoir_pipelines.data.table import Table
-from reservoir_pipelines.data.table_labels import joined_labels, typed_labels
+from reservoir_pipelines.data.table_labels import joined_labels, padded_labels
 
 
 @dataclass
@@ -237,20 +238,10 @@ def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letter
     for row, parts in enumerate(labels):
         if not parts:
             bad.add(row, f"no labels in column {label!r}")
-    reading.arrays["y"] = _padded_labels(reading, label, labels)
+    reading.arrays["y"] = padded_labels(f"{table.bad.where}, column {label!r}", labels, reading.options)
     reading.chosen["each"] = "token"
     reading.notes.append(f"the column {label!r} labels every token of {sequence!r}")
     return True
-
-
-def _padded_labels(reading: TableArrays, label: str, labels: list[list[Any]]) -> np.ndarray:
-    """Return labels as an array (rows, longest) with zeros at the ends."""
-    counts = np.array([len(parts) for parts in labels], np.int64)
-    cells = [cell for parts in labels for cell in parts]
-    flat = typed_labels(f"{reading.table.bad.where}, column {label!r}", cells, reading.options)
-    y = np.zeros((len(counts), counts.max()), flat.dtype)
-    y[np.arange(counts.max()) < counts[:, None]] = flat
-    return y
 
 
 def _parts(label: Any) -> list[Any]:
@@ -285,11 +276,13 @@ def read_long_form(reading: TableArrays) -> Skipped:
         table.bad.add(row, f"no id in column {roles.id!r}")
     ids = np.array(reading.texts(roles.id))
 
+    labels_steps = _labels_steps(reading, ids)
     # Often only one row of a sequence has its label.
-    for label in {*roles.labels} & {*table.frame}:
+    for label in () if labels_steps else {*roles.labels} & {*table.frame}:
         column = table.frame[label]
         table.frame[label] = column.fillna(column.groupby(ids).transform("first"))
     reading.read_labels()
+    step_labels = reading.arrays.pop("y", None) if labels_steps else None
     reading.read_groups_and_split()
     times = sortable_times(table, roles.time)
     names = reading.value_columns()
@@ -315,6 +308,8 @@ def read_long_form(reading: TableArrays) -> Skipped:
     ordered_rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
     reading.arrays = {array: values[first[good]] for array, values in reading.arrays.items()}
     reading.arrays["ids"] = sequence_ids[good]
+    if step_labels is not None:
+        _read_step_labels(reading, [step_labels[ordered_rows[sequence]] for sequence in good])
     if reading.options.symbols and len(names) == 1:
         steps = steps[:, 0]
     reading.arrays["x"] = np.fromiter((steps[ordered_rows[sequence]] for sequence in good), object)
@@ -326,6 +321,35 @@ def read_long_form(reading: TableArrays) -> Skipped:
     return skipped
 
 
+def _labels_steps(reading: TableArrays, ids: np.ndarray) -> bool:
+    """Return whether the label belongs to each step, not to the whole sequence: it changes in most sequences.
+
+    In fewer, the steps with another label are taken for mistakes, and refused.
+    """
+    labels = [name for name in reading.roles.labels if name in reading.table.frame]
+    if reading.new or len(labels) != 1:
+        return "each" in reading.remembered
+    cells = as_texts(reading.table.frame[labels[0]])
+    different_labels = cells[cells != ""].groupby(ids[cells != ""]).nunique()
+    return bool((different_labels > 1).mean() > MOST)
+
+
+def _read_step_labels(reading: TableArrays, labels: list[np.ndarray]) -> None:
+    """Read the labels of the steps of each sequence as ``y``, (rows, longest), or of new sequences as lists."""
+    if reading.new:
+        objects = np.empty(len(labels), object)
+        objects[:] = [None if None in steps.tolist() else steps.tolist() for steps in labels]
+        reading.arrays["y"] = objects
+        return
+    (label,) = reading.roles.labels
+    reading.arrays["y"] = padded("", labels)[0]
+    reading.chosen["each"] = "token"
+    reading.notes.append(
+        f"the column {label!r} labels every step; pass --group {quote(reading.roles.id)} instead of --id "
+        "if each row is a whole sequence"
+    )
+
+
 def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
     """Refuse rows whose label, group or split differs from that of the ``first`` row (rows,) of their sequence."""
     table, name = reading.table, reading.roles.id
@@ -335,7 +359,11 @@ def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
             continue
         row = int(np.argmax(differs))
         what = "label" if array == "y" else array
+        flags = f"--group {quote(name)} or --drop {quote(name)}"
+        remedy = f"make them equal, or pass {flags} if each row is a whole sequence"
+        if array == "y":
+            remedy += ", or write an .npz with y (sequences, steps) beside x if every step has a label"
         raise InputError(
             f"{table.path}, {table.bad.places[row]}: the {what} differs from earlier rows with this {name!r}",
-            f"make them equal, or pass --group {quote(name)} or --drop {quote(name)} if each row is a whole sequence",
+            remedy,
         )

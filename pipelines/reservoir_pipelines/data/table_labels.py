@@ -147,6 +147,15 @@ def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> n
     return array
 
 
+def padded_labels(where: str, labels: Sequence[Sequence[Any]], options: OwnDataOptions) -> np.ndarray:
+    """Return labels of all tokens of each row as an array (rows, longest) with zeros at the ends."""
+    counts = np.array([len(parts) for parts in labels], np.int64)
+    flat = typed_labels(where, [cell for parts in labels for cell in parts], options)
+    y = np.zeros((len(counts), counts.max()), flat.dtype)
+    y[np.arange(counts.max()) < counts[:, None]] = flat
+    return y
+
+
 def _leaves(cell: Any) -> Iterator[Any]:
     """Yield the values of nested lists."""
     if not isinstance(cell, list | np.ndarray):
@@ -221,37 +230,48 @@ def labels_from_table(
     ``names`` are those of the files or records, which ``bad`` counts. New files need no labels.
     """
     assert options.labels
-    table = read_table(
-        Path(options.labels), list, options.decimal
-    )  # all as text, because run 007 is not run 7
+    # All columns are read as text, because run 007 is not run 7.
+    table = read_table(Path(options.labels), list, options.decimal)
     table.bad.skip = bad.skip
-    table.bad.readable()
-    for role, name in {
-        "id": options.id,
-        "label": options.label,
-        "group": None if is_new else options.group,
-    }.items():
-        require_column(table.path, table.names, name, "" if is_new else role)
+    table.bad.readable()  # refuses bad rows unless they may be skipped
+    _require_named_columns(table, options, is_new=is_new)
 
-    # One row for each file or record; those without a row are bad.
+    # Join: one row of the table for each file or record. Those without a row are bad; row 0 takes the place of theirs,
+    # and is left out with the bad row.
     key, row_of_name = _joined(table, options.id, names, some=bool(bad.skip) and not is_new)
     for place, name in enumerate(names):
         if name not in row_of_name:
             bad.add(place, f"no row in {table.path.name}")
-    unused = [str(cell) for cell in table.frame[key].drop(index=[*row_of_name.values()])]
-    roles = roles_of_labels(table, key, bad.where, options, {} if is_new else None)
     joined = table.take([row_of_name.get(name, 0) for name in names])
 
+    # New rows may lack labels and groups (a mapping of parameters, though empty, says that they are new), and are not
+    # split.
+    parameters_of_readout: dict[str, str] | None = {} if is_new else None
+    roles = roles_of_labels(table, key, bad.where, options, parameters_of_readout)
+    split_column = "" if is_new else roles.split
     arrays = {"y": joined_labels(joined, roles.labels, options, required=not is_new)}
-    for array, column in {"groups": roles.group, "split": "" if is_new else roles.split}.items():
-        if column:
+    for array, column in (("groups", roles.group), ("split", split_column)):
+        if column:  # names, also if they are numbers
             arrays[array] = labels_of(joined, column, OwnDataOptions(classes=True), required=True)
+
+    # What is wrong in a row of the table is wrong with its file or record.
     for row, reason in joined.bad.reasons.items():
         bad.add(row, f"{table.path.name}, {joined.bad.places[row]}: {reason}")
+    unused = [str(cell) for cell in table.frame[key].drop(index=[*row_of_name.values()])]
     note = f"labels from {table.path.name}, column {roles.labels[0]!r}, joined by {key!r}"
     if unused:
         note += f"; rows without a file or record are left out ({len(unused):,}): {listed(unused)}"
     return TableLabels(arrays, [note])
+
+
+def _require_named_columns(table: Table, options: OwnDataOptions, *, is_new: bool) -> None:
+    """Refuse columns that the options name and the table of labels does not have; new rows need no groups."""
+    columns = {"id": options.id, "label": options.label}
+    if not is_new:
+        columns["group"] = options.group
+    for role, name in columns.items():
+        # The message about a fit names the flag; the options of new rows are those of the readout.
+        require_column(table.path, table.names, name, "" if is_new else role)
 
 
 def _joined(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,16 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
-from reservoir_pipelines.data.media import check_inside, media_rows
-from reservoir_pipelines.data.roles import refuse_counters, roles_by_cells, roles_by_name
+from reservoir_pipelines.data.media import check_inside, media_rows, table_parts
+from reservoir_pipelines.data.roles import (
+    likely_label,
+    no_label_among,
+    refuse_counters,
+    roles_by_cells,
+    roles_by_name,
+)
 from reservoir_pipelines.data.rows import BadRows, Rows, TextCodes, padded, text_rows
-from reservoir_pipelines.data.table import Table, read_table
+from reservoir_pipelines.data.table import SUFFIXES, Table, read_parts, read_table
 from reservoir_pipelines.data.table_forms import (
     TableArrays,
     holds_letters,
@@ -28,20 +35,37 @@ NEEDS_NO_FLAG = {"labels": ("label", "y"), "group": ("groups",)}
 """Columns that a readout does not record: new data has them under the same conventional names."""
 
 
+def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
+    """Return whether a path is a table, or stands for the parts of one."""
+    path = Path(origin)
+    is_table = path.suffix.lower() in SUFFIXES and path.is_file()
+    return is_table or bool(table_parts(path, options, task))
+
+
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of a table, or the files that it names together with its other columns."""
     path = Path(origin)
+    parts = table_parts(path, options, task)
+    if parts and path.is_dir():  # so that files that cells may name are in this folder
+        path /= "*.parquet"
     fitted = task.parameters if task else None
 
     def text(names: list[str]) -> set[str]:
         return roles_by_name(path, names, options, fitted).as_written
 
-    table = read_table(path, text, options.decimal)
+    table = read_parts(path, parts) if parts else read_table(path, text, options.decimal)
     table.bad.skip = options.skip_bad_rows
     rows = rows_of_table(table, options, fitted)
+    if parts and Path(origin).is_dir() and task is None and rows.y is None:
+        raise InputError(
+            f"{origin}: Parquet files without a column of labels are recordings, or parts of a table",
+            f"give {quote(str(path))} for the parts of a table, or --labels for recordings",
+        )
     if isinstance(rows.x, TextCodes) and names_files(path.parent, rows.x.texts):
         rows = _rows_of_files(table, rows, rows.x.texts, options, task)
-    return replace(rows, unused=("labels",))  # a table has labels of its own
+    notes = (f"a table in {len(parts):,} parts, {parts[0].name} first",) if parts else ()
+    # A table has labels of its own.
+    return replace(rows, notes=(*notes, *rows.notes), unused=("labels",))
 
 
 def _rows_of_files(
@@ -124,6 +148,12 @@ def _note_roles(reading: TableArrays) -> None:
     roles, options = reading.roles, reading.options
     for name in roles.left_out:
         reading.notes.append(f"the column {name!r} is left out because it has no name")
+    if not reading.new and not roles.labels:
+        candidates = roles.values or tuple(reading.table.names)
+        label = likely_label(reading.table, candidates)
+        reading.notes.append(
+            f"{no_label_among(reading.table)}; pass --label NAME, such as --label {quote(label)}"
+        )
     if not reading.new and not options.label and len(roles.labels) == 1:
         (label,) = roles.labels
         if label not in NEEDS_NO_FLAG["labels"]:

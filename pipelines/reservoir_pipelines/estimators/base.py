@@ -174,8 +174,10 @@ class ReservoirEstimator(BaseEstimator):
             lengths = full_lengths(checked[0] if more else checked)
         return checked, lengths
 
-    def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> PaddedRows:
-        """Resolve the plan for the data and learn the scale of values; return X as rows."""
+    def _plan_and_scale(
+        self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None
+    ) -> PaddedRows:
+        """Resolve the plan for the data and learn the scale of values; return X as scaled rows."""
         options = opt.ExtractOptions(
             **{item.name: getattr(self, item.name) for item in OPTIONS}, store="float32"
         )

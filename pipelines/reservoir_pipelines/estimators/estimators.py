@@ -116,7 +116,7 @@ class ReservoirRegressor(RegressorMixin, ReservoirPredictor):
     True
     """
 
-    _checks: ClassVar = {"multi_output": True, "y_numeric": True}
+    _checks_of_y: ClassVar = {"multi_output": True, "y_numeric": True}
 
     def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
         self._single = labels.ndim == 1
@@ -176,7 +176,7 @@ class ReservoirTransformer(TransformerMixin, ReservoirEstimator):
             The fitted transformer.
         """
         checked, lengths = self._checked(X, reset=True)
-        self._learn(checked, lengths)
+        self._plan_and_scale(checked, lengths)
         return self
 
     def transform(self, X: ArrayLike) -> np.ndarray:

@@ -104,6 +104,17 @@ class ArraySource(Samples[KnownSplit]):
         return slice(None) if split == "train" else slice(0)
 
 
+def _results_table(selection: Selection) -> dict[str, np.ndarray]:
+    """Return the column, the penalty and the score on held-out samples of each result, baselines included."""
+    fits = [*selection.fits, *(baseline.fit for baseline in selection.baselines)]
+    results = [result for fit in fits for result in fit.results]
+    return {
+        "column": np.array([result.name for result in results], object),
+        "alpha": np.array([result.alpha for result in results]),
+        "score": np.array([result.valid_score for result in results]),
+    }
+
+
 class ReservoirPredictor(ReservoirEstimator):
     """Base of classifier and regressor, which chooses columns and penalty as `fit` does."""
 
@@ -113,7 +124,7 @@ class ReservoirPredictor(ReservoirEstimator):
     cv: Any
     # labels (n, outputs) as numbers, and the coding of the targets
     _coded: Callable[..., tuple[np.ndarray, Targets]]
-    _checks: ClassVar[dict[str, bool]] = {}
+    _checks_of_y: ClassVar[dict[str, bool]] = {}  # arguments of scikit-learn's `check_X_y`
 
     def fit(
         self,
@@ -141,27 +152,24 @@ class ReservoirPredictor(ReservoirEstimator):
         self : object
             The fitted estimator.
         """
+        # Check the arguments, as estimators of scikit-learn do.
         shape = np.asarray(y).shape
-        several = {"multi_output": len(shape) == 2 and shape[1] > 1} | self._checks
-        (checked, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **several)
+        checks = {"multi_output": len(shape) == 2 and shape[1] > 1} | self._checks_of_y
+        (checked, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **checks)
         refuse_missing("y", labels)
         weights = check_sample_weights(sample_weight, checked)
+        # Labels become numbers. The data decides the model and the columns, of which folds choose one.
         coded, targets = self._coded(labels, weights)
-        rows = self._learn(checked, lengths, weights)
+        rows = self._plan_and_scale(checked, lengths, weights)
         known = self._known_columns(rows, coded, targets, weights, groups)
         selection = self._select(known, targets)
         choice = selection.choices[selection.saved]
+        # Keep what `predict` needs, and what scikit-learn's search estimators show.
         readout = choice.fit.readout
         assert isinstance(readout, LinearReadout)
         self.column_, self.readout_ = choice.fit.result.name, readout
         self.alpha_, self.best_score_ = choice.fit.result.alpha, choice.fit.result.valid_score
-        fits = [*selection.fits, *(baseline.fit for baseline in selection.baselines)]
-        results = [result for fit in fits for result in fit.results]
-        self.cv_results_ = {
-            "column": np.array([result.name for result in results], object),
-            "alpha": np.array([result.alpha for result in results]),
-            "score": np.array([result.valid_score for result in results]),
-        }
+        self.cv_results_ = _results_table(selection)
         return self
 
     def _known_columns(

@@ -7,14 +7,24 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from reservoir_cache import Entry, FeatureStore, SplitFeatures, folder_bytes, last_entry, list_entries
+from reservoir_cache import (
+    Entry,
+    FeatureStore,
+    SplitFeatures,
+    folder_bytes,
+    last_entry,
+    list_entries,
+    remove,
+)
 
 from reservoir.backbone_names import full_name
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.tasks import TASKS
+from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.data.own_data import own_name
+from reservoir_pipelines.data.table import data_exists
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
@@ -22,6 +32,7 @@ from reservoir_pipelines.preparation.prepared import Prepared, split_order
 
 if TYPE_CHECKING:
     from reservoir.plan import Plan
+    from reservoir_pipelines.extraction.extractor import Extractor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +104,7 @@ def extract(
     splits: Sequence[str] | None = None,
 ) -> Extraction:
     """Run a frozen model once and cache its pooled hidden states; see `api.extract`."""
-    from reservoir_pipelines.extraction.entries import row_count  # these import torch
-    from reservoir_pipelines.extraction.extractor import load_extractor
-    from reservoir_pipelines.extraction.sharing import share_blocks
+    from reservoir_pipelines.extraction.extractor import load_extractor  # imports torch
 
     started = time.monotonic()
     call = {"task": origin_of(task), "command": typed("extract", [task], options)}
@@ -107,23 +116,46 @@ def extract(
     # A model that reads the texts by its own tokenizer may know the letters that no training row has.
     notes_on_letters = [] if extractor.model.reader else [n for n in prepared.notes if n not in notes]
     notify(*extractor.notes, *notes_on_letters)
-    entry, missing = extractor.open(call)
-    with meter("extract", row_count(entry, missing)) as bar:
-        is_shared = missing and (cluster.workers > 1 or cluster.scheduler)
-        computed_rows = 0
-        if is_shared:
-            computed_rows += share_blocks(extractor, entry, missing, options, cluster, bar.advance)
-        computed_rows += extractor.compute(entry, bar.advance)
+    entry, computed_rows = _compute(extractor, call, options, cluster)
     return Extraction.of(entry, extractor.columns, computed_rows, started)
+
+
+def _compute(
+    extractor: "Extractor", call: Mapping[str, Any], options: ExtractOptions, cluster: ClusterOptions
+) -> tuple[Entry, int]:
+    """Compute what the entry of an extraction lacks; return the entry and the number of rows computed."""
+    from reservoir.devices import is_out_of_memory
+    from reservoir_pipelines.extraction.entries import row_count  # these import torch
+    from reservoir_pipelines.extraction.sharing import share_blocks
+
+    while True:
+        entry, missing = extractor.open(call)
+        try:
+            with meter("extract", row_count(entry, missing)) as bar:
+                computed_rows = 0
+                if missing and (cluster.workers > 1 or cluster.scheduler):
+                    computed_rows += share_blocks(extractor, entry, missing, options, cluster, bar.advance)
+                return entry, computed_rows + extractor.compute(entry, bar.advance)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # The size of batches is part of an entry's layout, so only an entry without features may change it.
+            extractor = extractor.with_smaller_batches(entry)
+            remove(entry.path)
+            notify(f"out of memory: trying again with --batch-rows {extractor.layout.batch_rows}")
 
 
 def origin_of(task: str) -> str:
     """Return the name of a task, or the full path of the user's own data."""
-    return str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task
+    return str(Path(task).resolve()) if task not in TASKS and data_exists(Path(task)) else task
 
 
-def find_entry(root: Path, name: str, **flags: Any) -> Entry:
-    """Find an entry by its folder, that folder's name, 6 digits of its key, or its task: the last with these flags."""
+def find_entry(root: Path, name: str, *, labelled: bool = False, **flags: Any) -> Entry:
+    """Find an entry by its folder, that folder's name, 6 digits of its key, or its task: the last with these flags.
+
+    If nothing has been extracted from a file without labels, an entry that has to be ``labelled`` is refused for that
+    reason.
+    """
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
     may_be_digits = len(name) > 5
@@ -134,12 +166,12 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     ]
     if len(matching) > 1:
         raise InputError(f"{name!r} matches {len(matching)} entries", "give more digits of the key")
-    return matching[0] if matching else _entry_of_task(root, name, flags)
+    return matching[0] if matching else _entry_of_task(root, name, flags, labelled=labelled)
 
 
-def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any]) -> Entry:
+def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled: bool) -> Entry:
     """Return the last entry of a task, or of the present content of a file, that was extracted with these flags."""
-    is_own_file = name not in TASKS and Path(name).exists()
+    is_own_file = name not in TASKS and data_exists(Path(name))
     is_hub_name = ":" in name
     if "/" in name and not is_hub_name and not is_own_file:
         _refuse_lost(name, root)
@@ -171,6 +203,9 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any]) -> Entry:
         errors = [reading for reading in readings if isinstance(reading, InputError)]
         if len(errors) == len(readings):
             raise errors[-1]
+        for reading in readings if labelled else ():
+            if isinstance(reading, Prepared):
+                require_labels(reading.task, "fit")
     what = f"the present content of {name}" if is_own_file else repr(name)
     options = ", ".join(f"{flag} {value}" for flag, value in required.items())
     raise InputError(

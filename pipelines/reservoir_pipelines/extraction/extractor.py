@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reservoir import devices
 from reservoir.backbones import describe_weights
+from reservoir.errors import InputError
 from reservoir.features import Launched, Loaded, launch, load
 from reservoir.inputs.native import TextReader
 from reservoir.option_fields import as_group
@@ -155,6 +156,26 @@ class Extractor:
             notify(f"{self.spec.task_name}: {note}")
         return computed
 
+    def with_smaller_batches(self, entry: Entry) -> "Extractor":
+        """Return the same extractor with half as many rows in a batch, for an entry that has no features yet.
+
+        Raises
+        ------
+        InputError
+            If the entry has features, or a batch is a single row.
+        """
+        rows = entry.layout.batch_rows
+        has_features = any(finished for finished, _ in entry.progress().values())
+        if has_features or rows == 1:
+            problem = f"{entry.path.name}: out of memory with {rows} rows in a batch"
+            if rows == 1:
+                raise InputError(problem, "extract fewer --layers, shorter rows, or on another --device")
+            again = (
+                f"run reservoir cache remove {entry.key[:12]}, then extract with --batch-rows {rows // 2}"
+            )
+            raise InputError(problem, again)
+        return replace(self, layout=replace(self.layout, batch_rows=rows // 2))
+
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
         """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""
         layout, store = entry.layout, entry.spec.store
@@ -167,10 +188,14 @@ class Extractor:
                 yield start, loaded
 
         def compute(
-            part: tuple[int, Loaded], columns: Sequence[str], count: Callable[[int], None]
+            numbered_part: tuple[int, Loaded], columns: Sequence[str], count_rows: Callable[[int], None]
         ) -> Callable[[], Arrays]:
-            first_row, loaded = part
-            return start_encoding(launch(self.model, loaded, columns, count), store, first_row)
+            """Start the columns of a part without waiting for the device; the returned function waits for the result.
+
+            So the host prepares the next part while the device computes this one (see `Compute`).
+            """
+            first_row, loaded = numbered_part
+            return start_encoding(launch(self.model, loaded, columns, count_rows), store, first_row)
 
         return read, compute
 

@@ -10,6 +10,7 @@ from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, fit_source
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, simple_forecasts
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -28,8 +29,8 @@ MIN_ROWS = 1000  # training samples; with fewer, logistic regression would not b
 def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
     """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
 
-    Baselines have the rows, the folds and the repeats of the ``fits`` of columns. Without ``chooses``, they
-    have one fixed penalty too.
+    Baselines have the rows and the folds of the ``fits`` of columns; logistic regression has the first repeat of
+    the folds alone. Without ``chooses``, they have one fixed penalty too.
     """
     raw = known.raw()
     if raw is None:
@@ -56,6 +57,8 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
             fit = _naming_rows(fit_source(raw_fitter, source), source)
             choices.append(Choice(fit, source, raw_fitter))
     baselines = [max(choices, key=lambda choice: choice.fit.result.sort_key)]
+    if isinstance(ridge, ForecastFitter):
+        return [*baselines, *simple_forecasts(raw, ridge)]
     # Statistics learn their vocabulary from the training rows.
     for statistic in learn_statistics(task, lambda: raw.rows("train")):
         source = replace(raw, baseline=Baseline(statistic.name), features=statistic)
@@ -66,18 +69,18 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
 
 
 def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
-    """Return the ridge fitter of a baseline beside a fitter of columns."""
+    """Return the ridge fitter of a baseline beside a fitter of columns; ``chooses`` as in `Candidates`."""
     if not isinstance(fitter, RidgeFitter):
         return RidgeFitter(classes=fitter.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
     # A single penalty was chosen by the user for the columns, so a baseline tries all penalties. If the folds cannot
-    # choose, the single penalty is the fixed one, and baselines use it, too.
+    # tell readouts apart (``chooses`` is False), the single penalty is `FIXED_ALPHA`, and baselines have it, too.
     if len(fitter.alphas) == 1 and chooses:
         return replace(fitter, alphas=DEFAULT_ALPHAS, widens=True)
     return fitter
 
 
 def _logistic_of(fitter: Fitter) -> LogisticFitter:
-    """Return the logistic fitter of a baseline, with the folds of a fitter of columns and the rows that it uses."""
+    """Return the logistic fitter of a baseline, with the first folds of a fitter of columns and its rows."""
     alphas = ALPHAS
     if isinstance(fitter, LogisticFitter) and len(fitter.alphas) > 1:
         alphas = fitter.alphas
@@ -86,7 +89,7 @@ def _logistic_of(fitter: Fitter) -> LogisticFitter:
         alphas=alphas,
         balanced=fitter.balanced,
         folds=fitter.folds,
-        repeats=fitter.repeats,
+        repeats=1,  # each fold is solved anew for each penalty, which took half the time of a fit of a few hundred rows
         refits=fitter.refits,
     )
 
@@ -114,7 +117,7 @@ def _logistic(
     """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
     samples, outputs = raw.labels("train").shape
     width, classes = raw.width(), fitter.classes
-    fits_of_logistic = fitter.folds * fitter.repeats + 1
+    fits_of_logistic = fitter.folds + 1
 
     def work(step: int) -> float:
         """Return the multiplications of all fits to each ``step``-th training sample."""
@@ -128,19 +131,21 @@ def _logistic(
     widths = [known.source(fit.columns).width() for fit in fits]
     of_columns = sum(samples * column_width * min(samples, column_width) for column_width in widths)
     allowed_work = max(CHEAP, of_columns / 4)
-    # The smallest step is the one that leaves out the fewest rows; `MIN_ROWS` limits it.
-    steps = range(1, 1 + max(1, samples // MIN_ROWS))
+    # The smallest step is the one that leaves out the fewest rows; `MIN_ROWS` limits it. A row may have many samples,
+    # and a step beyond the number of rows would still read those of the first row.
+    all_rows = raw.view["train"].rows
+    steps = range(1, 1 + max(1, min(samples // MIN_ROWS, all_rows)))
     step = next((step for step in steps if work(step) <= allowed_work), None)
     if step is None:
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
-    some = {"train": np.arange(0, raw.view["train"].rows, step)} if step > 1 else raw.some
+    some = {"train": np.arange(0, all_rows, step)} if step > 1 else raw.some
     return [(replace(raw, some=some), _logistic_of(fitter))]
 
 
 def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSource[KnownSplit]:
     """Return the raw input in windows of the reservoir's size, around each token that has a label."""
-    model_input = known.entry.spec.input  # imported features have it, too
+    model_input = known.view.spec.input  # imported features have it, too
     patch = model_input.patch if model_input.patch > 1 else WINDOW
     windows = Windows(patch=patch, dilations=model_input.dilations, pad="same")
     features = RawWindows(task, raw.scaling, windows)

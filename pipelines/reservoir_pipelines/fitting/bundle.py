@@ -37,6 +37,7 @@ FORMAT = 3
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
 CARD = "readout.json"
 PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
+MAX_REACH = 2**24  # values from the first to the last of a window, for which a row is padded
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
 
@@ -78,7 +79,7 @@ class Bundle:
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
         lengths = known.view["train"].lengths
-        made_with = known.entry.made_with
+        made_with = known.view.made_with
         return cls(
             task=known.task,
             scaling=scaling_from_json(made_with.get("scaling"), known.task),
@@ -91,8 +92,11 @@ class Bundle:
             held_out=chosen.held_out(),
         )
 
-    def radius(self, coverage: float, where: Path) -> float:
-        """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``."""
+    def radius(self, coverage: float, where: Path) -> float | np.ndarray:
+        """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``.
+
+        For a forecast of several values it is an array with the score of each, (horizon,).
+        """
         # Rounded, so that products such as 20 * 0.95 are whole numbers.
         rows = len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
@@ -107,7 +111,8 @@ class Bundle:
                 f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}",
                 "lower the coverage",
             )
-        return float(self.held_out[rank - 1])
+        score = self.held_out[rank - 1]
+        return score if self.held_out.ndim > 1 else float(score)
 
     def write(self, folder: Path) -> Path:
         """Write the bundle into a folder that the caller has locked; return the path of its JSON file."""
@@ -169,8 +174,9 @@ class Bundle:
                 readout = LinearReadout.from_arrays(arrays, card["readout"])
             else:
                 readout = _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
-            held_out = np.sort(arrays.get("held_out", np.zeros(0)))
-            check_arrays({"held_out": held_out}, {"held_out": (held_out.size,)})
+            held_out = np.sort(arrays.get("held_out", np.zeros(0)), axis=0)
+            each_value = (task.outputs,) if held_out.ndim > 1 else ()  # a forecast has scores of each value
+            check_arrays({"held_out": held_out}, {"held_out": (len(held_out), *each_value)})
             # A readout predicts the labels of one token, or those of all tokens of a row.
             targets = readout.targets
             fits_task = targets.outputs in (task.outputs, task.outputs * task.readout_tokens)
@@ -196,12 +202,12 @@ def _parts_of(known: Known, source: EntrySource) -> tuple[Part, ...]:
         if isinstance(of_column, RawSource):
             parts.append(_raw_part(of_column))
             continue
-        spec, columns = of_column.view.entry.spec, names_of(of_column.columns)
+        spec, columns = of_column.view.spec, names_of(of_column.columns)
         if spec.init.kind == IMPORTED:
             parts.append(Part(reservoir=None, digest=spec.backbone.digest, compute="", columns=columns))
             continue
         part = Part(
-            reservoir=Reservoir(**of_column.view.entry.made_with["reservoir"]),
+            reservoir=Reservoir(**of_column.view.made_with["reservoir"]),
             digest=spec.backbone.digest,
             compute=spec.compute,
             columns=(of_column.column.name,),
@@ -238,11 +244,13 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
 def _raw_part(source: RawSource[Any]) -> Part:
     """Return the part of the raw input, of a statistic of it, or of its windows."""
     features = source.features
+    # A forecast that repeats values has a name of its own, but reads the raw input as it is.
+    columns = (RAW.name,) if features is None else names_of(source.columns)
     return Part(
         reservoir=None,
         digest="",
         compute="",
-        columns=names_of(source.columns),
+        columns=columns,
         statistic=features if isinstance(features, Statistic) else None,
         windows=features.windows if isinstance(features, RawWindows) else None,
     )
@@ -261,9 +269,11 @@ def _part(values: dict[str, Any]) -> Part:
         parsed["statistic"] = from_json(Statistic, values["statistic"])
     if values.get("windows"):
         windows = parsed["windows"] = from_json(Windows, values["windows"])
-        sizes = (windows.patch, windows.stride, *windows.dilations)
-        if min(sizes) < 1 or windows.patch * len(windows.dilations) > MAX_WINDOW:
-            raise ValueError("its windows have no values, or too many")
+        sizes = (windows.patch, *windows.dilations)
+        are_around_tokens = windows.stride == 1 and windows.pad == "same" and min(sizes) > 0
+        too_large = windows.patch * max(sizes) > MAX_REACH or windows.patch * len(sizes) > MAX_WINDOW
+        if not are_around_tokens or too_large:
+            raise ValueError("its windows are not around tokens, or are too large")
     part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | parsed)
     # Without a model or imported features, the only column is the raw input, its windows, or a statistic of it.
     has_features = bool(part.reservoir or part.digest)

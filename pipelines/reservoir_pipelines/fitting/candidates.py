@@ -16,6 +16,7 @@ from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.fitting.fitter import Fitter
 from reservoir_pipelines.fitting.folds import folds_can_choose
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -50,7 +51,8 @@ class Candidates:
 def choose_candidates(known: Known, options: FitOptions) -> Candidates:
     """Return the columns to try, the fitter that compares their readouts, and the rows of a race and a curve."""
     task, rows, groups = known.task, known.rows, known.groups
-    folds, repeats = choose_folds(options, rows, None if groups is None else len(np.unique(groups)))
+    number_of_groups = None if groups is None else len(np.unique(groups))
+    folds, repeats = choose_folds(options, rows, number_of_groups, in_time=task.horizon > 0)
     # The columns are those that the user names, or the defaults of the task.
     named = _named_columns(known, options.columns)
     columns = _default_columns(known, cross_validated=bool(folds)) if named is None else named
@@ -58,14 +60,17 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
         remedy = "extract it to the end, or name the key of another entry"
         if known.columns:
             remedy = f"name some of {', '.join(names_of(known.columns))}"
-        raise InputError(f"{known.entry.path}: no columns to fit", remedy)
+        raise InputError(f"{known.view.path}: no columns to fit", remedy)
     # Opening a source refuses raw input whose prepared data was removed.
     sources = [known.source(names) for names in columns]
     curve_sizes = _curve_sizes(options, rows["train"])
     # Columns race if they are many and not those of the user, whose columns are all fitted to all rows.
     may_race = named is None and options.select == "auto" and len(columns) >= RACED_COLUMNS
+    may_race &= not task.horizon  # random rows have no folds in time
     race = _race(known, groups, cross_validated=bool(folds)) if may_race else None
-    fitter = make_fitter(options, task.classes, folds, repeats)
+    # Of several series, as many windows begin at one time.
+    gap = task.horizon * int(task.parameters.get("series", 1)) - 1 if task.horizon else None
+    fitter = make_fitter(options, task.classes, folds, repeats, gap)
     chooses = not folds or folds_can_choose(sources[0], task.classes)
     if not chooses:
         # There is nothing to compare settings or columns with.
@@ -74,7 +79,7 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
     is_own_data = task.name not in TASKS
     return Candidates(
         all_columns=columns,
-        default=default_columns(columns) if named is None else None,
+        default=default_columns(columns, task) if named is None else None,
         fitter=fitter,
         chooses=chooses,
         baseline_may_win=options.columns == "all" and is_own_data and chooses,
@@ -104,7 +109,7 @@ def _baselines(task: Task) -> tuple[Baseline, ...]:
 
 def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, ...]:
     """Return the columns, alone and joined, among which a readout is chosen by default."""
-    native = len(known.views) > 1 or known.entry.spec.input.kind == "native"
+    native = len(known.views) > 1 or known.view.spec.input.kind == "native"
     candidates = readout_candidates(
         known.task,
         known.columns,
@@ -119,8 +124,13 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, .
     return tuple(tuple(name for name in names if name != ROLLING) for names in candidates)
 
 
-def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
-    """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
+def make_fitter(
+    options: FitOptions, classes: int, folds: int = 0, repeats: int = 1, gap: int | None = None
+) -> Fitter:
+    """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned.
+
+    Forecasts have a ``gap``, see `ForecastFitter`.
+    """
     readout, balanced = options.readout, options.class_weight == "balanced"
     # Refuse what this kind of readout does not do.
     if not classes and (balanced or readout == "logistic"):
@@ -147,6 +157,10 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
     }
     if readout == "logistic":
         return LogisticFitter(**shared)
+    if gap is not None:
+        return ForecastFitter(**shared, folds=folds, gap=gap)
+    # A readout that validation rows chose is fitted again to train and valid. Folds hold both, so their readout has
+    # seen both already; with --select valid the user asks for the readout that was scored, fitted to train alone.
     return RidgeFitter(
         **shared,
         folds=folds,

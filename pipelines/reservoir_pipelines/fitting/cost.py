@@ -11,6 +11,7 @@ from reservoir.readouts.products import listening
 from reservoir.readouts.tridiagonal import REDUCTION_WORK
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.source import KNOWN, Source
 from reservoir_pipelines.output import Meter, count_text, meter, notify, size_text, time_text
@@ -116,7 +117,8 @@ def refit_work(choice: Choice) -> float:
 def announce(known: Known, candidates: Candidates) -> None:
     """Print what is fitted, how a readout is chosen, and what this will cost if it is much."""
     fitter = candidates.fitter
-    # All candidates are fitted to all rows; in a race, all to some rows, and then about the widest third to all.
+    # All candidates are fitted to all rows; in a race, all are fitted to some rows, and then the best third to all.
+    # Which third that is, is not known yet, so it counts as the widest.
     sources = [known.source(columns) for columns in candidates.columns]
     sizes = [size_of(source, fitter) for source in sources]
     if candidates.race:
@@ -140,8 +142,9 @@ def _in_words(candidates: Candidates, rows: int) -> str:
         return f"{problem}; {instead}; add rows (or groups) of each class"
     rule = "valid"
     if candidates.fitter.folds:
-        by_group = " by group" if candidates.grouped else ""
-        rule = f"{candidates.fitter.folds}-fold cross-validation{by_group}"
+        in_time = isinstance(candidates.fitter, ForecastFitter)
+        kind = " by group" if candidates.grouped else " in time" if in_time else ""
+        rule = f"{candidates.fitter.folds}-fold cross-validation{kind}"
     return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {rule}"
 
 

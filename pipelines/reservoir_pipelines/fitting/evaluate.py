@@ -88,7 +88,7 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     counts = samples.counts("test")
     scores = evaluation.evaluate_blocks(final.readout, blocks(), names, counts, test.units)
     # Sequences that were left out as too long count as wrong in a further accuracy.
-    kept_share = samples.view.entry.made_with.get("kept", {}).get("test", 1.0)
+    kept_share = samples.view.made_with.get("kept", {}).get("test", 1.0)
     scores = scores.with_baseline(task.floor, kept_share)
     if joins_windows:
         joined = _score_of_recordings(test_rows, np.concatenate(window_scores), names)

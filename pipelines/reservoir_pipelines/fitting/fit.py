@@ -60,7 +60,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     notify(*verdicts.notices)
     baselines = tuple(scores[baseline].result for baseline in finals.baselines)
     result = Fit(
-        entry=known.entry.path,
+        entry=known.view.path,
         best=scores[finals.saved].result,
         evaluation=scores[finals.saved].evaluation,
         raw=baselines[0] if baselines else None,

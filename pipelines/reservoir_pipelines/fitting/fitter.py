@@ -15,7 +15,7 @@ from reservoir.readouts.linear import Block, LinearReadout, Readout, Targets, ba
 from reservoir.readouts.penalties import extended_alphas, fixed_penalty
 from reservoir.readouts.sweep import Sweep
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source
+from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source, held_out_units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,8 @@ def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit
         )
         for alpha, score, loss, converged in settings
     )
-    # A sweep on valid has no scores of single samples; `fit_source` adds them.
+    # A `ColumnFit` has a function for the scores of single samples, because those on valid are computed only when a
+    # comparison asks for them: `fit_source` adds that function. Cross-validation has the scores already.
     sample_scores = None
     if sweep_result.sample_scores is not None:
         sample_scores = partial(np.asarray, sweep_result.sample_scores)
@@ -72,7 +73,7 @@ def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit
         columns=columns,
         results=results,
         best=sweep_result.best,
-        solve=sweep_result.readout,
+        solve=sweep_result.readout,  # a method: the model is solved when it is used
         sample_scores=sample_scores,
         held_out=sweep_result.held_out,
     )
@@ -125,6 +126,11 @@ class Fitter(ABC):
     def holdout(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
         """Return the chosen readout as fitted without the rows of valid."""
         return chosen
+
+    def units(self, source: Source) -> np.ndarray:
+        """Return the row, or the group, of each sample whose score compares fits, (n,); these are independent."""
+        # Fits are compared on validation rows, or on the held-out rows of all folds.
+        return held_out_units(source, KNOWN if self.folds else ("valid",))
 
     @abstractmethod
     def without_wider_grid(self) -> "Fitter":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from reservoir_cache import Entry, FeatureStore, path_below
+from reservoir_cache import FeatureStore, path_below
 
 from reservoir.column import ROLLING, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError, as_input_error, require_path
@@ -15,6 +15,7 @@ from reservoir.options import FitOptions
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import source_of
 from reservoir.tasks.task import SPLITS, Task
+from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.source import (
@@ -64,6 +65,7 @@ class Pool:
             raise InputError(f"{names} hold different rows", "extract with the same --limit")
         # The test rows of some tasks are their validation rows: nothing could be chosen and then scored.
         task = Task.from_dict(specs[0].task)
+        require_labels(task, "fit")
         if obstacle := source_of(task).no_selection:
             problem = f"{task.name}: {obstacle.reason}, which choose readouts"
             raise InputError(problem, f"{obstacle.remedy}, and extract it again")
@@ -121,7 +123,7 @@ def _checked(store: FeatureStore) -> FeatureStore:
 class Known:
     """The columns to choose from, in train and valid: those of one entry, or of several with numbered names.
 
-    Nothing in it leads to test rows, so whatever selects takes a `Known`.
+    Nothing in it returns test rows, so whatever selects takes a `Known`: it gives no entry, which would have them.
     """
 
     views: tuple[EntryView[KnownSplit], ...]
@@ -135,14 +137,9 @@ class Known:
         return self.views[0]
 
     @property
-    def entry(self) -> Entry:
-        """The first entry."""
-        return self.view.entry
-
-    @property
     def title(self) -> str:
         """Name of the entry; for several, name of the first, number of the others, and digest of all names."""
-        names = [view.entry.path.name for view in self.views]
+        names = [view.path.name for view in self.views]
         if len(names) == 1:
             return names[0]
         return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
@@ -169,11 +166,11 @@ class Known:
         settings = [names, options.readout, options.alphas, options.select, options.class_weight]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
         kind = options.readout.partition(":")[0].rpartition(".")[2]
-        path = self.entry.path.resolve()
+        path = self.view.path.resolve()
         name = f"{self.title}-{kind}-{digest}"
         if path.parent.parent.name != "features":
             return path_below(path.parent, name)
-        return path_below(path.parents[2], "readouts", self.entry.spec.task_name, name)
+        return path_below(path.parents[2], "readouts", self.view.spec.task_name, name)
 
     def source(self, columns: Columns) -> EntrySource:
         """Return the samples of a column, or of several side by side."""

@@ -110,6 +110,9 @@ def refit(choice: Choice, task: Task) -> FinalReadout:
     calibrates = task.classes and fitter.calibrates and not fitter.folds
     if calibrates and isinstance(readout, LinearReadout):
         readout = readout.calibrate(source.blocks("valid"))
+    scores_of_rows = partial(nonconformity_scores, readout, source, fitter, alpha)
+    if task.horizon and fit.held_out:
+        scores_of_rows = partial(forecast_errors, fit.held_out)
     # Rows of valid are predicted before the readout is fitted to them. In cross-validation, a readout that was fitted
     # to some of the rows has held-out scores of all of them.
     predicted_source = source
@@ -121,9 +124,12 @@ def refit(choice: Choice, task: Task) -> FinalReadout:
         result=fit.result,
         readout=fitter.refit(source, readout, alpha),
         source=source,
-        held_out=partial(nonconformity_scores, readout, source, fitter, alpha),
+        held_out=scores_of_rows,
         predictions=predictions,
-        rows={split: predicted_source.selected_rows(split) for split in predictions},
+        rows={
+            split: _predicted_rows(predicted_source, split, len(predicted.labels))
+            for split, predicted in predictions.items()
+        },
         valid_interval=valid_interval,
     )
 
@@ -135,17 +141,27 @@ def _predict_known(fit: ColumnFit, source: EntrySource, calibrated: Readout) -> 
             "valid": join_predictions([predict_block(calibrated, x) for x, _ in source.blocks("valid")])
         }
     assert isinstance(calibrated, LinearReadout), "cross-validation fits linear readouts"
-    # The held-out scores (n, T) are those of the samples of train, then of valid.
+    # The held-out scores (n, T) are those of the samples of train, then of valid. Folds in time never hold out the
+    # oldest samples.
     scores, _ = fit.held_out()
-    samples = [len(source.labels(split)) for split in KNOWN]
-    assert sum(samples) == len(scores), "every sample has held-out scores"
+    samples = {split: len(source.labels(split)) for split in KNOWN}
+    of_train = max(0, len(scores) - samples["valid"])
+    assert of_train <= samples["train"], "only samples have held-out scores"
     predictions: dict[KnownSplit, Predicted] = {}
-    for split, part in zip(KNOWN, np.split(scores, samples[:1]), strict=True):
+    for split, part in zip(KNOWN, np.split(scores, [of_train]), strict=True):
+        if not len(part):
+            continue
         labels, chances = calibrated.targets.predict(part), None
         if calibrated.has_probabilities:
             chances = calibrated.targets.probabilities(part, calibrated.temperature, calibrated.link)
         predictions[split] = _predicted(labels, chances)
     return predictions
+
+
+def _predicted_rows(source: EntrySource, split: KnownSplit, samples: int) -> slice | np.ndarray:
+    """Return the rows of a split whose last ``samples`` have predictions."""
+    rows = len(source.labels(split))
+    return source.selected_rows(split) if samples == rows else np.arange(rows - samples, rows)
 
 
 def predict_block(readout: Readout, x: np.ndarray) -> Predicted:
@@ -178,8 +194,9 @@ def _valid_interval(
     """Return the 95% interval of a validation score, from the predictions for valid, or for the rows of all folds."""
     splits = list(predictions)
     predicted = np.concatenate([predictions[split].labels for split in splits])
-    labels = np.concatenate([source.labels(split) for split in splits])
-    counts = np.concatenate([source.counts(split) for split in splits])
+    # Folds in time never hold out the oldest samples, each of which is a row.
+    labels = np.concatenate([source.labels(split) for split in splits])[-len(predicted) :]
+    counts = np.concatenate([source.counts(split) for split in splits])[-len(predicted) :]
     names = [str(task.label(number)) for number in range(task.classes)]
     groups = groups_of_splits(source.view, splits)
     valid = evaluate_labels(labels, predicted, names, counts=counts, groups=groups)
@@ -207,3 +224,9 @@ def nonconformity_scores(
         else:
             scores.append(np.abs(readout.predict(x) - y)[:, 0])
     return np.sort(np.concatenate(scores).astype(np.float64))
+
+
+def forecast_errors(held_out: Callable[[], tuple[np.ndarray, ...]]) -> np.ndarray:
+    """Return the absolute errors of forecasts of later windows than those that were fitted, ascending, (n, horizon)."""
+    scores, labels = held_out()
+    return np.sort(np.abs(scores - labels).astype(np.float64), axis=0)

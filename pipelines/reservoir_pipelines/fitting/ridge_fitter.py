@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from reservoir_cache import load_arrays, save_arrays
 
 from reservoir.column import Columns
 from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Targets
@@ -109,9 +108,13 @@ class RidgeFitter(PenaltyFitter):
         return None
 
     def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return the readout of a penalty, fitted to train, with the temperature of another."""
+        """Return the readout of a penalty, fitted to train alone.
+
+        It has the temperature of ``chosen``, which was fitted to held-out scores; this readout has none.
+        """
         targets, labels = self.targets(source), source.labels("train")
-        # The kernel matrix of cross-validation covers train and valid, so no features are read.
+        # The kernel matrix of cross-validation covers train and then valid, so its first rows are those of train,
+        # and no features are read.
         if kernel := self._kernels.get(source.columns):
             path = kernel.of_first_rows(len(labels)).path(targets.coded(labels), np.array([alpha]))
         else:
@@ -148,7 +151,7 @@ def stored_moments(
     splits = ("train",) if fold_of_sample is None else KNOWN
     if sum(len(source.labels(split)) for split in splits) <= 4 * source.width():
         return None
-    entry, weights = source.view.entry, targets.class_weights
+    weights = targets.class_weights
     column = source.column.name.replace("/", "-")
     # The weights depend on the splits that were counted, so moments of other weights have other names.
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
@@ -160,12 +163,12 @@ def stored_moments(
         folds = int(fold_of_sample.max()) + 1
         drawn = hashlib.sha256(fold_of_sample.astype("<i8").tobytes()).hexdigest()[:8]
         names = [f"fold{number}of{folds}-{drawn}{suffix}" for number in range(folds)]
-    stored = [load_arrays(entry, name) for name in names]
+    stored = [source.view.load_arrays(name) for name in names]
     if all(stored):
         return [Moments.from_arrays(part[0]) for part in stored if part]
     moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
     for name, part in zip(names, moments, strict=True):
-        save_arrays(entry, name, part.to_arrays(), {"columns": [source.column.name]})
+        source.view.save_arrays(name, part.to_arrays(), {"columns": [source.column.name]})
     return moments
 
 

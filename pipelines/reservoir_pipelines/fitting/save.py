@@ -78,8 +78,8 @@ def save(
 
 def _commands(known: Known, options: FitOptions) -> list[str]:
     """Return the commands that extracted the entries, where they are recorded, and the command of the fit."""
-    extractions = [view.entry.made_with.get("call", {}).get("command") for view in known.views]
-    paths = [str(view.entry.path) for view in known.views]
+    extractions = [view.made_with.get("call", {}).get("command") for view in known.views]
+    paths = [str(view.path) for view in known.views]
     return [*filter(None, extractions), typed("fit", paths, options)]
 
 

@@ -20,8 +20,9 @@ from reservoir_pipelines.fitting.fitter import (
     add_fit,
     fit_source,
 )
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KNOWN, Source, held_out_units
+from reservoir_pipelines.fitting.source import Source
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,9 +68,9 @@ def select(
     """
     fitter = candidates.fitter
     fits, left_out = fit_columns(known, candidates)
-    # Fits are compared on validation rows, or on the held-out rows of all folds.
-    units = held_out_units(known.source(candidates.columns[0]), KNOWN if fitter.folds else ("valid",))
-    best_fit = choose_fit(fits, units, candidates.default)
+    units = fitter.units(known.source(candidates.columns[0]))
+    rule = fitter.wins_most_folds if isinstance(fitter, ForecastFitter) else clearly_better
+    best_fit = choose_fit(fits, units, candidates.default, rule)
     best = Choice(best_fit, known.source(best_fit.columns), fitter)
     sizes = candidates.curve_sizes
     curve = fitter.learning_curve(best.source, sizes) if sizes else []
@@ -136,14 +137,20 @@ def _fit_each(
     return fits
 
 
-def choose_fit(fits: Sequence[ColumnFit], units: np.ndarray, default: Columns | None = None) -> ColumnFit:
+def choose_fit(
+    fits: Sequence[ColumnFit],
+    units: np.ndarray,
+    default: Columns | None = None,
+    rule: Callable[[ColumnFit, ColumnFit, np.ndarray], bool] | None = None,
+) -> ColumnFit:
     """Return the fit with the best score on held-out samples, or that of a default column unless it is clearly worse.
 
-    ``units`` (n,) is the row or group of each held-out sample.
+    ``units`` (n,) is the row or group of each held-out sample. The ``rule`` says whether the first of two
+    fits is clearly better; it is `clearly_better` by default.
     """
     best = max(fits, key=lambda fit: fit.result.sort_key)
     default_fit = next((fit for fit in fits if fit.columns == default), None)
-    if default_fit is None or clearly_better(best, default_fit, units):
+    if default_fit is None or (rule or clearly_better)(best, default_fit, units):
         return best
     return default_fit
 
@@ -159,7 +166,8 @@ def better_baseline(
 def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     """Return whether a fit is better than another on the same held-out rows, by more than a standard error.
 
-    The standard error is that of the difference of their scores; ``units`` as in `choose_fit`.
+    The standard error is that of the difference of their scores. ``units`` (n,) is the row or group of each
+    held-out sample: the samples of a unit are not independent.
     """
     if fit.sample_scores is None or other.sample_scores is None:
         return False  # there is no evidence

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from reservoir_cache import Entry, FeatureStore, SplitFeatures
+from reservoir_cache import FeatureStore, Spec, SplitFeatures, load_arrays, save_arrays
 
 from reservoir.column import RAW, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError
@@ -48,15 +48,36 @@ class OutOfReachError(LookupError):
 
 
 class EntryView(Generic[S]):
-    """Some splits of an entry, with their raw input; asking for another split raises `OutOfReachError`."""
+    """Some splits of an entry, with their raw input; asking for another split raises `OutOfReachError`.
+
+    It has no attribute with the entry, because an entry has the rows of all splits.
+    """
 
     def __init__(self, store: FeatureStore, splits: tuple[S, ...]) -> None:
         self._store, self.splits = store, splits
 
     @property
-    def entry(self) -> Entry:
-        """The entry."""
-        return self._store.entry
+    def path(self) -> Path:
+        """The folder of the entry."""
+        return self._store.entry.path
+
+    @property
+    def spec(self) -> Spec:
+        """The fields of the entry's key."""
+        return self._store.entry.spec
+
+    @property
+    def made_with(self) -> Mapping[str, Any]:
+        """How the entry was extracted, as it records it."""
+        return self._store.entry.made_with
+
+    def load_arrays(self, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        """Return arrays that were derived from the entry, with their description; see `reservoir_cache.load_arrays`."""
+        return load_arrays(self._store.entry, name)
+
+    def save_arrays(self, name: str, arrays: Mapping[str, np.ndarray], description: dict[str, Any]) -> None:
+        """Store arrays that were derived from the entry; see `reservoir_cache.save_arrays`."""
+        save_arrays(self._store.entry, name, arrays, description)
 
     def __getitem__(self, split: S) -> SplitFeatures:
         """Return the features, labels and groups of a split."""
@@ -70,12 +91,12 @@ class EntryView(Generic[S]):
     def blocks(self, split: S) -> list[tuple[int, int]]:
         """Return the first row of each block of a split, and the row after its last."""
         self._require(split)
-        return self.entry.blocks(split)
+        return self._store.entry.blocks(split)
 
     @property
     def has_raw(self) -> bool:
         """Whether the prepared data of the entry is still there."""
-        place = self.entry.made_with.get("prepared")  # "" if features were imported without their data
+        place = self.made_with.get("prepared")  # "" if features were imported without their data
         return bool(place) and Path(place).is_dir()
 
     @property
@@ -95,7 +116,7 @@ class EntryView(Generic[S]):
 
     @cached_property
     def _prepared(self) -> Prepared:
-        return Prepared.open(Path(self.entry.made_with.get("prepared", "")))
+        return Prepared.open(Path(self.made_with.get("prepared", "")))
 
     def _require(self, split: str) -> None:
         if split not in self.splits:
@@ -242,7 +263,7 @@ class ColumnSource(EntrySamples[S]):
 
     def on(self, views: Mapping[Path, EntryView[T]]) -> "ColumnSource[T]":
         """Return the samples of this column in other splits."""
-        return ColumnSource(views[self.view.entry.path], self.column)
+        return ColumnSource(views[self.view.path], self.column)
 
     def blocks(self, split: S) -> Iterator[Block]:
         """Yield the samples of each shard, or of some rows."""
@@ -294,7 +315,7 @@ class RawSource(EntrySamples[S]):
 
     def on(self, views: Mapping[Path, EntryView[T]]) -> "RawSource[T]":
         """Return the same features of the raw input in other splits."""
-        return RawSource(views[self.view.entry.path], self.baseline, self.features)
+        return RawSource(views[self.view.path], self.baseline, self.features)
 
     def tokens(self) -> int:
         """Return 1, or the number of tokens if every token has a label."""

@@ -1,5 +1,6 @@
 """The stage ``attention``: attention maps of one sequence, and their mean over many."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,9 @@ from reservoir_pipelines.training.trainable import load_run
 
 BIT_TASKS = ("bit-xor", "bit-memory")
 
+MAPS_PER_LINE = 3  # of the plot
+MAP_INCHES = (5.0, 4.6)  # width and height of a map with its names
+
 BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 heads
 
 
@@ -53,6 +57,11 @@ class Attention(Record):
     top: float
     arrays: Path
     plot: Path
+
+    @property
+    def same_names_in_all_rows(self) -> bool:
+        """Whether ``labels`` holds for every sequence: bits, which have ``diagonals``, are named by their position."""
+        return bool(self.diagonals)
 
     @property
     def diagonal_strength(self) -> float | None:
@@ -144,18 +153,18 @@ def attention(
 
 def _plot(result: Attention) -> None:
     """Save the mean of the maps over the heads, for the sequence and over all rows, and the mean of each head."""
-    # Only tokens of bit strings, which are named by their position, have the same names in every sequence.
-    places = (
-        result.labels if result.diagonals else [str(number + 1) for number in range(result.mean.shape[1])]
-    )
+    # Means are over sequences: a token has a name there only if it has the same name in all of them.
+    token_numbers = [str(number) for number in range(1, result.mean.shape[1] + 1)]
+    shared_names = result.labels if result.same_names_in_all_rows else token_numbers
     maps = [("one sequence", result.first_row.mean(axis=0), result.labels)]
-    maps += [(f"mean over {result.rows} sequences", result.mean.mean(axis=0), places)]
-    maps += [(f"head {number}", head, places) for number, head in enumerate(result.mean, start=1)]
-    lines = -(-len(maps) // 3)
+    maps += [(f"mean over {result.rows} sequences", result.mean.mean(axis=0), shared_names)]
+    maps += [(f"head {number}", head, shared_names) for number, head in enumerate(result.mean, start=1)]
+    lines = math.ceil(len(maps) / MAPS_PER_LINE)
+    width, height = MAPS_PER_LINE * MAP_INCHES[0], lines * MAP_INCHES[1]
     title = f"{result.task}, {result.backbone}: attention of block {result.layer}"
-    with saved_figure(result.plot, 15, 4.6 * lines, title) as figure:
+    with saved_figure(result.plot, width, height, title) as figure:
         for number, (what, values, names) in enumerate(maps, start=1):
-            axes = figure.add_subplot(lines, 3, number)
+            axes = figure.add_subplot(lines, MAPS_PER_LINE, number)
             draw_map(axes, values, names, result.diagonals, result.top)
             axes.set_title(what, fontsize=10)
 

@@ -20,7 +20,7 @@ from reservoir_pipelines.paper.recipe import Recipe, load_recipe, recipe_names
 from reservoir_pipelines.paper.reproduction_folder import Cell, ReproductionFolder
 from reservoir_pipelines.workers import map_pieces, run_processes
 
-_one_cell = threading.Lock()  # a dask worker runs one cell at a time, because a model uses all cores
+_one_cell_at_a_time = threading.Lock()  # in a dask worker, because a model uses all cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +138,9 @@ def _run(
 
 def run_on_worker(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any]) -> str:
     """Run a cell in a dask worker and return the message about it."""
-    with _one_cell, silenced():
-        run_cells([cell], folder, places, time.time())
+    with _one_cell_at_a_time, silenced():
+        # Failures before this moment do not count, so the cell is tried even if it failed earlier.
+        run_cells([cell], folder, places, since=time.time())
     return _message(cell, folder)
 
 
@@ -165,12 +166,17 @@ def run_cells(
 
 
 def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], count: str) -> None:
-    """Run a cell and save its result with the messages it printed, or save why it failed."""
+    """Run a cell and save its result with the messages it printed, or save why it failed.
+
+    ``places`` has the settings that name a place, as far as the user gave them: the folders ``cache`` and ``data``,
+    and the ``device``.
+    """
     from reservoir_cache import CacheError
 
     from reservoir.training.trainer import DivergedError
     from reservoir_pipelines.paper.stages import run_cell
 
+    # The folders of the cells that this one reads, by their keys.
     folders: dict[str, str] = {}
     for need in cell.needs:
         result = folder.result(need.key)
@@ -179,7 +185,8 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
             folder.save_failure(cell.key, {**cell.to_dict(), "reason": reason})
             return
         folders[need.key] = result["folder"]
-    started, processor = time.monotonic(), time.process_time()
+    # Its messages are saved with its result. A cell that fails does not end the others.
+    started, cpu_started = time.monotonic(), time.process_time()
     notes = io.StringIO()
     try:
         with redirect_stderr(notes):
@@ -191,16 +198,19 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
     else:
         times = {
             "seconds": round(time.monotonic() - started, 1),
-            "cpu_seconds": round(time.process_time() - processor, 1),
-            "notes": notes.getvalue().splitlines(),
+            "cpu_seconds": round(time.process_time() - cpu_started, 1),
+            "notes": _with_relative_paths(notes.getvalue().splitlines()),
         }
-        # Paths below the working directory are written relative to it, so that others can run the
-        # commands. It is removed only where a path begins; inside a path it is another folder.
-        here = re.compile(rf"(?<![^\s='\"(]){re.escape(f'{Path.cwd()}/')}")
-        for texts in (result["commands"], times["notes"]):
-            texts[:] = [here.sub("", text) for text in texts]
+        result["commands"] = _with_relative_paths(result["commands"])
         folder.save_result(cell.key, {**cell.to_dict(), **result, **times})
     notify(f"{count}: {_message(cell, folder)}")
+
+
+def _with_relative_paths(lines: Sequence[str]) -> list[str]:
+    """Return lines with paths below the working directory relative to it, so that others can run the commands."""
+    # The directory is removed only where a path begins; inside a path it is another folder.
+    here = re.compile(rf"(?<![^\s='\"(]){re.escape(f'{Path.cwd()}/')}")
+    return [here.sub("", line) for line in lines]
 
 
 def _message(cell: Cell, folder: ReproductionFolder) -> str:

@@ -1,9 +1,11 @@
 """The stage ``predict``: labels and probabilities for new sequences, through the same frozen model.
 
 It refuses, in this order: a readout that is damaged, needs ``--trust`` or reads imported features
-(`open_readout`); a file of another kind of data than the readout was fitted on (`read_new`); missing
-lengths, or labels of another shape; weights or a tokenizer that have changed since the fit (`load_part`);
-a file in which no row has a length that the model reads. Single bad rows are skipped and named.
+(`open_readout`); flags that do not fit the readout; a file of another kind of data than the readout was
+fitted on (`read_new`); missing lengths; channels or a type that the model does not read (`encode_rows`);
+labels of another shape; weights or a tokenizer that have changed since the fit (`load_part`); a file in
+which no row has a length that the model reads; later, a row whose values overflow in the model. Single
+bad rows are skipped and named.
 """
 
 import itertools
@@ -127,6 +129,7 @@ class Predictions(Iterator[Prediction]):
     ``rows`` holds the encoded sequences, ``truths`` the label of each row in the file, None for rows
     without one. ``radius`` is the largest nonconformity score of a class in a set, or of a value in an interval.
     If the rows are windows of recordings, ``joined`` says of which, and predictions are those of the recordings.
+    A forecast has a prediction for each step.
     """
 
     bundle: Bundle
@@ -134,13 +137,16 @@ class Predictions(Iterator[Prediction]):
     file: Path
     rows: Rows
     truths: Sequence[Any]
-    radius: float | None
+    radius: float | np.ndarray | None
     abstain: bool
     joined: RecordingWindows | None = None
 
     def __post_init__(self) -> None:
         rows = self._all_rows()
-        self._stream = rows if self.joined is None else join_windows(rows, self.joined)
+        if self.bundle.task.horizon:
+            self._stream = itertools.chain.from_iterable(map(steps_ahead, rows))
+        else:
+            self._stream = rows if self.joined is None else join_windows(rows, self.joined)
         # Blocks and batches have the sizes of an extraction, so that a row takes the same time.
         parts = zip(self.bundle.parts, self.models, strict=True)
         task, raw_rows = self.bundle.task, BLOCK_ROWS["cpu"]
@@ -151,9 +157,9 @@ class Predictions(Iterator[Prediction]):
         self._batch_rows = [batch for _, batch in sizes]
 
     def __len__(self) -> int:
-        """Return the number of rows of the file, or of its recordings, with those that cannot be read."""
+        """Return the number of rows, recordings or steps of forecasts of the file, with those that cannot be read."""
         rows = len(self.rows) if self.joined is None else len(np.unique(self.joined.recording))
-        return rows + len(self.rows.skipped)
+        return (rows + len(self.rows.skipped)) * max(1, self.bundle.task.horizon)
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -194,7 +200,9 @@ class Predictions(Iterator[Prediction]):
                 chances = zip(classes, probabilities, strict=True)
                 among = [name for name, chance in chances if 1 - chance <= self.radius]
             elif self.radius is not None:
-                interval = [label - self.radius, label + self.radius]
+                interval = np.stack(
+                    [np.subtract(label, self.radius), np.add(label, self.radius)], axis=-1
+                ).tolist()
             yield Prediction(
                 id=ids[row],
                 label=None if self.abstain and among is not None and len(among) != 1 else label,
@@ -233,6 +241,17 @@ class Predictions(Iterator[Prediction]):
                     raise InputError(f"{self.file}: the model overflows in {row}", "correct or remove it")
                 read.append(samples(values, labels)[0])
         return np.concatenate(read, axis=1)
+
+
+def steps_ahead(forecast: Prediction) -> Iterator[Prediction]:
+    """Yield a prediction for each step of the forecast of a series, whose id is ``+1`` for the first."""
+    values = np.atleast_1d(forecast.label).tolist()
+    intervals = (
+        [None] * len(values) if forecast.interval is None else np.atleast_2d(forecast.interval).tolist()
+    )
+    series = f"{forecast.id} " if isinstance(forecast.id, str) else ""
+    for ahead, (value, interval) in enumerate(zip(values, intervals, strict=True), start=1):
+        yield replace(forecast, id=f"{series}+{ahead}", label=value, interval=interval)
 
 
 def _sizes(model: LoadedModel, columns: Sequence[str]) -> tuple[int, int]:

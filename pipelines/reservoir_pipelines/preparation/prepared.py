@@ -96,22 +96,29 @@ class PreparedSplit:
         parts = []
         for (path, rows), start in zip(self.files, self.starts, strict=True):
             first, last = max(lo - start, 0), min(hi - start, rows)  # the rows of this file, from 0
-            if first >= last and (lo < hi or parts):  # an empty range is read once, for its type and shape
+            has_none = first >= last
+            # An empty range is read from the first file, for its type and shape.
+            is_needed_for_type = lo == hi and not parts
+            if has_none and not is_needed_for_type:
                 continue
             with _opened(path) as file:
+                # Another file that this one refers to would not have been verified.
                 if (stored := dataset_of(file, array)) is None:
                     raise KeyError(f"{array} is not stored in this file alone")
                 if len(stored) != rows:
                     raise KeyError(f"{array} has {len(stored)} rows, not {rows}")
                 parts.append(stored[first : max(first, last)])
-                if path in self.stamps and stamp(path) != self.stamps[path]:
-                    raise InputError(
-                        f"{path}: the prepared data has changed since this command began",
-                        "run the command again",
-                    )
+                self._refuse_changed(path)
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         are_classes = array == "y" and values.dtype.kind != "f"
         return values.astype(np.int64) if are_classes else values
+
+    def _refuse_changed(self, path: Path) -> None:
+        """Refuse a file that is not as it was when its checksum was verified."""
+        if path in self.stamps and stamp(path) != self.stamps[path]:
+            raise InputError(
+                f"{path}: the prepared data has changed since this command began", "run the command again"
+            )
 
     @cached_property
     def starts(self) -> list[int]:

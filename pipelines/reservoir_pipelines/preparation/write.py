@@ -15,6 +15,7 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, check_split
 from reservoir.tasks.task import MISSING
+from reservoir_pipelines.data.table import data_exists
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
@@ -48,7 +49,7 @@ def _with_full_paths(source: Source) -> Source:
     full_paths = {}
     for field in ("data", "origin"):  # the fields of sources that hold a path
         path = getattr(source, field, None)
-        if path and Path(path).exists():
+        if path and data_exists(Path(path)):
             full_paths[field] = type(path)(Path(path).resolve())  # a text or a `Path`, as before
     return replace(source, **full_paths)  # pyright: ignore[reportArgumentType]
 

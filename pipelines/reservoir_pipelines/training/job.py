@@ -21,6 +21,7 @@ from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, holds_samples
 from reservoir.training.rows import TargetScale
 from reservoir.training.trainer import Processes
+from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import origin_of
 from reservoir_pipelines.extraction.spec import draw_rows, make_spec
 from reservoir_pipelines.files import cache_root
@@ -169,6 +170,7 @@ def load_job(
     # 1. The data.
     with ranks.first_alone():
         prepared = prepare(task, source, cache=place.cache, model=reservoir)
+    require_labels(prepared.task, "train")
     # 2. The variant and the source of the task, and the settings of the model.
     variant = variant_of(source.given, task)
     generator = source_of(prepared.task)

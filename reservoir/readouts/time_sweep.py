@@ -1,0 +1,124 @@
+"""Choice of a penalty for forecasts, whose models are scored on later samples than those that they are fitted to.
+
+Other cross-validation fits a model to samples on both sides of those that it is scored on, which is
+easier than a forecast: between two known stretches of a trend, nothing is new.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from reservoir.readouts.linear import Block, LinearPath, Scorer, Tally, Targets
+from reservoir.readouts.ridge import gather, ridge_path
+from reservoir.readouts.sweep import DeferredPath, Sweep
+
+
+@dataclass(frozen=True, eq=False)
+class LastValue:
+    """The past values of a series among the features, and the feature of the last one before the forecast.
+
+    A value of the series is its feature times ``scale``, plus ``offset``.
+    """
+
+    number: int  # of the feature of the last value
+    past: slice  # the features of all past values, with the last one
+    scale: float
+    offset: float
+
+    def changes(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Yield samples whose past values and labels are relative to the last value."""
+        for x, y in blocks:
+            last = x[:, [self.number]]
+            relative = x.copy()
+            relative[:, self.past] -= last
+            yield relative, y - (last.astype(np.float64) * self.scale + self.offset)
+
+    def of_values(self, path: LinearPath) -> LinearPath:
+        """Return readouts of `changes` as readouts of the features and labels themselves.
+
+        With weights w of the changes x_i - x_last, the forecast is
+
+            x_last scale + offset + sum_i w_i (x_i - x_last)  =  offset + sum_i w_i x_i + (scale - sum_i w_i) x_last .
+        """
+        path.coef[:, self.number] = self.scale - path.coef[:, self.past].sum(axis=1)
+        path.intercept = path.intercept + self.offset
+        return path
+
+
+@dataclass(frozen=True)
+class TimeFold:
+    """A fold of samples in time: a model is fitted to the first ``fitted`` samples, and scored on ``held_out``."""
+
+    fitted: int
+    held_out: range
+
+
+def time_sweep(
+    blocks: Iterable[Block],
+    targets: Targets,
+    alphas: np.ndarray,
+    folds: Sequence[TimeFold],
+    *,
+    feature_weights: np.ndarray | None = None,
+    last_value: LastValue | None = None,
+) -> Sweep:
+    """Fit a ridge readout for every penalty, and choose one by its scores on the later samples of each fold.
+
+    ``blocks``, which are iterated several times, hold the samples from the oldest to the newest. Each
+    model standardises features by its own samples, because later ones are unknown to it. The folds
+    follow each other, and the last one ends with the newest sample. The returned path is fitted to all
+    samples; the scores of the sweep are those of the held-out samples alone.
+
+    With ``last_value``, models are fitted to changes from the last value, so that a penalty draws
+    forecasts to the last value and not to the mean. They forecast values in any case.
+    """
+    path_of = partial(_path, targets=targets, feature_weights=feature_weights, last_value=last_value)
+    tally = Tally(targets)
+    paths: list[LinearPath] = []
+    for fold in folds:
+        path = path_of(_between(blocks, range(fold.fitted)), alphas)
+        scorer = Scorer(path, targets)
+        for x, y in _between(blocks, fold.held_out):
+            tally.update(scorer(x), y)
+        paths.append(path)
+    result = Sweep(DeferredPath(alphas, partial(path_of, blocks)), tally)
+    # Score once more under the chosen penalty alone, sample by sample, for comparisons with other sweeps.
+    chosen = slice(result.best, result.best + 1)
+    scores: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    for fold, path in zip(folds, paths, strict=True):
+        scorer = Scorer(path, targets)
+        for x, y in _between(blocks, fold.held_out):
+            scores.append(scorer(x, chosen)[0])
+            labels.append(y)
+    held_out = np.concatenate(scores), np.concatenate(labels)
+    result.sample_scores = targets.sample_scores(*held_out)
+    result.held_out = lambda: held_out
+    return result
+
+
+def _path(
+    blocks: Iterable[Block],
+    alphas: np.ndarray,
+    *,
+    targets: Targets,
+    feature_weights: np.ndarray | None,
+    last_value: LastValue | None,
+) -> LinearPath:
+    """Return the ridge readouts of labels, or of their changes from the last value, as readouts of labels."""
+    if last_value is None:
+        return ridge_path(gather(blocks, targets), alphas, feature_weights)
+    training = gather(last_value.changes(blocks), targets)
+    return last_value.of_values(ridge_path(training, alphas, feature_weights))
+
+
+def _between(blocks: Iterable[Block], numbers: range) -> Iterator[Block]:
+    """Yield the samples of some consecutive ``numbers``, block by block."""
+    start = 0
+    for x, y in blocks:
+        part = slice(max(0, numbers.start - start), max(0, numbers.stop - start))
+        if len(x[part]):
+            yield x[part], y[part]
+        start += len(x)

@@ -1,0 +1,297 @@
+"""Forecasts: windows of a series, folds in time, readouts fitted to all of the past, and the values that come next."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from reservoir_pipelines import extract, fit, predict, prepare
+from reservoir_pipelines.fitting import select
+from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.fitter import ColumnFit
+from reservoir_pipelines.fitting.folds import time_folds
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import TimeSeriesSplit
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from reservoir.errors import InputError
+from reservoir.raw_input import MAX_WIDTH
+from reservoir.readouts.linear import Targets
+from reservoir.readouts.time_sweep import LastValue, TimeFold, time_sweep
+
+PAST, HORIZON = 10, 3
+TINY = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
+
+
+def series(steps=200, seed=0):
+    draw = np.random.default_rng(seed)
+    return 20 + 3 * np.sin(2 * np.pi * np.arange(steps) / 6) + draw.normal(0, 0.3, steps).cumsum()
+
+
+def write(folder, values, name="load.csv", **columns):
+    path = folder / name
+    pd.DataFrame({"time": np.arange(len(values)), "load": values, **columns}).to_csv(path, index=False)
+    return path
+
+
+def extracted(path, **options):
+    return extract(path, forecast=HORIZON, past=PAST, cache=path.parent / "cache", **TINY, **options)
+
+
+# ---- windows
+
+
+def test_windows_are_all_stretches_of_the_past_with_the_values_that_follow(tmp_path):
+    values = series()
+    data = prepare(write(tmp_path, values), forecast=HORIZON, past=PAST, cache=tmp_path)
+    parts = {name: data.split(name) for name in ("train", "valid", "test")}
+    read = {name: part.read(0, len(part)) for name, part in parts.items()}
+    first = {name: part.ids.astype(int) for name, part in parts.items()}
+    # Known windows and test windows: all of which the labels end before, or begin in, the newest 40 steps.
+    assert np.concatenate([first["train"], first["valid"]]).tolist() == [*range(PAST, 160 - HORIZON + 1)]
+    assert first["test"].tolist() == [*range(160, 200 - HORIZON + 1)]
+    for name, rows in read.items():
+        for row, step in enumerate(first[name]):
+            np.testing.assert_allclose(rows.x[row, :, 0], values[step - PAST : step], rtol=1e-6)
+            np.testing.assert_allclose(rows.y[row, 0], values[step : step + HORIZON], rtol=1e-6)
+
+
+def test_several_series_are_divided_at_the_same_steps_before_their_ends(tmp_path):
+    shops = [series(120, seed) for seed in range(3)]
+    table = pd.concat(
+        pd.DataFrame({"time": np.arange(120), "id": f"shop{n}", "load": values}) for n, values in enumerate(shops)
+    )
+    table.sample(frac=1, random_state=0).to_csv(tmp_path / "shops.csv", index=False)
+    data = prepare(tmp_path / "shops.csv", forecast=HORIZON, past=PAST, cache=tmp_path)
+    assert data.task.parameters["series"] == 3
+    for name, steps in (("train", range(PAST, 72)), ("valid", range(72, 94)), ("test", range(96, 118))):
+        part = data.split(name)
+        assert part.ids.tolist() == [f"shop{n} {step}" for step in steps for n in range(3)]
+        labels = [shops[n][step : step + HORIZON] for step in steps for n in range(3)]
+        np.testing.assert_allclose(part.y[:, 0], labels, rtol=1e-6)
+
+
+def test_other_columns_are_further_values_of_the_past(tmp_path):
+    draw = np.random.default_rng(0)
+    heat = draw.normal(size=200)
+    path = write(tmp_path, series(), heat=heat, place="here")
+    with pytest.raises(InputError, match=r"one column to forecast among load, heat.*--label heat"):
+        prepare(path, forecast=HORIZON, past=PAST, cache=tmp_path)
+    data = prepare(path, forecast=HORIZON, past=PAST, label="load", cache=tmp_path)
+    x = data.split("train").read(0, 1).x
+    np.testing.assert_allclose(x[0], np.stack([series()[:PAST], heat[:PAST]], axis=1), rtol=1e-6)
+    assert any("'place' is left out" in line for line in data.warnings)
+
+
+def test_windows_without_a_value_to_forecast_are_left_out_and_gaps_are_filled_within_a_window(tmp_path):
+    values = series()
+    values[50] = np.nan
+    path = write(tmp_path, values)
+    with pytest.raises(InputError, match=r"line 52.*--missing interpolate"):
+        prepare(path, forecast=HORIZON, past=PAST, cache=tmp_path)
+    data = prepare(path, forecast=HORIZON, past=PAST, missing="interpolate", cache=tmp_path)
+    steps = data.split("train").ids.astype(int).tolist()
+    assert not {48, 49, 50} & {*steps}
+    # The newest value of this window is missing; the line to the next value would reveal the future.
+    row = steps.index(51)
+    window = data.split("train").read(row, row + 1).x[0, :, 0]
+    assert window[-1] == window[-2]
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "message"),
+    [
+        ({"past": 5}, {}, "--past 5 needs --forecast"),
+        ({"forecast": 3, "past": 190}, {}, "too few for --past 190"),
+        ({"forecast": 3}, {"load": "high"}, "one column to forecast"),
+        ({"forecast": 3}, {"time": 1}, "a second row at time 1.*--id"),
+        ({"forecast": 3, "past": MAX_WIDTH + 1}, {}, f"at most {MAX_WIDTH:,} values"),
+        ({"forecast": 3, "group": "load"}, {}, "--group does not apply"),
+        ({"forecast": 3, "label": "price"}, {}, "no column 'price'"),
+    ],
+)
+def test_what_cannot_be_forecast_is_refused(tmp_path, options, change, message):
+    path = write(tmp_path, series(), **change)
+    with pytest.raises(InputError, match=message):
+        prepare(path, cache=tmp_path, **options)
+
+
+def test_arrays_are_no_steps(tmp_path):
+    np.savez(tmp_path / "x.npz", x=series())
+    with pytest.raises(InputError, match="table with a row per step"):
+        prepare(tmp_path / "x.npz", forecast=3, cache=tmp_path)
+
+
+# ---- the sweep
+
+
+@pytest.mark.parametrize("width", [8, 90])
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_sweep_is_that_of_scikit_learn_on_folds_in_time(width, relative):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(120, width)).astype(np.float32)
+    y = x[:, :2] @ draw.normal(size=(2, 2)) + 5 * x[:, [3]] + draw.normal(size=(120, 2))
+    alphas = np.geomspace(0.1, 1000, 5)
+    past, last = slice(1, 4), 3
+    last_value = LastValue(number=last, past=past, scale=2.0, offset=1.0) if relative else None
+    result = time_sweep(
+        [(x[:50], y[:50]), (x[50:], y[50:])], Targets(2, 0), alphas, time_folds(120, 4, 2), last_value=last_value
+    )
+    z, base = x.astype(np.float64), np.zeros((120, 1))
+    if relative:
+        base = 2 * z[:, [last]] + 1
+        z[:, past] -= z[:, [last]]
+    scores = []
+    splits = [*TimeSeriesSplit(4, gap=2, test_size=15).split(x)]
+    for alpha in alphas:
+        model = make_pipeline(StandardScaler(), Ridge(alpha))
+        parts = [model.fit(z[fitted], (y - base)[fitted]).predict(z[later]) + base[later] for fitted, later in splits]
+        scores.append(np.concatenate(parts))
+    later = np.concatenate([later for _, later in splits])
+    squares = np.square(np.array(scores) - y[later]).sum(axis=1)
+    accuracy = 1 - (squares / np.square(y[later] - y[later].mean(axis=0)).sum(axis=0)).mean(axis=1)
+    np.testing.assert_allclose(result.accuracy, accuracy, rtol=1e-4)
+    np.testing.assert_allclose(result.held_out()[0], scores[accuracy.argmax()], rtol=1e-3, atol=1e-4)
+    final = make_pipeline(StandardScaler(), Ridge(alphas[result.best])).fit(z, y - base)
+    np.testing.assert_allclose(result.readout().predict(x), final.predict(z) + base, rtol=1e-4, atol=1e-4)
+
+
+def test_a_fold_ends_before_labels_of_its_held_out_windows_begin():
+    for fold in time_folds(60, 5, HORIZON - 1):
+        last_label = fold.fitted - 1 + HORIZON - 1
+        assert last_label < fold.held_out.start
+    assert fold.held_out.stop == 60
+    with pytest.raises(InputError, match="windows are too few"):
+        time_folds(8, 2, 6)
+    assert time_folds(12, 2, 1) == [TimeFold(5, range(6, 9)), TimeFold(8, range(9, 12))]
+
+
+# ---- the fit, and the forecast
+
+
+def fitted(folder, values, **options):
+    path = write(folder, values)
+    return path, fit(extracted(path), out=folder / "readout", **options)
+
+
+def test_a_fit_of_the_raw_past_is_a_ridge_on_all_windows_before_the_test_steps(tmp_path):
+    values = series()
+    path, result = fitted(tmp_path, values, columns="raw", alphas="10:10:1")
+    first = np.arange(PAST, 160 - HORIZON + 1)
+    x = np.stack([values[step - PAST : step] for step in first])
+    y = np.stack([values[step : step + HORIZON] for step in first])
+    relative = result.best.readout == "ridge of changes"
+    base = x[:, -1:] if relative else np.zeros((len(x), 1))
+    new, last = values[None, -PAST:], values[-1] if relative else 0
+    model = make_pipeline(StandardScaler(), Ridge(10)).fit(x - base, y - base)
+    expected = model.predict(new - last)[0] + last
+    predictions = [*predict(tmp_path / "readout", path)]
+    assert [prediction.id for prediction in predictions] == ["+1", "+2", "+3"]
+    np.testing.assert_allclose([prediction.label for prediction in predictions], expected, rtol=1e-4)
+
+
+def test_nothing_of_a_readout_depends_on_the_test_steps(tmp_path):
+    values, changed = series(), series()
+    changed[160:] += 100
+    coefs = []
+    for name, steps in (("as it was", values), ("another future", changed)):
+        (tmp_path / name).mkdir()
+        _, result = fitted(tmp_path / name, steps)
+        coefs.append((result.best.columns, result.readout.coef, [row.name for row in result.baselines]))
+    assert coefs[0][0] == coefs[1][0] and coefs[0][2] == coefs[1][2]
+    np.testing.assert_array_equal(coefs[0][1], coefs[1][1])
+
+
+def test_forecasts_that_repeat_values_stand_beside_the_readout(tmp_path):
+    values = series()
+    _, result = fitted(tmp_path, values)
+    first = np.arange(160, 200 - HORIZON + 1)
+    y = np.stack([values[step : step + HORIZON] for step in first])
+    repeated = {
+        "the last value": np.stack([values[[step - 1] * 3] for step in first]),
+        "the value 6 steps before": np.stack([values[step - 6 : step - 6 + HORIZON] for step in first]),
+    }
+    scores = {baseline.name: baseline.test_score for baseline in result.baselines}
+    assert scores.keys() == {"raw", *repeated}
+    for name, forecast in repeated.items():
+        r2 = 1 - (np.square(forecast - y).sum(axis=0) / np.square(y - y.mean(axis=0)).sum(axis=0)).mean()
+        assert scores[name] == pytest.approx(r2, rel=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["auto", "cv3", "valid"])
+def test_intervals_are_quantiles_of_the_errors_on_later_windows(tmp_path, rule):
+    path, result = fitted(tmp_path, series(), select=rule)
+    errors = Bundle.load(tmp_path / "readout").held_out
+    held_out = {"auto": 10 * (148 // 20), "cv3": 3 * (148 // 6), "valid": 38}[rule]
+    assert errors.shape == (held_out, HORIZON)
+    radius = errors[int(np.ceil((held_out + 1) * 0.8)) - 1]
+    for ahead, prediction in enumerate(predict(tmp_path / "readout", path, coverage=0.8)):
+        low, high = prediction.interval
+        assert (low, high) == pytest.approx((prediction.label - radius[ahead], prediction.label + radius[ahead]))
+    lines = pd.read_csv(tmp_path / "readout" / "predictions.csv")
+    known = lines[lines["split"] != "test"].dropna()  # the oldest windows are never held out
+    assert len(known) == held_out * HORIZON
+    r2 = 1 - np.square(known.best - known.label).sum() / np.square(known.label - known.label.mean()).sum()
+    assert r2 == pytest.approx(result.best.valid_score, abs=0.02)
+
+
+def test_a_fit_must_be_better_in_most_folds():
+    fitter = ForecastFitter(classes=0, alphas=np.ones(1), folds=10, gap=0)
+
+    def scored(differences):
+        return ColumnFit(columns=(), results=(), best=0, solve=None, sample_scores=lambda: np.repeat(differences, 3))
+
+    level, units = scored(np.zeros(10)), np.arange(30)
+    assert fitter.wins_most_folds(scored([1.0] * 8 + [-1.0] * 2), level, units)
+    assert not fitter.wins_most_folds(scored([100.0] * 7 + [-1.0] * 3), level, units)
+    assert not fitter.wins_most_folds(scored([1.0] * 9 + [-10.0]), level, units)
+
+
+def test_the_command_line_prints_a_line_for_each_step(tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "cache"))
+    write(tmp_path, series())
+    backbone = ("--backbone", TINY["backbone"], "--init", "random")
+    for arguments in (
+        ("extract", "load.csv", "--forecast", HORIZON, "--past", PAST, *backbone),
+        ("fit", "load.csv", "--out", "readout"),
+    ):
+        code, _, err = call(*arguments)
+        assert code == 0, err
+    code, out, err = call("predict", "readout", "load.csv", "--coverage", "0.8")
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["id"] for line in lines] == ["+1", "+2", "+3"]
+    assert all(line["interval"][0] < line["label"] < line["interval"][1] for line in lines)
+    code, _, err = call("predict", "readout", "load.csv", "--out", "next.csv")
+    assert code == 0, err
+    assert pd.read_csv("next.csv").columns.tolist() == ["id", "label"]
+
+
+def test_a_series_that_is_shorter_than_the_past_is_refused(tmp_path):
+    fitted(tmp_path, series())
+    with pytest.raises(InputError, match="has 4 steps, but the readout reads 10"):
+        list(predict(tmp_path / "readout", write(tmp_path, series(4), "short.csv")))
+
+
+def test_each_series_gets_its_own_forecast(tmp_path):
+    table = pd.concat(
+        pd.DataFrame({"time": np.arange(90), "shop": name, "load": series(90, n)}) for n, name in enumerate("ab")
+    )
+    path = tmp_path / "shops.csv"
+    table.to_csv(path, index=False)
+    fit(extracted(path, id="shop", label="load"), out=tmp_path / "readout")
+    ids = [prediction.id for prediction in predict(tmp_path / "readout", path)]
+    assert ids == ["a +1", "a +2", "a +3", "b +1", "b +2", "b +3"]
+
+
+def test_a_repetition_that_is_clearly_better_is_saved_and_forecasts(tmp_path, monkeypatch):
+    name = "the value 6 steps before"
+    monkeypatch.setattr(select, "clearly_better", lambda fit, *_: str(fit.columns[0]) == name)
+    values = series()
+    path, result = fitted(tmp_path, values)
+    assert result.best.columns == (name,)
+    labels = [prediction.label for prediction in predict(tmp_path / "readout", path)]
+    np.testing.assert_allclose(labels, values[-6:-3], rtol=1e-6)
