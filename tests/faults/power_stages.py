@@ -73,6 +73,13 @@ def damage(root: Path) -> None:
     page.write_text(page.read_text()[:-9])
 
 
+def extract_and_lose_the_specification(root: Path) -> None:
+    """Leave what an interrupted copy or removal leaves: manifests and shards without a specification."""
+    extract(root, "block01/mean")
+    (entry,) = list_entries(root)
+    (entry.path / "spec.json").unlink()
+
+
 def after_damage(root: Path) -> Any:
     """Return what a reader finds in an entry that may be damaged."""
     try:
@@ -96,6 +103,12 @@ CACHE = (
         ),
         features,
         recovers=True,
+    ),
+    Stage(
+        "extract: an entry over manifests without a specification",
+        (Step(create),),
+        features,
+        prepare=extract_and_lose_the_specification,
     ),
     Stage("fit: moments", (moments(1), moments(2)), features, prepare=lambda root: extract(root, "block01/mean")),
     Stage(
