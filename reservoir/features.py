@@ -59,10 +59,12 @@ def load(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int
 ) -> Loaded:
     """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length."""
+    # The fields of `Batch` and `Loaded` that only some models have.
     task = model.fpt.task
     places = owner = stored = None
     if task.each and isinstance(model.reader, TextReader):  # the token of each label; -1 after the last
         places = model.reader.places(x, lengths)
+    # Rows become pieces of texts, or tokens; windows of values are cut on the device, so only counted here.
     if model.settings.long == "windows" and isinstance(model.reader, TextReader):
         x, lengths, owner = model.reader.pieces(x, lengths)
     else:
@@ -238,8 +240,9 @@ def token_batches(
         rows = 1 + int(fits[-1] if len(fits) else 0)
         # If lengths differ, there are few shapes: 1, 2, 3, 4, 6, 8, 12 ... rows.
         if lengths[order[0]] < lengths[order[-1]]:
-            power = 1 << (rows.bit_length() - 1)
-            rows = power + (power // 2 if 2 * rows >= 3 * power else 0)
+            power = 1 << (rows.bit_length() - 1)  # the largest power of two that is at most ``rows``
+            fits_half_more = 2 * rows >= 3 * power
+            rows = power + (power // 2 if fits_half_more else 0)
         yield order[start : start + rows]
         start += rows
 
@@ -283,5 +286,8 @@ def _cut(model: LoadedModel, x: Tensor, lengths: Tensor) -> Tensor:
     """Return the tokens of stored sequences, (rows, windows, values), independent of the other rows."""
     if len(x) > 1:
         return model.tokens(x, lengths)[0]
-    # torch sums a single long row in several threads, and in another order than among other rows.
-    return model.tokens(x.repeat(2, *[1] * (x.ndim - 1)), lengths.repeat(2))[0][:1]
+    # torch sums a single long row in several threads, and in another order than among other rows. So the row is
+    # computed twice, and one of the two is returned.
+    twice = x.repeat(2, *[1] * (x.ndim - 1))
+    tokens, _ = model.tokens(twice, lengths.repeat(2))
+    return tokens[:1]

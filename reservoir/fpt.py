@@ -38,6 +38,7 @@ class FPT(nn.Module):
         self.inputs = inputs
         self.backbone = backbone
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
+        # ``linear`` draws as `torch.nn.Linear` does, uniformly, but the same values on every machine.
         if output_init == "linear":
             bound = backbone.width**-0.5
             with torch.no_grad():

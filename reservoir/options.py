@@ -37,8 +37,8 @@ KERNEL_GAIN = 6.0  # of kernels: makes the learned positions small compared with
 
 def flag_instead(parameters: Mapping[str, Any]) -> str | None:
     """Return what to write instead of a task parameter that is an option with a flag, or None without such."""
-    # These options are parameters of named tasks as well.
-    of_named_tasks = {"views", *(item.name for item in fields(VariantOptions))}
+    # These options are parameters of named tasks as well: ``window`` is the side of windows of images.
+    of_named_tasks = {"views", "window", *(item.name for item in fields(VariantOptions))}
     flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in of_named_tasks}
     for name, value in parameters.items():
         if name in flags:

@@ -66,6 +66,7 @@ class Reservoir(ReservoirOptions):
         """Replace the dilations ``auto`` by 1, 2, 4 ... up to windows that span a row of the ``longest`` length."""
         if self.dilations != "auto":
             return self
+        # A window of ``patch`` values at distances of d spans (patch - 1) d + 1 places.
         dilations = [1]
         while (self.patch - 1) * 2 * dilations[-1] < longest and self.patch > 1:
             dilations.append(2 * dilations[-1])
@@ -135,6 +136,8 @@ def load_model(
     dtype_name = choose_compute(compute, place)
     # Weights that are rounded for the products anyway need no float32 copy.
     own_precision = dtype_name == "bfloat16"
+    # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, kernels
+    # whose responses are the hidden states, or a drawn input layer.
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
@@ -162,6 +165,7 @@ def load_model(
             )
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
+    # The digest is that of the weights before they are rounded to the precision of the products.
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
     backbone.set_compute(getattr(torch, dtype_name))

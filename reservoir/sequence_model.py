@@ -130,11 +130,13 @@ class PixelsModel(nn.Module):
 
     def __init__(self, model: SequenceModel, reader: PixelReader) -> None:
         super().__init__()
-        self.model, self.patch, self.tokens = model, reader.patch, reader.max_tokens
+        self.model = model
+        self.patch, self.tokens = reader.patch, reader.max_tokens
         self.height, self.width = reader.height, reader.width
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Return the logits of pixels (batch, channels, height, width)."""
+        # Cut both sides into patches: (batch, patch rows, patch columns, values), and the patches one after the other.
         grid = pixel_values[:, :, : self.height, : self.width]
         grid = grid.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))
         patches = grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)

@@ -23,7 +23,8 @@ def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
 
 def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
     """Refuse sequences if the longest makes the padded array far larger than their values."""
-    rows, longest, tokens = len(lengths), int(lengths.max()), int(lengths.sum())
+    rows = len(lengths)
+    longest, tokens = int(lengths.max()), int(lengths.sum())
     size = rows * longest * token_bytes
     if size > FREE_BYTES and size > MAX_EXPANSION * tokens * token_bytes:
         row = int(np.argmax(lengths))

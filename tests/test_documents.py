@@ -55,6 +55,7 @@ def places(tmp_path_factory):
         "DIR": str(mnist),
         "TEXT": str(folder / "text.txt"),
         "MODEL": str(save_with_tokenizer("bert", folder / "m")),
+        "URL": f"file://{folder}/share",
         "VIT": str(save_with_processor("vit", folder / "vit", size={"height": 8, "width": 8})),
     }
 

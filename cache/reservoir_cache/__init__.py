@@ -31,6 +31,7 @@ from reservoir_cache.publish import (
     sync,
     temporary_folder,
 )
+from reservoir_cache.remote import is_url, without_credentials
 from reservoir_cache.spec import (
     FORMAT,
     STORES,
@@ -44,9 +45,10 @@ from reservoir_cache.spec import (
 )
 
 if TYPE_CHECKING:
+    from reservoir_cache.copying import Copied, copy_from, copy_to
     from reservoir_cache.derived import load_arrays, save_arrays
     from reservoir_cache.hdf5 import open_hdf5
-    from reservoir_cache.reader import FeatureStore, SplitFeatures
+    from reservoir_cache.reader import FeatureRows, FeatureStore, SplitFeatures
     from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_file
     from reservoir_cache.verification import repair, verify
     from reservoir_cache.writer import Arrays, ShardWriter, write_targets
@@ -58,10 +60,12 @@ __all__ = [
     "Arrays",
     "BackboneSpec",
     "CacheError",
+    "Copied",
     "DataSpec",
     "Encoded",
     "Entry",
     "EntrySummary",
+    "FeatureRows",
     "FeatureStore",
     "InitSpec",
     "InputSpec",
@@ -73,9 +77,12 @@ __all__ = [
     "broken_entries",
     "check_column_name",
     "check_space",
+    "copy_from",
+    "copy_to",
     "encode",
     "file_crc32",
     "folder_bytes",
+    "is_url",
     "last_entry",
     "list_entries",
     "load_arrays",
@@ -104,12 +111,13 @@ __all__ = [
     "temporary_folder",
     "untracked",
     "verify",
+    "without_credentials",
     "write_targets",
 ]
 
 # Modules that are imported when a name in them is first used, because h5py would slow down the
 # command line's start.
-_LATER = ("derived", "hdf5", "reader", "shard", "verification", "writer")
+_LATER = ("derived", "hdf5", "reader", "shard", "verification", "writer", "copying")
 
 
 def __getattr__(name: str) -> Any:

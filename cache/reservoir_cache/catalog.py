@@ -17,7 +17,7 @@ from reservoir_cache.paths import is_regular, refuse_links
 from reservoir_cache.publish import sync
 from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
 
-_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{16}")
+ENTRY_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{16}")
 _FILE_OVERHEAD = 4096  # superblock, root group and attributes of a shard
 # upper bound of a column's groups, object headers and line in the manifest, as measured
 _COLUMN_OVERHEAD = 3072
@@ -88,7 +88,7 @@ def remove(path: Path) -> None:
     """Delete an entry's folder, even a broken one; a symbolic link is deleted, not followed."""
     path = Path(path)
     refuse_links(*path.parents[:2])
-    named = path.parent.parent.name == "features" and _FOLDER.fullmatch(path.name)
+    named = path.parent.parent.name == "features" and ENTRY_FOLDER.fullmatch(path.name)
     if not named or not (path.is_symlink() or path.is_dir()):
         raise CacheError(f"{path}: not an entry of the cache; list the entries with 'reservoir cache list'")
     try:
@@ -151,15 +151,17 @@ def required_bytes(
     )
 
 
-def check_space(root: Path, needed: int) -> None:
+def check_space(
+    root: Path,
+    needed: int,
+    remedy: str = "extract less (--limit, --layers, --pool), or choose another disk",
+) -> None:
     """Raise CacheError if the disk of ``root``, which need not exist yet, lacks ``needed`` bytes."""
     root = Path(root).absolute()
     free = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists())).free
     if free < needed:
         problem = f"{root}: {needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB are free"
-        raise CacheError(
-            f"{problem}; extract less (--limit, --layers, --pool), or choose another disk with --cache"
-        )
+        raise CacheError(f"{problem}; {remedy} with --cache")
 
 
 def folder_bytes(folder: Path | str) -> int:
@@ -174,10 +176,15 @@ def folder_bytes(folder: Path | str) -> int:
 
 
 def _scan(root: Path) -> Iterator[Entry | Problem]:
+    """Yield each entry of a cache, and what is wrong with each folder at the place of one that is none."""
     for folder in sorted(Path(root).glob("features/*/*")):
         if folder.is_dir() or folder.is_symlink():
-            ours = _FOLDER.fullmatch(folder.name)
-            remedy = "run 'reservoir cache remove' on it and extract again" if ours else "move it elsewhere"
+            ours = ENTRY_FOLDER.fullmatch(folder.name)
+            remedy = (
+                "run 'reservoir cache remove' on it, then extract or copy again"
+                if ours
+                else "move it elsewhere"
+            )
             try:
                 yield Entry.open(folder)
             except CacheError as error:

@@ -13,7 +13,7 @@ from typing import Any
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last, processes_at_work
 from reservoir_cache.paths import is_regular, refuse_links
-from reservoir_cache.publish import make_folder, publish_json, read_json
+from reservoir_cache.publish import make_folder, publish_json, read_json, sync
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec
 
 MAX_BLOCKS = 1_000_000
@@ -205,6 +205,7 @@ class Entry:
             locks = entry_locks(path, create=True)
             with locks.at_work(whole=False), locks.mutex(whole=False):
                 if not (path / SPEC_FILE).exists():
+                    _remove_manifests(path)
                     mark_last(path, new=True)
                     content = {"spec": spec.to_json(), "key": spec.key, "layout": layout.to_dict()}
                     publish_json(path / SPEC_FILE, content | {"made_with": {**made_with}}, indent=2)
@@ -332,6 +333,16 @@ class Entry:
         if split not in self.spec.rows:
             raise CacheError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")
         return self.spec.rows[split]
+
+
+def _remove_manifests(path: Path) -> None:
+    """Remove the manifests that an interrupted copy or removal has left in a folder without a specification.
+
+    They may list shards of another layout, which a reader would not find damaged before it reads them.
+    """
+    for page in path.glob("*/manifest*.json"):
+        page.unlink()
+        sync(page.parent)
 
 
 def _refuse_links(path: Path) -> None:

@@ -193,6 +193,7 @@ class EntryLocks:
                     os.close(self._record)
 
     def _register(self, *, whole: bool) -> None:
+        """Write and lock a record of this process in the folder, and remove what dead processes left there."""
         with self.mutex(whole=whole):  # so that no other process registers itself meanwhile
             own = _record_path(self._folder)
             publish_json(own, _own_record(), durable=False)  # no process survives a power loss

@@ -24,7 +24,7 @@ SPEC_FILE = "spec.json"
 # the data types on disk, and the bytes of a value in each
 STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +253,7 @@ def canonical_json(value: object) -> str:
 
 def check_name(name: object, what: str) -> str:
     """Return a name that is safe as a part of a path; raises CacheError for any other."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME_FORM.fullmatch(name):
         raise CacheError(
             f"{what} {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit"
         )

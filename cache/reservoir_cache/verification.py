@@ -116,6 +116,7 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
     folder = entry.path / split
     manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
     for path in sorted(folder.glob("*.h5")):
+        # Only regular files of this page count, which describe themselves as blocks of this entry.
         try:
             block = block_of(path.name)
             if not is_regular(path) or block >= entry.block_count(split) or page_of(path.name) != page:

@@ -135,6 +135,7 @@ class ShardWriter:
         self._threads.submit(self._work, split, block, arrays)
 
     def _work(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
+        """Encode and write a block, in a thread of the writer; after an error, blocks are only released."""
         try:
             if self._error is None:
                 encoded = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)

@@ -31,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 caches = typer.Typer(
-    help="List, check and remove what is stored.", context_settings=HELP, rich_markup_mode=None
+    help="List, check, copy and remove what is stored.", context_settings=HELP, rich_markup_mode=None
 )
 
 # Each command with its groups of options; a public function has its own.
@@ -63,7 +63,7 @@ public_command(app, api.train, show=stages.training_answer)
 public_command(app, api.pretrain)
 command(app, reproduce, opt.ReproduceOptions, opt.ClusterOptions, _DATA, opt.PlaceOptions)
 command(app, stages.report, opt.ReportOptions)
-for _name in ("list_", "show", "verify", "repair", "remove", "prune"):
+for _name in ("list_", "show", "verify", "repair", "remove", "prune", "copy"):
     command(caches, getattr(cache_commands, _name), opt.CacheOptions)
 app.add_typer(caches, name="cache")
 
@@ -94,7 +94,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; invalid input is reported in one line on stderr."""
-    from reservoir_cache import CacheError
+    from reservoir_cache import CacheError, without_credentials
 
     from reservoir.errors import FailedError, InputError
 
@@ -105,7 +105,9 @@ def run(arguments: list[str]) -> int:
     except UsageError as error:
         where = getattr(error, "ctx", None)
         hint = f"; see {where.command_path} --help" if where else ""
-        return _fault(error.format_message().replace("\n", " ").rstrip(".") + hint, INVALID)
+        # typer repeats arguments that it did not expect, which may be URLs
+        message = without_credentials(error.format_message().replace("\n", " ").rstrip("."))
+        return _fault(message + hint, INVALID)
     except (InputError, CacheError, FailedError) as error:
         return _fault(str(error), FAILED if isinstance(error, FailedError) else INVALID)
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question

@@ -135,6 +135,7 @@ def _read(path: Path) -> _Predictions:
         raise InputError(
             f"{folder}: no {PREDICTIONS}, which earlier versions did not write", "run its command again"
         )
+    # The labels of each row by token and output: the true one and that of the best readout.
     rows: dict[str, dict[Place, tuple[str, str]]] = {}
     groups: dict[str, str] = {}
     with as_input_error(f"{folder}: damaged", "run the command that wrote it again"):

@@ -65,14 +65,17 @@ class Backbone(nn.Module):
             raise InputError(
                 f"{self.family.name}: padding changes its hidden states", "give sequences of equal length"
             )
-        surplus = -tokens % self.shape.multiple
+        surplus = -tokens % self.shape.multiple  # tokens to the next multiple
+        whole_lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)
+        real_lengths = whole_lengths if lengths is None else lengths
+        # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
+        self._last_tokens.keep(real_lengths, last, tokens + surplus)
         # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
         mask = None
-        real = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64) if lengths is None else lengths
-        # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
-        self._last_tokens.keep(real, last, tokens + surplus)
-        if not self.causal and (lengths is not None or surplus):
-            mask = (torch.arange(tokens + surplus, device=embeds.device) < real[:, None]).to(torch.int64)
+        has_padding = lengths is not None or surplus > 0
+        if not self.causal and has_padding:
+            positions = torch.arange(tokens + surplus, device=embeds.device)
+            mask = (positions < real_lengths[:, None]).to(torch.int64)
         if surplus:
             embeds = nn.functional.pad(embeds, (0, 0, 0, surplus))
         self._tokens = tokens
@@ -137,6 +140,9 @@ class Backbone(nn.Module):
             )
 
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
+        """Call a callback with the hidden states of a layer in each forward pass; return the handle of the hook."""
+        # The layer `embed` is the input of the first block, or of the norm if no block runs. Modules of transformers
+        # get it by position or by name, and return it alone or first in a tuple.
         first = blocks[0] if len(blocks) else self.model.get_submodule(self.family.final_norm)
         if layer == "embed" and first is not self.model:  # the path "" of a missing norm is the model
             return first.register_forward_pre_hook(
@@ -286,16 +292,18 @@ def group_counts(backbone: Backbone) -> dict[str, int]:
 def whole_count(backbone: Backbone) -> int:
     """Return the number of parameters of the model with its token embeddings, without the blocks that were cut off."""
     whole = backbone.family.loader.count(backbone.config)
-    cut = backbone.shape.depth - backbone.depth
-    return (
-        whole - cut * sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
-        if cut
-        else whole
-    )
+    missing_blocks = backbone.shape.depth - backbone.depth
+    if not missing_blocks:
+        return whole
+    # All blocks have the same size.
+    of_a_block = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
+    return whole - missing_blocks * of_a_block
 
 
 def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
     """Return how many parameters an FPT trains on a task, by group, without positions that no sequence reaches."""
+    # The output layer has a bias for each output, and an input layer of vectors one for each channel; symbols have a
+    # table.
     outputs = task.outputs * max(task.classes, 1)
     inputs = (task.form.dim + 1) if isinstance(task.form, Vectors) else task.form.vocabulary
     positions = 0

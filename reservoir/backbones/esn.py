@@ -54,7 +54,8 @@ class LeakyUnits(nn.Module):
         """Map (batch, tokens, units) to the states (batch, tokens, units), starting from zero."""
         drive = self.input_scaling * embeds
         state = torch.zeros_like(drive[:, 0])
-        leaked, states = devices.compiled(_leaked, embeds.device), []
+        leaked = devices.compiled(_leaked, embeds.device)
+        states: list[Tensor] = []
         for at_token in drive.unbind(1):
             state = leaked(state, at_token + self.recurrent(state), self.lr)
             states.append(state)
@@ -83,9 +84,8 @@ def _draw_esn(
     _name: str, shape: tuple[int, ...], config: ESNConfig, generator: np.random.Generator
 ) -> np.ndarray:
     """Draw sparse normal weights, and scale them to the spectral radius ``config.sr``."""
-    matrix = np.where(
-        generator.random(shape) < config.rc_connectivity, generator.standard_normal(shape), 0.0
-    )
+    is_connected = generator.random(shape) < config.rc_connectivity
+    matrix = np.where(is_connected, generator.standard_normal(shape), 0.0)
     radius = float(np.abs(np.linalg.eigvals(matrix)).max())
     if radius == 0.0:
         size = f"{config.units} units with rc_connectivity={config.rc_connectivity}"

@@ -42,10 +42,11 @@ class Config:
     """A configuration of settings that are plain JSON values."""
 
     def __post_init__(self) -> None:
+        # Settings come from files and options, so that each must have the type of its field, such as "int | None".
         for item in fields(self):
             annotation = str(getattr(item.type, "__name__", item.type))
             value, allowed = getattr(self, item.name), annotation.split(" | ")
-            kind = type(value).__name__.removesuffix("Type")
+            kind = type(value).__name__.removesuffix("Type")  # the type of None is called NoneType
             is_whole_number = (kind, allowed) == ("int", ["float"])
             if kind not in allowed and not is_whole_number:
                 raise ValueError(f"{item.name} takes {annotation}, not {value!r}")
@@ -90,13 +91,16 @@ class FolderLoader:
         """Return a model with these tensors in ``dtype``, and a report on them."""
         with torch.device("meta"), SkipInitialisation():
             model = self.module(config)
-        names = model.state_dict()
-        blank = {name: torch.zeros(tensor.shape) for name, tensor in names.items() if name not in tensors}
-        # Only the tensors of this model are read, one after the other.
-        read = {name: tensor[:].to(dtype) for name, tensor in tensors.items() if name in names}
-        model.load_state_dict(blank | read, assign=True)
-        extra = sorted(tensors.keys() - names.keys())
-        return model, {"missing_keys": blank.keys(), "unexpected_keys": extra}
+        # Tensors that are missing become zeros, and are reported. Only those of this model are read, one after the
+        # other.
+        own_tensors = model.state_dict()
+        missing = {
+            name: torch.zeros(tensor.shape) for name, tensor in own_tensors.items() if name not in tensors
+        }
+        stored = {name: tensor[:].to(dtype) for name, tensor in tensors.items() if name in own_tensors}
+        model.load_state_dict(missing | stored, assign=True)
+        unexpected = sorted(tensors.keys() - own_tensors.keys())
+        return model, {"missing_keys": missing.keys(), "unexpected_keys": unexpected}
 
     def count(self, config: Any) -> int:
         """Return the number of parameters."""

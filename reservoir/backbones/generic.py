@@ -143,6 +143,7 @@ def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
     if not lists:
         raise _refusal(config, f"it has no list of {depth} blocks")
     blocks = max(lists, key=lambda path: sum(tensor.numel() for tensor in lists[path].parameters()))
+    # The path of the token embeddings.
     try:
         table = model.get_input_embeddings()
     except NotImplementedError:
@@ -256,7 +257,7 @@ def _is_causal(backbone: Backbone) -> bool:
     """Return whether the hidden states of the tokens before the last one are the same for another last token."""
     embeds = _random_embeds(backbone)
     changed = embeds.clone()
-    changed[:, -1] = -changed[:, -1]
+    changed[:, -1] = -changed[:, -1]  # any other vector would do
     with torch.inference_mode():
         return _are_close(backbone(changed)[:, :-1], backbone(embeds)[:, :-1])
 

@@ -134,6 +134,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Map (batch, tokens, width) to the same shape; also return the attention map or None."""
+        # One product gives queries, keys and values, each then (batch, heads, tokens, width of a head).
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, -1)
         )
@@ -154,6 +155,7 @@ def has_joined_kernel() -> bool:
     """Return whether this torch has a kernel for `gelu_of_product` that computes GELU on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
+    # A product with the identity leaves the values as they are, so the result is their GELU.
     x, weight = torch.linspace(-2, 2, 32).bfloat16()[None], torch.eye(32).bfloat16()
     try:
         joined = gelu_of_product(x, weight, torch.zeros(32).bfloat16())
@@ -179,10 +181,12 @@ class Feedforward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, width) to the same shape."""
+        # Product and GELU in one kernel, where there is one: on CPUs, in bfloat16, without gradients. An exported
+        # model may run on a machine without this kernel.
         is_tanh = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
-        # An exported model may run on a machine without this kernel.
         needs_plain = x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
-        if self.c_fc.weight.dtype == torch.bfloat16 and is_tanh and not needs_plain and has_joined_kernel():
+        is_bfloat16 = self.c_fc.weight.dtype == torch.bfloat16
+        if is_bfloat16 and is_tanh and not needs_plain and has_joined_kernel():
             inner = gelu_of_product(x.to(torch.bfloat16), self.c_fc.weight, self.c_fc.bias)
         else:
             inner = self.act(self.c_fc(x))
@@ -255,9 +259,9 @@ def _draw(
     name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
 ) -> np.ndarray | None:
     """Draw as `draw_normal` does; divide projections into the residual stream by the square root of their number."""
-    return draw_normal(
-        name, shape, config, generator, math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0
-    )
+    # Each block has two projections into the residual stream.
+    divisor = math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0
+    return draw_normal(name, shape, config, generator, divisor)
 
 
 GPT2 = Family(

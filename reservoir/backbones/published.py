@@ -23,6 +23,7 @@ _AFTER_PADDING = ("roberta", "xlm-roberta", "longformer", "mpnet")
 
 
 def _bert_shape(config: Any) -> Shape:
+    # Longformer has a window, or one for each block; sequences are padded to a multiple of the widest.
     window = getattr(config, "attention_window", 1)
     window = window if isinstance(window, int) else max(window)
     offset = config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0
@@ -100,12 +101,13 @@ def _draw_t5(
     """Draw a weight; its scale keeps activations near one although attention is not scaled."""
     if "layer_norm" in name:
         return None
-    inner = {
+    # The fan-in of a matrix is the width, except for these; queries are divided by the root of a head's width, too.
+    fan_ins = {
         ".q.": config.d_model * config.d_kv,
         ".o.": config.num_heads * config.d_kv,
         ".wo.": config.d_ff,
     }
-    size = next((size for piece, size in inner.items() if piece in name), config.d_model)
+    size = next((fan_in for part, fan_in in fan_ins.items() if part in name), config.d_model)
     return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_factor * size**-0.5)
 
 
@@ -256,6 +258,7 @@ def _draw_audio(
         return draw_normal(name, shape, config, generator)
     inputs = config.hidden_size // config.num_conv_pos_embedding_groups
     deviation = 2 * (config.num_conv_pos_embeddings * config.hidden_size) ** -0.5
+    # torch stores the norm of the weights in ``original0``, and their direction in ``original1``.
     if name.endswith("original0"):
         return np.full(shape, deviation * (config.hidden_size * inputs) ** 0.5, np.float32)
     return generator.standard_normal(shape, dtype=np.float32) * deviation

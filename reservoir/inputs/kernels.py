@@ -71,8 +71,7 @@ class KernelConvolution(nn.Module):
         x = nn.functional.pad(x.masked_fill(~inside[:, :, None], 0).transpose(1, 2), (before, after))
         count = (x.shape[2] - before - after - windows.reach) // windows.stride + 1
         span = (count - 1) * windows.stride + 1
-        # Not len(x): a traced graph would then have this number of rows alone.
-        responses = x.new_empty(x.shape[0], len(self.taps), count)
+        responses = x.new_empty(x.shape[0], len(self.taps), count)  # `len` would fix the batch of an export
         for bank in self.banks:
             # A product with one shifted copy of the row per tap; torch's convolution takes several times as long.
             values = x[:, bank.form * self.channels : (bank.form + 1) * self.channels]

@@ -76,6 +76,7 @@ def open_native(
     if isinstance(reader, SoundReader):
         reader.convolutions = embedding.get_submodule("convolutions")
     elif isinstance(reader, PixelReader):
+        # The positions of the pretrained size are interpolated to the size that the reader gives.
         with torch.no_grad():
             tokens = torch.zeros(1, reader.max_tokens, backbone.width)
             vision: Any = embedding

@@ -143,6 +143,7 @@ def readout_candidates(
     # of all tokens.
     many_targets = task.readout_tokens * task.outputs > MAX_TARGETS
     max_width = 0 if many_targets else MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
+    # The columns to try alone, without those that are too wide, unless all are.
     alone = _without_token_columns(available)
     alone = [column for column in alone if widths.get(column, 0) <= max_width] or alone
     singles = [(column,) for column in alone]
@@ -157,6 +158,7 @@ def readout_candidates(
         if len(columns) > 1 and sum(widths[column] for column in columns) <= MAX_JOINED_WIDTH
     ]
     together = tuple(column for columns in layers.values() for column in columns)
+    # All columns of all layers side by side, for few rows.
     few_rows = cross_validated and rows <= MAX_KERNEL_ROWS
     narrow = sum(widths[column] for column in together) <= MAX_ALL_WIDTH
     if not (few_rows and len(layers) > 1 and narrow):
@@ -209,14 +211,14 @@ def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns,
         # of the training rows cannot show.
         without_places = tuple(column for column in of_kernels if column.pooling in KERNEL_VALUE_POOLINGS)
         return without_places, of_kernels
-    default, layers_here = (
-        split_names(default_layers(kind, depth=1)[0]),
-        {column.place for column in available},
-    )
-    layers = tuple(layer for layer in default if layer in layers_here)
-    # With many rows, only one layer of symbols, or the input layer of series, may have columns.
-    one_layer = layers_here == {*INPUT_LAYER} if kind == "series" else layers_here < {*default}
-    if layers != default and not one_layer:
+    # The default layers must have columns. With many rows, only one layer of symbols, or the input layer of series, may
+    # have some.
+    layer_names, _ = default_layers(kind, depth=1)
+    default_names = split_names(layer_names)
+    layers_here = {column.place for column in available}
+    layers = tuple(layer for layer in default_names if layer in layers_here)
+    one_layer = layers_here == {*INPUT_LAYER} if kind == "series" else layers_here < {*default_names}
+    if layers != default_names and not one_layer:
         return ()
     with_segments = [names for names in FEWER_POOLINGS.get(kind, ()) if by_segment(names)]
     for poolings in (KNOWN_POOLINGS[kind], *with_segments):

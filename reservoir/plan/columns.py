@@ -30,8 +30,8 @@ MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix is 
 VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for windows of values
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
 SEGMENTS = "segments8"  # keeps the position of values in the sequence
-# For random kernels without blocks, 12 features of each. On 24 sets of series (publisher's split and resamples), they
-# were .016 more accurate than compete8 alone; the poolings for windows of values took longer and were less accurate.
+# For random kernels without blocks, 12 features of each. On 24 sets of series (the publisher's split and 2 resamples),
+# above3 and sustained4 added .016 to the accuracy of compete8. places3 added .002 where leave-one-out chose to read it.
 KERNEL_VALUE_POOLINGS = ("compete8", "above3", "sustained4")
 KERNEL_POOLINGS = (*KERNEL_VALUE_POOLINGS, "places3")
 
@@ -230,12 +230,14 @@ def column_sets(
         return [default, *([ColumnSet(INPUT_LAYER, default.poolings)] if may_drop_blocks else [])]
     if default.poolings == KERNEL_POOLINGS:
         return [default, *(ColumnSet(default.layers, names) for names in FEWER_KERNEL_POOLINGS)]
+    # The poolings, from most to fewest columns.
     ladder = [default.poolings, *(() if native else _fewer_poolings(kind, default.poolings))]
     ladder = [names for names in ladder if allows_tokens or "tokens" not in names]
     # Windows of series and symbols end with the input layer alone, which has poolings without segments of its own.
     ends_with_input = by_kernels and (free_layers or default.layers == INPUT_LAYER)
     if ends_with_input:
         ladder = [names for names in ladder if by_segment(names)]
+    # Layers are left out after the poolings with the column of tokens, which is the widest, and after the last ones.
     sets = [default]
     for names in ladder:
         sets.append(ColumnSet(default.layers, names))
@@ -348,7 +350,9 @@ class Budget:
         """Return the first columns within the budget, else the last, and the reason for each changed option."""
         default = sets[0]
         chosen = next((columns for columns in sets if not self.excess(columns).any), sets[-1])
-        excess, changes = self.excess(default), dict[str, str]()
+        # What is wrong with the default is the reason for each option that differs from it.
+        excess = self.excess(default)
+        changes: dict[str, str] = {}
         if chosen.layers != default.layers:
             changes["layers"] = excess.blocks or excess.size
         if chosen.poolings != default.poolings:
@@ -367,14 +371,12 @@ class Budget:
         large = self.limits_size and self._bytes(columns) > most_bytes(self.task, self.rows)
         long_blocks = self.limits_work and columns.has_blocks and windows > MAX_BLOCK_WINDOWS
         long_sorting = self.limits_work and columns.sorts and windows > MAX_SORTED_WINDOWS
+        of_blocks = f"{windows:,} windows; blocks read at most {MAX_BLOCK_WINDOWS:,} by default"
+        of_sorting = f"{windows:,} windows; at most {MAX_SORTED_WINDOWS:,} are sorted by default"
         return Excess(
             size=TOO_LARGE if large else "",
-            blocks=f"{windows:,} windows; blocks read at most {MAX_BLOCK_WINDOWS:,} by default"
-            if long_blocks
-            else "",
-            sorting=f"{windows:,} windows; at most {MAX_SORTED_WINDOWS:,} are sorted by default"
-            if long_sorting
-            else "",
+            blocks=of_blocks if long_blocks else "",
+            sorting=of_sorting if long_sorting else "",
         )
 
     def _bytes(self, columns: ColumnSet) -> int:

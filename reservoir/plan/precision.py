@@ -84,6 +84,7 @@ def rows_at_a_time(
 
     ``seen`` is the task as the model sees it, and a row has up to ``pieces`` pieces.
     """
+    # Tokens and bytes of a row; features are float32 in memory.
     row_tokens = reader.row_tokens if reader else seen.max_tokens
     row_bytes = 4 * pieces * sum(tokens * width for tokens, width in shapes.values())
     if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory

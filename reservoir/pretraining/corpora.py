@@ -240,6 +240,7 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
 
 
 def _single_corpus(name: str, vocabulary: int) -> Stream | Text:
+    """Return a stream by its name, or the text of a file or folder; refuse a vocabulary that it cannot have."""
     if name in STREAMS:
         if name == "nesting" and vocabulary % 2:
             raise InputError(

@@ -27,6 +27,7 @@ def code_labels(
             want = "give multilabel targets as 0 or 1, without class_weight, or use MultiOutputClassifier"
             raise ValueError(f"y has the shape {labels.shape}; {want} of scikit-learn")
         return np.arange(labels.shape[1]), labels.astype(np.int64), Targets(labels.shape[1], 2)
+    # The classes of samples with a weight; a sample of another class gets the number of a neighbour.
     counted = labels if weights is None else labels[weights > 0]
     classes = np.unique(counted)
     if len(classes) < 2:

@@ -109,6 +109,7 @@ def evaluate_classes(
     """
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     row_scores, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
+    # What ranks the labels, for the area under the curve of two classes.
     ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
     # Several labels are scored one by one, because pooling labels with different class shares would
     # reward a constant guess. The scores are means over the labels.
@@ -154,10 +155,11 @@ def _class_scores(
     They equal those of `sklearn.metrics`, whose import takes as long as all else in the fit of a small data set.
     """
     # The classes that occur among the true or the predicted labels: rows of each, predictions of each, and hits.
-    labels, codes = np.unique(np.concatenate([y, predicted]), return_inverse=True)
-    true, guessed = codes[: len(y)], codes[len(y) :]
+    labels, numbers = np.unique(np.concatenate([y, predicted]), return_inverse=True)
+    true, guessed = numbers[: len(y)], numbers[len(y) :]
+    right = true[true == guessed]
     rows, predictions, hits = (
-        np.bincount(part, minlength=len(labels)) for part in (true, guessed, true[true == guessed])
+        np.bincount(of_samples, minlength=len(labels)) for of_samples in (true, guessed, right)
     )
     is_present = rows > 0
     scores = {
@@ -175,6 +177,7 @@ def _area_under_curve(is_positive: np.ndarray, ranks: np.ndarray) -> float:
     """Return how often a positive sample (n,) ranks above a negative one, where ties count half (Mann-Whitney's U)."""
     _, places, counts = np.unique(ranks, return_inverse=True, return_counts=True)
     mean_rank = np.cumsum(counts) - (counts - 1) / 2  # from 1, the same for ties
+    # The ranks of the positives, less those that they would have if each ranked below all negatives.
     positives = int(is_positive.sum())
     wins = mean_rank[places][is_positive].sum() - positives * (positives + 1) / 2
     return wins / (positives * (len(ranks) - positives))
@@ -209,13 +212,17 @@ def evaluate_values(
     )
 
 
-def reliability(sure: np.ndarray, right: np.ndarray) -> tuple[tuple[int, float, float], ...]:
+def reliability(chances: np.ndarray, is_right: np.ndarray) -> tuple[tuple[int, float, float], ...]:
     """Return the calibration bins of `Evaluation`, from probabilities and correctness (n,) of labels."""
-    if np.all(sure == 1):  # the model has no probabilities
+    if np.all(chances == 1):  # the model has no probabilities
         return ()
-    tenth = np.clip(np.ceil(sure * 10).astype(int), 1, 10)
-    bins = ((sure[tenth == n], right[tenth == n]) for n in range(1, 11))
-    return tuple((len(p), float(p.mean()), float(hits.mean())) for p, hits in bins if len(p))
+    bin_numbers = np.clip(np.ceil(chances * 10).astype(int), 1, 10)
+    bins: list[tuple[int, float, float]] = []
+    for number in range(1, 11):
+        in_bin = bin_numbers == number
+        if in_bin.any():
+            bins.append((int(in_bin.sum()), float(chances[in_bin].mean()), float(is_right[in_bin].mean())))
+    return tuple(bins)
 
 
 def evaluate_blocks(
@@ -226,6 +233,8 @@ def evaluate_blocks(
     groups: np.ndarray | None = None,
 ) -> Evaluation:
     """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1)."""
+    # Of each block: the labels and the predictions, and for classes the probability of the predicted class and what
+    # ranks the samples.
     parts: list[tuple[np.ndarray, ...]] = []
     for x, y in blocks:
         if classes:
@@ -235,13 +244,14 @@ def evaluate_blocks(
             parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), ranks))
         else:
             parts.append((y, readout.predict(x)))
-    y, predicted, *rest = (np.concatenate(values) for values in zip(*parts, strict=True))
-    sure, ranks = rest or (None, None)
-    ranks = ranks if readout.has_probabilities else None
-    evaluation = evaluate_labels(y, predicted, classes, ranks, counts, groups)
-    if sure is None:
-        return evaluation
-    return replace(evaluation, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
+    y, predicted, *of_classes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if not of_classes:
+        return evaluate_labels(y, predicted, classes, None, counts, groups)
+    largest_chances, ranks = of_classes
+    evaluation = evaluate_labels(
+        y, predicted, classes, ranks if readout.has_probabilities else None, counts, groups
+    )
+    return replace(evaluation, reliability=reliability(largest_chances.ravel(), (y == predicted).ravel()))
 
 
 def evaluate_labels(
@@ -352,6 +362,7 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
     rows = len(shares)
     p, variance = float(shares.mean()), float(shares.var())
     n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows
+    # Groups can only make rows less independent, so the smaller number counts.
     if groups is not None:
         errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)
         group_count = len(errors)
@@ -383,6 +394,7 @@ def balanced_interval(evaluation: Evaluation) -> tuple[float, float] | None:
     counts, right = evaluation.confusion.sum(axis=1), evaluation.confusion.diagonal()
     present = np.flatnonzero(counts)
     recall = right[present] / counts[present]
+    # The interval of a class depends on its numbers of rows and of right ones alone, whichever these are.
     ends = [accuracy_interval(np.arange(counts[c]) < right[c]) for c in present]
     low, high = np.array(ends, np.float64).T
     below = math.hypot(*(recall - low)) / len(recall)

@@ -65,9 +65,10 @@ class Targets:
         """Return the targets (n, T) of labels (n, outputs): float32, or float64 for regression targets in float64."""
         if not self.classes:
             return y.astype(np.result_type(y.dtype, np.float32), copy=False)
-        classes = [1] if self.classes == 2 else np.arange(self.classes)
-        hot = (y[..., None] == classes).reshape(len(y), self.columns)
-        return np.where(hot, np.float32(1), np.float32(-1))
+        # A column for class 1 of two classes, else one for each class.
+        classes_of_columns = [1] if self.classes == 2 else np.arange(self.classes)
+        has_class = (y[..., None] == classes_of_columns).reshape(len(y), self.columns)
+        return np.where(has_class, np.float32(1), np.float32(-1))
 
     def weights(self, y: np.ndarray, sample_weights: np.ndarray | None = None) -> np.ndarray | None:
         """Return the weight of each sample, (n,), that of its class times its own; None if all are 1.
@@ -254,8 +255,10 @@ class Tally:
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.samples = 0.0
-        self._hits: np.ndarray | float = 0.0  # correct labels (A,), or squared residuals (A, outputs)
-        self._distances: np.ndarray | float = 0.0  # squared distances from the coding, (A,)
+        self._hits: np.ndarray | float = 0.0  # of classes: correct labels, (A,)
+        self._distances: np.ndarray | float = 0.0  # of classes: squared distances from the coding, (A,)
+        # Of real targets: squared residuals (A, outputs), and sums of the values and their squares around the first.
+        self._residuals: np.ndarray | float = 0.0
         self._origin = np.zeros(targets.outputs)
         self._sum = np.zeros(targets.outputs)
         self._squares = np.zeros(targets.outputs)
@@ -267,18 +270,17 @@ class Tally:
             weights = np.ones(len(y))
         report_work(SCORE_WORK * scores.size)
         if self.targets.classes:
-            hits = (self.targets.predict(scores) == y).sum(axis=2) @ weights
+            self._hits = self._hits + (self.targets.predict(scores) == y).sum(axis=2) @ weights
             distances = np.square(scores - self.targets.coded(y)).sum(axis=2, dtype=np.float64)
             self._distances = self._distances + distances @ weights
         else:
             values = y.astype(np.float64)
-            hits = weights @ np.square(scores - values)
+            self._residuals = self._residuals + weights @ np.square(scores - values)
             # Sums around the first value, so that those of squares keep their digits.
             if not self.samples:
                 self._origin = values[0]
             self._sum += weights @ (values - self._origin)
             self._squares += weights @ np.square(values - self._origin)
-        self._hits = self._hits + hits
         self.samples += float(weights.sum())
         return self
 
@@ -288,10 +290,12 @@ class Tally:
             raise ValueError("no samples were counted")
         if self.targets.classes:
             return np.asarray(self._hits) / (self.samples * self.targets.outputs)
+        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, of values around the first one.
         total = self._squares - np.square(self._sum) / self.samples
-        constant = total <= 0
-        ratio = self._hits / np.where(constant, 1.0, total)
-        return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio).mean(axis=-1)
+        is_constant = total <= 0
+        ratio = self._residuals / np.where(is_constant, 1.0, total)
+        score_if_constant = np.where(np.asarray(self._residuals) > 0, 0.0, 1.0)
+        return np.where(is_constant, score_if_constant, 1.0 - ratio).mean(axis=-1)
 
     def loss(self) -> np.ndarray:
         """Return the mean loss of each readout, (A,), so far; for real targets it is 1 - R^2."""
@@ -316,8 +320,9 @@ def metric_name(classes: int) -> str:
 
 def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
     """Return weights that give all classes the same total: samples / (classes * count), or 0 for absent classes."""
-    present = counts > 0
-    return tuple(np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).tolist())
+    is_present = counts > 0
+    weights = counts.sum() / (is_present.sum() * np.maximum(counts, 1))
+    return tuple(np.where(is_present, weights, 0.0).tolist())
 
 
 def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -337,7 +342,8 @@ def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def has_labels(y: np.ndarray) -> np.ndarray:
     """Return which readout tokens (rows, readout_tokens) have labels; labels after a row's end are -1 or NaN."""
-    return np.all(np.isfinite(y) if y.dtype.kind == "f" else y >= 0, axis=-1)
+    are_targets = y.dtype.kind == "f"  # floats, else class numbers
+    return np.all(np.isfinite(y) if are_targets else y >= 0, axis=-1)
 
 
 def unsample(values: np.ndarray, readout_tokens: int, outputs: int) -> np.ndarray:
@@ -394,6 +400,7 @@ class Scorer:
         dtype = np.result_type(x.dtype, np.float32)
         if dtype != self._dtype:
             self._prepare(dtype)
+        # One product gives the scores of all chosen penalties, whose weights stand side by side.
         offset = self._offset[chosen]
         weights = self._weights[:, chosen].reshape(len(self._path.center), -1)
         put, fetch = self._arithmetic.put, self._arithmetic.fetch

@@ -100,12 +100,14 @@ class _Problem:
         self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: TrainingData
     ) -> None:
         self.train, self.targets = train, targets
+        # Principal axes of the features, from their moments or from the products of few samples.
         axes = _axes_of_moments(training) if isinstance(training, Moments) else _axes_of_samples(training)
         self.mean, self.scale = axes.mean, axes.scale
         # Axes along which nothing varies but rounding errors are left out.
         values = axes.values
         varies = values > len(values) * EPSILON * values[-1]
         self.axes = axes.vectors[:, varies]
+        # Two classes have a single column of scores. The curvature is k of the Hessian at W = 0, see above.
         self.columns = targets.classes if targets.classes > 2 else 1
         curvature = 1 / targets.classes if targets.classes > 2 else 1 / 4
         self.alphas = np.repeat(alphas, targets.outputs)
@@ -166,13 +168,14 @@ class _Problem:
         # By the chain rule: along the axes, and then along the unknowns, which the steps multiply.
         along = self.axes.T @ (gradient * self.scale[:, None])
         along = np.concatenate([along, intercept_gradient[None]]).reshape(len(along) + 1, len(points), -1)
+        # Add the penalty alpha / 2 || W ||^2 and its derivative alpha W, without the intercept.
         evaluations = {}
         for i, (number, point) in enumerate(points.items()):
             penalised, alpha = self._along(number, point), self.alphas[number]
             penalised[-1] = 0  # the intercept
             value = losses[i] + alpha / 2 * float(np.square(penalised).sum())
-            steps = (along[:, i] + alpha * penalised) * self.steps[number][:, None]
-            evaluations[number] = value, steps.ravel()
+            gradient_of_point = (along[:, i] + alpha * penalised) * self.steps[number][:, None]
+            evaluations[number] = value, gradient_of_point.ravel()
         return evaluations
 
     def _along(self, number: int, point: np.ndarray) -> np.ndarray:

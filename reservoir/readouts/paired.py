@@ -59,10 +59,10 @@ def paired_difference(
     if not varies.any():
         return Difference(value=0.0, interval=None, p_value=p_value)
     # Their sums over each unit, which are independent.
-    number = np.unique(units, return_inverse=True)[1]
-    gains, spreads = np.zeros((2, number.max() + 1, int(varies.sum())))
-    np.add.at(gains, number, gain[:, varies])
-    np.add.at(spreads, number, spread[:, varies])
+    unit_of_sample = np.unique(units, return_inverse=True)[1]
+    gains, spreads = np.zeros((2, unit_of_sample.max() + 1, int(varies.sum())))
+    np.add.at(gains, unit_of_sample, gain[:, varies])
+    np.add.at(spreads, unit_of_sample, spread[:, varies])
     whole = spreads.sum(axis=0)
     ratios = gains.sum(axis=0) / whole
     value = float(ratios.mean())

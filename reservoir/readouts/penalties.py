@@ -52,7 +52,8 @@ def best_penalty(
     With standard errors (A,), return the largest penalty whose accuracy is within one standard error
     of the highest.
     """
-    # On few rows, many penalties are equally accurate, and the largest of them is often far too large.
+    # On few rows, many penalties are equally accurate, and the largest of them is often far too large. `np.lexsort`
+    # sorts by its last key first, in ascending order.
     best = int(np.lexsort((alphas, -losses, accuracies))[-1])
     if errors is None:
         return best

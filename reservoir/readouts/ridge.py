@@ -169,6 +169,7 @@ class KernelMatrix:
         factors = np.ones(x.shape[1]) if feature_weights is None else feature_weights
         self.x = x
         self.mean, self.scale = np.empty(x.shape[1]), np.empty(x.shape[1])
+        # Products of the first features can be reused if all of these have the same weight.
         first = of_first_features
         if first is not None and np.ptp(factors[: len(first.mean)]) > 0:
             first = None
@@ -188,14 +189,16 @@ class KernelMatrix:
         self.products = fill_upper(fetch(total))
         if first is not None:
             features, factor = slice(len(first.mean)), factors[0]
-            self.mean[features], self.scale[features] = first.mean, first.scale * factor
-            self.products += first.products * factor**2
+            self.mean[features] = first.mean
+            self.scale[features] = first.scale * factor
+            self.products += first.products * factor**2  # a factor of both features of a product
 
     def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
         """Return the ridge solutions of every penalty for targets (n, t)."""
         # The weights of features are W = Z'V, from the weights V (n, A t) of samples that solve the system.
         system = dual_system(self.products, self.weights, y)
         put, fetch = arithmetic().put, arithmetic().fetch
+        # The penalties and targets stand side by side, (n, A t), so that one product serves them all.
         of_samples = system.path(alphas).coef.transpose(1, 0, 2)
         of_samples = put(np.ascontiguousarray(of_samples).reshape(len(y), -1))
         of_features = np.empty((self.x.shape[1], len(alphas) * y.shape[1]))
@@ -255,18 +258,24 @@ def gather(blocks: Iterable[Block], targets: Targets) -> TrainingData:
 
 
 def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
-    """Return the blocks concatenated if samples are fewer than features; else None and the stream."""
-    read: list[tuple[np.ndarray, ...]] = []
+    """Return the blocks concatenated if samples are fewer than features; else None and the whole stream."""
+    read_blocks: list[tuple[np.ndarray, ...]] = []
+    samples = 0
     stream = iter(blocks)
     for block in stream:
-        read.append(block)
-        if sum(len(x) for x, *_ in read) >= block[0].shape[1]:
-            return None, itertools.chain(read, stream)
-    return tuple(np.concatenate(part) for part in zip(*read, strict=True)), ()
+        read_blocks.append(block)
+        features = block[0]
+        samples += len(features)
+        if samples >= features.shape[1]:
+            return None, itertools.chain(read_blocks, stream)
+    return tuple(np.concatenate(arrays) for arrays in zip(*read_blocks, strict=True)), ()
 
 
 def balance_raw(is_raw: np.ndarray) -> np.ndarray:
     """Return weights (w,) of standardised features that give the raw ones, ``is_raw`` (w,), half of the variance."""
     # Otherwise a few hundred raw features among ten thousand others would have no influence. The
     # total variance stays the same, so that penalties keep their size.
-    return np.sqrt(len(is_raw) / 2 / np.where(is_raw, is_raw.sum(), (~is_raw).sum()))
+    features_of_kind = np.where(
+        is_raw, is_raw.sum(), (~is_raw).sum()
+    )  # as many as each feature has of its kind
+    return np.sqrt(len(is_raw) / 2 / features_of_kind)

@@ -138,6 +138,7 @@ def cross_sweep(
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds", "give at least 2")
+    # Fewer samples than features are fitted by their products, more by the moments of each fold in each repeat.
     few = None if moments else head(train)[0]
     if few is not None:
         fitted = _fit_few(few, targets, alphas, folds, feature_weights, of_first_features)
@@ -146,7 +147,8 @@ def cross_sweep(
             part for repeat in range(repeats) for part in fold_moments(train, targets, folds, repeat)
         ]
         fitted = _fit_moments(train, parts, targets, alphas, folds, feature_weights)
-    # Score each sample under every penalty by the models of the other folds.
+    # Score each sample under every penalty by the models of the other folds. With the rule of one standard error, the
+    # accuracy of each fold is counted, too: the error is that of their mean.
     tally = Tally(targets)
     errors: list[np.ndarray] = []
     for repeat, scorers in enumerate(fitted.scorers):
@@ -183,9 +185,9 @@ def _fit_few(
     kernel = KernelMatrix(x, targets.weights(y, *weights), feature_weights, of_first_features)
     coded = targets.coded(y)
     scorers: list[list[FoldScorer]] = []
-    for fold_of_sample in fold.reshape(len(y), -1).T:
+    for fold_of_sample in fold.reshape(len(y), -1).T:  # one column for each repeat
         scores = kernel_fold_scores(kernel.products, kernel.weights, coded, fold_of_sample, alphas)
-        # Every sample has been scored already, and is looked up by its number.
+        # Every sample has been scored already, and is looked up by its number, which ``samples`` has as its features.
         scorers.append([lambda n, chosen, scores=scores: scores[chosen, n]] * folds)
     return _FittedFolds(
         path=DeferredPath(alphas, functools.partial(kernel.path, coded)),
@@ -204,7 +206,7 @@ def _fit_moments(
     feature_weights: np.ndarray | None,
 ) -> _FittedFolds:
     """Fit all folds from the moments of each fold in each repeat, ``parts``."""
-    whole = functools.reduce(operator.add, parts[:folds])
+    whole = functools.reduce(operator.add, parts[:folds])  # the folds of one repeat have all samples
     scale = whole.scale(feature_weights)
     scorers: list[list[FoldScorer]] = []
     for start in range(0, len(parts), folds):
@@ -235,4 +237,6 @@ def _scores_of_penalty(
                 is_held_out = fold_of_sample == k
                 block[is_held_out] = scorers[repeat][k](x[is_held_out], chosen)[0]
             scores[repeat].append(block)
-    return [*map(np.concatenate, scores)], tuple(map(np.concatenate, zip(*labels, strict=True)))
+    scores_of_repeats = [np.concatenate(blocks) for blocks in scores]
+    labels_and_weights = tuple(np.concatenate(blocks) for blocks in zip(*labels, strict=True))
+    return scores_of_repeats, labels_and_weights

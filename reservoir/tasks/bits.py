@@ -142,6 +142,7 @@ class BitXor(_Bits):
             raise InputError("bit-xor: held_out needs n * patterns from 6 to 20", "leave it out")
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return random bit strings (rows, patterns, n) of a part, and the XOR of the strings of each row."""
         shape = (PIECE_ROWS, self.patterns, self.n)
         if self.held_out:
             # Inputs are the numbers below 2 ** bits, and a hash of each decides its split.
@@ -149,7 +150,9 @@ class BitXor(_Bits):
             share = row_hash(inputs) / 2.0**64
             low, high = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}[part]
             inputs = draw.choice(inputs[(share >= low) & (share < high)], PIECE_ROWS)
-            bits = inputs[:, None] >> np.arange(self.n * self.patterns) & 1
+            bits = (
+                inputs[:, None] >> np.arange(self.n * self.patterns) & 1
+            )  # the binary digits of each number
             strings = bits.astype(np.int8).reshape(shape)
         else:
             strings = draw.integers(0, 2, shape, dtype=np.int8)

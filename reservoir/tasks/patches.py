@@ -41,6 +41,8 @@ def whitened_windows(images: np.ndarray, window: int, stride: int) -> np.ndarray
     margins = (MARGIN, MARGIN)
     tokens = []
     for lo in range(0, len(images), BLOCK):
+        # Cut the windows of some images, whose edges are continued, and order the values of each by place, then by
+        # channel, as the matrix has them.
         block = images[lo : lo + BLOCK]
         framed = np.pad(block, ((0, 0), margins, margins, (0, 0)), mode="edge").astype(np.float32)
         windows = sliding_window_view(framed, (window, window), axis=(1, 2))[:, ::stride, ::stride]

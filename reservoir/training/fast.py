@@ -119,7 +119,8 @@ class CausalAttention(torch.autograd.Function):
         row_sums = (d.float() * out.float()).sum(-1, keepdim=True).to(v.dtype)
         d = d / (1 - rate)  # every other use of D is divided by the share that is kept
         # Keys and values get a sum over blocks of queries, in float32.
-        dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
+        dq = torch.empty_like(q)
+        dk, dv = torch.zeros(k.shape), torch.zeros(v.shape)
         for block in blocks(q):
             d_block = d[block.heads, block.queries]
             shape = (*d_block.shape[:2], block.seen)

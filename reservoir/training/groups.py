@@ -55,6 +55,7 @@ def trained_layer(model: FPT) -> str | None:
         layer_below |= {id(p): top for p in backbone.model.get_submodule(norm).parameters()}
     for layer, block in reversed([*zip(layers, backbone.blocks, strict=False)]):
         layer_below |= {id(p): layer for p in block.parameters()}
+    # The lowest of these layers over all trained parameters.
     lowest = "final"
     for parameter in model.parameters():
         if not parameter.requires_grad:
@@ -68,14 +69,14 @@ def trained_layer(model: FPT) -> str | None:
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
     """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below`` is true."""
-    # Below it nothing can overfit, and hidden states without dropout can be cached.
+    # Below it nothing can overfit, and hidden states without dropout can be cached. Layer n is the input of block n.
     layer = None if below else trained_layer(model)
-    dropping = {*model.modules()}
+    with_dropout = {*model.modules()}
     if layer is not None:
-        trained = model.backbone.blocks[model.backbone.layers.index(layer) :]
-        dropping = {module for block in trained for module in block.modules()}
+        blocks_above = model.backbone.blocks[model.backbone.layers.index(layer) :]
+        with_dropout = {module for block in blocks_above for module in block.modules()}
     for module in model.modules():
-        module_rate = rate if module in dropping else 0.0
+        module_rate = rate if module in with_dropout else 0.0
         if isinstance(module, nn.Dropout):
             module.p = module_rate
         # Families whose attention is a function store the rate as a number.

@@ -64,6 +64,7 @@ class FPTSteps:
 
     def take(self, step: int, batch: list[TrainingBatch]) -> Tensor:
         """Take a step; return the loss and, for classes, the accuracy before the step, and the norm before clipping."""
+        # The gradients of all forward passes of the step add up; loss and accuracy are means over them.
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(len(self.names) - 1, device=batch[0].x.device)
         for number, rows in zip(self._passes(step), batch, strict=True):
@@ -90,7 +91,8 @@ class FPTSteps:
         """Return whether the score is higher, or equal with a lower loss; True for every step with ``keeps_last``."""
         before = best["valid_score"], -best["valid_loss"]
         now = values["valid_score"], -values["valid_loss"]
-        return self.keeps_last or not before >= now
+        is_as_good_before = before >= now
+        return self.keeps_last or not is_as_good_before
 
     @torch.no_grad()
     def score(self, name: str) -> Score:
@@ -113,6 +115,7 @@ class FPTSteps:
                 table[index, 1 + outputs :] = (logits[..., 1] - logits[..., 0]).flatten(1).double()
         values = self.ranks.add(table).cpu().numpy()
         predicted, y = values[:, 1 : 1 + outputs], split.y.reshape(len(split), -1)
+        # A tally counts for several readouts, along the first axis; here it is one.
         if classes:
             score = (predicted == y).mean()
         else:

@@ -92,18 +92,19 @@ class Trainer:
         while self.state.step < last:
             if self.patience is not None and self.state.stale_steps >= self.patience:
                 break
+            # Take the steps up to the next multiple of ``eval_every``, and validate.
             first = self.state.step
-            pause = min(last, (first // self.eval_every + 1) * self.eval_every)
+            next_validation = min(last, (first // self.eval_every + 1) * self.eval_every)
             started = time.monotonic()
-            self._take(first, pause)
-            self._validate(pause, self.state.seconds + time.monotonic() - started)
+            self._take(first, next_validation)
+            self._validate(next_validation, self.state.seconds + time.monotonic() - started)
         return self.state
 
     def _take(self, first: int, last: int) -> None:
         """Take the steps from ``first`` to ``last``; the data of a step is drawn while the step before it runs."""
         self.model.train()
         # Reading a loss waits for the GPU, so several are read at once.
-        flush = 16 if devices.on_gpu(next(self.model.parameters()).device) else 1
+        read_at_once = 16 if devices.on_gpu(next(self.model.parameters()).device) else 1
         waiting: list[Tensor] = []
         with ThreadPoolExecutor(1) as reader:
             ahead = reader.submit(self.steps.draw, first)
@@ -112,7 +113,7 @@ class Trainer:
                 if step + 1 < last:
                     ahead = reader.submit(self.steps.draw, step + 1)
                 waiting.append(self.steps.take(step, batch))
-                if len(waiting) == flush or step + 1 == last:
+                if len(waiting) == read_at_once or step + 1 == last:
                     # The last of the waiting steps has number ``step + 1``, because steps are reported from 1.
                     for number, values in enumerate(torch.stack(waiting).tolist(), step + 2 - len(waiting)):
                         self.report(number, dict(zip(self.steps.names, values, strict=True)))
@@ -174,12 +175,13 @@ class Processes:
     @contextmanager
     def first_alone(self) -> Iterator[None]:
         """Run a block in the first process before the others; if it fails, the others raise `InputError`."""
+        # The first process adds 1 to a sum if it fails, else 0; the others add 0, and wait for the sum before they run.
         failed = torch.ones(1)
         if not self.first and self.add(failed - 1):
             raise InputError("the first process failed", "see its message")
         try:
             yield
-            failed -= 1
+            failed -= 1  # the block has ended without an error
         finally:
             if self.first:
                 self.add(failed)

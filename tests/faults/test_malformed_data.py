@@ -208,7 +208,6 @@ CASES = {
     "json cut short": (homology('[{"primary": "AC'), "not a complete JSON"),
     "json too deep": (homology("[" * 100_000), "not a complete JSON"),
     "json no list": (homology({"primary": "ACD"}), "not a list of proteins"),
-    "own without y": (npz(y=None), "no array 'y'"),
     "own without rows": (npz(x=np.ones((0, 4, 2)), y=np.ones(0)), "x has the shape"),
     "own fewer labels": (npz(y=np.zeros(29)), r"y \(29,\); give one entry of y per row"),
     "own NaN": (npz(x=with_value(np.nan)), "nan in row 7, token 2, column 1"),

@@ -81,6 +81,38 @@ def test_prune_asks_on_a_terminal(cache, two_entries, answer, code):
     assert two_entries[0].exists() == (code != 0) and two_entries[1].exists()
 
 
+def test_copy_takes_an_entry_to_a_url_and_back_into_another_cache(answer, call, cache, tmp_path):
+    entry, url, other = extract("digits", **SMALL).entry, f"file://{tmp_path}/share", tmp_path / "other"
+    sent = answer("cache", "copy", "digits", url)
+    assert (sent["entry"], sent["url"]) == (str(entry), f"{url}/digits/{entry.name}") and sent["files"] > 2
+    code, out, err = call("cache", "copy", url, "digits", "--cache", other)
+    assert code == 0 and str(other / "features" / "digits" / entry.name) in out, err
+    assert answer("cache", "copy", url, entry.name, "--cache", other)["files"] == 0
+    assert answer("cache", "verify", "--cache", other) == {"entries": 1, "problems": []}
+    tables = []
+    for root in (cache, other):
+        answer("fit", "digits", "--cache", root)
+        tables += [table.read_text() for table in root.glob("readouts/*/*/results.csv")]
+    assert len(tables) == 2 and tables[0] == tables[1]
+
+
+def test_copy_refuses_what_it_cannot_copy_without_showing_a_password(refusal, cache, tmp_path):
+    extract("digits", **SMALL)
+    url = "ftp://user:SECRET@nowhere.invalid/a"
+    for arguments in (
+        ("digits", "elsewhere"),
+        (url, url),
+        ("digits", url),
+        (url, "digits"),
+        ("digits", "memory://user:SECRET@bucket"),
+        ("digits", "nothing://user:SECRET@bucket"),
+        ("digits", "file:///tmp", url),
+        ("no-such-task", url),
+        ("memory://nowhere", "digits"),
+    ):
+        assert "SECRET" not in refusal("cache", "copy", *arguments)
+
+
 def test_doctor_finds_nothing_wrong_with_a_working_machine(cache, answer):
     found = {finding["what"]: finding for finding in answer("doctor")}
     assert {"python", "device", "precision", "cache", "disk", "entries", "data", "extras"} <= found.keys()

@@ -117,7 +117,7 @@ def test_the_module_equals_predict(readouts, case):
     with torch.no_grad():
         got = module(torch.from_numpy(x), torch.from_numpy(lengths)).numpy()
     np.testing.assert_allclose(read(got, saved), expected(saved, file), atol=ROUNDING.get(case, 1e-5))
-    assert got.shape == (ROWS, *module.shape)
+    assert got.shape == (ROWS, *module.logits_shape)
 
 
 @can_export

@@ -344,7 +344,7 @@ def test_every_number_is_the_papers():
     [
         ("cell = 'fpd'", "no cell 'fpd'"),
         ("cel = 'fpt'", "row 'a' has the unknown key 'cel'"),
-        ("cell = 'fpt', settings = { stepz = 1 }", "'steps'?"),
+        ("cell = 'fpt', settings = { stepss = 1 }", "'steps'?"),
         ("cell = 'fpt', measure = 'luck'", "'luck'"),
         ("cell = 'fpt', published = [1, 2]", "2 published"),
         ("3 4", "not readable"),

@@ -1,8 +1,9 @@
-"""The commands under ``reservoir cache``: list, check, repair and remove what is stored."""
+"""The commands under ``reservoir cache``: list, check, repair, copy and remove what is stored."""
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import seconds_of, span
 from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import cache_root
-from reservoir_pipelines.output import notify, size_text
+from reservoir_pipelines.output import meter, notify, size_text
 from reservoir_pipelines.tables import Facts, record_facts, record_table
 
 Name = Annotated[
@@ -147,6 +148,46 @@ def prune(
     return Answer({key: paths, "bytes": total}, [table])
 
 
+def copy(
+    source: Annotated[str, typer.Argument(metavar="ENTRY|URL", help="What is copied: an entry, or a URL.")],
+    destination: Annotated[
+        str,
+        typer.Argument(metavar="URL|ENTRY", help="Where to: a URL, or for a URL, its entry to copy back."),
+    ],
+    options: dict[str, Any],
+) -> Answer:
+    """Copy a finished entry to a URL, or back.
+
+    `reservoir cache copy ENTRY URL` copies an entry of the cache into the folder URL, such as
+    s3://bucket/features, gs://bucket/features or file:///mnt/share. `reservoir cache copy URL ENTRY`
+    copies it from there into the cache, where ENTRY is its task, its folder's name, or its key's first
+    digits.
+
+    Every file is compared with its checksum. A copy that was stopped continues when the same command
+    runs again. Some URLs need a package: reservoir-features[remote] has the one of s3. Credentials come
+    from the environment, as that package reads them.
+    """
+    root = cache_root(**options)
+    if store.is_url(source) == store.is_url(destination):
+        raise InputError(
+            "cache copy: give an entry and a URL", "as in reservoir cache copy digits s3://bucket/features"
+        )
+    if store.is_url(source):
+        copied = store.copy_from(source, destination, root, _copying)
+    else:
+        copied = store.copy_to(_find(source, root), destination, _copying)
+    return Answer(vars(copied))
+
+
+@contextmanager
+def _copying(files: int) -> Iterator[Callable[[], object]]:
+    """Show the progress of copying some files."""
+    with meter(
+        "copy", max(files, 1), "files"
+    ) as bar:  # a copy that lacks only documents has no file to count
+        yield lambda: bar.advance(1)
+
+
 def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
     """Show what will be removed and ask; raise `InputError` without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -187,6 +228,7 @@ def _find(name: str, root: Path) -> store.Entry:
 
 
 def _summary(summary: store.EntrySummary) -> dict[str, Any]:
+    """Return what the list of entries shows of one, as JSON values."""
     from reservoir_pipelines.plots import layer_order
 
     entry, spec = summary.entry, summary.entry.spec

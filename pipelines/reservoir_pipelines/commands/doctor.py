@@ -19,7 +19,13 @@ from reservoir_pipelines.output import size_text
 from reservoir_pipelines.tables import record_table
 
 MIN_FREE_BYTES = 10**9
-EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu": "accelerate"}
+EXTRAS = {
+    "parquet": "pyarrow",
+    "audio": "soundfile",
+    "onnx": "onnxscript",
+    "gpu": "accelerate",
+    "remote": "s3fs",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ def doctor(options: dict[str, Any]) -> Answer:
 
 
 def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[Finding]:
+    """Yield what was checked: Python, the device, the cache and its entries, the data of tasks, and extras."""
     import torch
 
     from reservoir import devices
@@ -65,6 +72,7 @@ def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[F
 
 
 def _cache(root: Path) -> Iterator[Finding]:
+    """Yield whether the cache can be written and locked, and how much space is free there."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=root) as file:
@@ -80,6 +88,7 @@ def _cache(root: Path) -> Iterator[Finding]:
 
 
 def _entries(root: Path) -> Iterator[Finding]:
+    """Yield the number and the size of the entries, and those that are damaged or not finished."""
     entries = [store.summarize(entry) for entry in store.list_entries(root)]
     yield Finding("entries", f"{len(entries)}, {size_text(sum(entry.bytes for entry in entries))}")
     for problem in store.broken_entries(root):

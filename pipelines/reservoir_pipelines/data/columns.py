@@ -79,7 +79,8 @@ SWITCHES = {"true": "1", "false": "0"} | dict.fromkeys(EMPTY, "nan")  # cells th
 def filled(column: Any) -> Any:
     """Return the cells of a column that are not empty."""
     cells = column[column.notna()]
-    return cells if column.dtype.kind in "biuf" else cells[cells != ""]
+    are_numbers = column.dtype.kind in "biuf"  # NumPy's kinds: booleans, integers and floats
+    return cells if are_numbers else cells[cells != ""]
 
 
 def as_texts(column: Any) -> Any:
@@ -101,10 +102,15 @@ def holds_single_numbers(table: Table, name: str) -> bool:
         return True
     if holds_lists(column):
         return False
+    # Empty cells, true and false say nothing about the others.
     texts = table.with_points(as_texts(column))
     texts = texts[~texts.str.lower().isin(SWITCHES)]
+    if not len(texts):
+        return True
     numbers: Any = pd.to_numeric(texts, errors="coerce")
-    return bool(numbers.notna().mean() > MOST and not texts.str.match(r"0\d").any()) or not len(texts)
+    most_are_numbers = numbers.notna().mean() > MOST
+    has_leading_zeros = texts.str.match(r"0\d").any()
+    return bool(most_are_numbers and not has_leading_zeros)
 
 
 def holds_sequences(column: Any) -> bool:
@@ -142,7 +148,7 @@ def numbers_of_text(cell: str) -> np.ndarray | None:
         with suppress(ValueError, RecursionError):
             return numbers_of_list(json.loads(cell))
         cell = cell.strip().strip("[]")  # as NumPy prints an array
-    separator = next((mark for mark in ",;" if mark in cell), None)
+    separator = next((mark for mark in ",;" if mark in cell), None)  # None splits at spaces
     for kind in (np.int64, np.float64):
         with suppress(ValueError, OverflowError):
             return np.array(cell.split(separator), dtype=kind)
@@ -153,10 +159,12 @@ def numbers_of_list(cell: Any) -> np.ndarray | None:
     """Return a list of numbers, or of lists of one length, as an array with NaN for None; else None."""
     try:
         array = np.asarray(cell)
+        # A list with None becomes an array of objects; as a float, None is NaN.
         array = np.asarray(cell, np.float64) if array.dtype.kind == "O" else array
     except (TypeError, ValueError, OverflowError):
         return None
-    return array if array.dtype.kind in "uifb" and array.ndim in {1, 2} and array.size else None
+    are_numbers = array.dtype.kind in "uifb"
+    return array if are_numbers and array.ndim in {1, 2} and array.size else None
 
 
 # ---- cells that name files
@@ -189,6 +197,7 @@ def with_slashes(name: str) -> Path:
 
 def names_files(folder: Path, cells: Any) -> str:
     """Return the kind of files that the first cells name; "" if no such file is in the folder."""
+    # The system refuses to look for a path that is very long or has a NUL.
     cells = list(cells[:FIRST_ROWS])
     if not all(isinstance(cell, str) and len(cell) < 1000 and "\0" not in cell for cell in cells):
         return ""
@@ -226,6 +235,7 @@ def sortable_times(table: Table, name: str) -> np.ndarray:
     column = table.frame[name]
     for row in np.flatnonzero(column.isna()):
         table.bad.add(row, f"no time in column {name!r}")
+    # An empty cell gets the time of a neighbour, so that the others can be read; its row is bad.
     times = times_of(column.ffill().bfill())
     if times is None:
         first = str(next(iter(filled(column)), ""))[:40]
@@ -254,6 +264,7 @@ def values_of(
     An infinite number, and an empty cell unless ``fill`` keeps it as NaN, make the row bad. ``data`` is
     the path of the data if the table is only a part of it.
     """
+    # Read column by column. A cell that is no number makes its row bad, but most cells make it another column.
     x = np.empty((len(table.frame), len(names)))
     for place, name in enumerate(names):
         numbers, wrong, filled_cells = _numbers_of_column(table, name)
@@ -265,7 +276,9 @@ def values_of(
         x[:, place] = numbers
     if lengths is not None:
         x[np.arange(len(names)) >= lengths[:, None]] = 0
-    wrong = np.isinf(x) | (np.isnan(x) & (not fill))
+    # A bad row is noted with its first wrong value.
+    refuses_empty = not fill
+    wrong = np.isinf(x) | (np.isnan(x) & refuses_empty)
     for row in np.flatnonzero(wrong.any(axis=1)):
         place = int(np.argmax(wrong[row]))
         problem = EMPTY_CELL if np.isnan(x[row, place]) else f"{x[row, place]} in column"
@@ -295,7 +308,9 @@ def _refuse_column(
     column = table.frame[name]
     cell = str(column[row]).strip()
     only_texts = not any(table.frame[other].dtype.kind in "biuf" for other in names)
-    if re.fullmatch(r"[-+]?\d+(,\d+)+", cell) and table.decimal == ".":
+    # What it probably holds: decimal commas, times, letters or names of files, or else something to leave out.
+    has_commas = re.fullmatch(r"[-+]?\d+(,\d+)+", cell)
+    if has_commas and table.decimal == ".":
         if may_separate_thousands(column):  # 1,037 is read in two ways, of which no example may choose one
             raise InputError(
                 f"{table.path}, {table.bad.places[row]}: the comma of {cell[:40]!r} in column {name!r} may separate "

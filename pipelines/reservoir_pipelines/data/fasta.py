@@ -58,7 +58,8 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
 
 
 def _read_records(path: Path, *, upper: bool) -> list[Record]:
-    records, letters = list[Record](), list[str]()
+    records: list[Record] = []
+    letters: list[str] = []  # the lines of the last record so far
 
     def end_record() -> None:
         if records:

@@ -31,7 +31,8 @@ def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
     import h5py
     from reservoir_cache import open_hdf5
 
-    file, arrays = stack.enter_context(open_hdf5(path)), dict[str, Any]()
+    file = stack.enter_context(open_hdf5(path))
+    arrays: dict[str, Any] = {}
 
     def visit(name: str, item: Any) -> None:  # links to other files are not followed
         if isinstance(item, h5py.Dataset):

@@ -149,6 +149,7 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
         return replace(rows, x=np.array(texts_of(rows.x[:], rows.lengths)), lengths=None)
     if are_images:
         return rows
+    # Symbols may be stored as floats.
     x = rows.x[:]
     are_whole = x.dtype.kind == "f" and x.ndim == 2 and bool((x == np.rint(x)).all())
     return replace(rows, x=x.astype(np.int64) if isinstance(task.form, Tokens) and are_whole else x)

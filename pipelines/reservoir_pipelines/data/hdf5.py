@@ -87,7 +87,10 @@ def dataset_of(file: Any, name: str) -> Any:
     """Return a dataset stored in the file itself, or None; links may lead to other files."""
     import h5py
 
-    item = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    # A hard link is the dataset itself; soft and external links are names, perhaps in other files. The values of a
+    # virtual or external dataset are in other files.
+    is_linked_hard = isinstance(file.get(name, getlink=True), h5py.HardLink)
+    item = file[name] if is_linked_hard else None
     is_stored_here = isinstance(item, h5py.Dataset) and not item.is_virtual and not item.external
     return item if is_stored_here else None
 
@@ -131,9 +134,11 @@ def check(name: str) -> None:
         # The limit counts what this process has allocated already: the sixth number, in pages.
         pages = int(Path("/proc/self/statm").read_text().split()[5])
         limits[resource.RLIMIT_DATA] = pages * resource.getpagesize() + MEMORY
+    # A process may lower its limits, but not raise them above the hard limit.
     for kind, value in limits.items():
-        most = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+        _, hard_limit = resource.getrlimit(kind)
+        limit = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
+        resource.setrlimit(kind, (limit, hard_limit))
     try:
         read_once(path)
     except InputError as error:
@@ -147,8 +152,9 @@ def read_once(path: Path) -> None:
         arrays = datasets(path)
         step = _piece_rows(arrays)
         for name, dataset in arrays.items():
-            begins = range(0, dataset.shape[0] if dataset.shape else 0, step)
-            kinds = [dataset[low : low + step].dtype for low in begins]
-            longest = max((kind.itemsize // 4 for kind in kinds if kind.kind == "U"), default=0)
+            starts = range(0, dataset.shape[0] if dataset.shape else 0, step)
+            dtypes = [dataset[low : low + step].dtype for low in starts]
+            # NumPy stores a letter of a text in four bytes.
+            longest = max((dtype.itemsize // 4 for dtype in dtypes if dtype.kind == "U"), default=0)
             # All texts are padded to the longest, and a few stored letters may be the text of many rows.
             check_expansion(path, name, math.prod(dataset.shape) * longest, path.stat().st_size)

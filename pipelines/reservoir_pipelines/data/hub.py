@@ -30,7 +30,9 @@ def is_hub(origin: str) -> bool:
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the texts of a dataset, and its labels, ids, groups and splits; new rows need no labels."""
     labelled = task is None
-    parts, notes = _open(origin), list[str]()
+    parts = _open(origin)
+    notes: list[str] = []
+    # Columns have their roles by flags, or by conventional names in the first split.
     columns = next(iter(parts.values())).features
     text = options.text or next((name for name in TEXTS if name in columns), "text")
     label = options.label or next((name for name in LABELS if name in columns and name != text), "label")
@@ -61,7 +63,8 @@ def _columns_of_roles(
     origin: str, parts: Mapping[str, Any], roles: Mapping[str, str | None], *, labelled: bool
 ) -> dict[str, list[Any]]:
     """Return the cells of the column of each role, of all splits one after the other."""
-    columns, cells = next(iter(parts.values())).features, dict[str, list[Any]]()
+    columns = next(iter(parts.values())).features
+    cells: dict[str, list[Any]] = {}
     for role, name in roles.items():
         if name and all(name in part.features for part in parts.values()):
             cells[name] = [cell for part in parts.values() for cell in _cells(part, name)]
@@ -75,7 +78,9 @@ def _columns_of_roles(
 
 def _labelled_splits(parts: dict[str, Any], label: str) -> tuple[dict[str, Any], list[str]]:
     """Return the splits with labels, under the names of `SPLIT_NAMES`, and notes; test defaults to validation."""
-    labelled, left_out, notes = dict[str, Any](), list[str](), list[str]()
+    labelled: dict[str, Any] = {}
+    left_out: list[str] = []
+    notes: list[str] = []
     for name, part in parts.items():
         split = SPLIT_NAMES.get(name, "train" if len(parts) == 1 else "")
         if not split or split in labelled or all(cell is None for cell in _cells(part, label)):

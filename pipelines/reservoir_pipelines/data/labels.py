@@ -80,11 +80,13 @@ def encode_labels(
         return _encode_token_labels(where, y, options, units, label)
     y, note = _read_as(where, y, options, label)
     notes = (note,) if note else ()
+    # (rows,) is one output of one token, (rows, outputs) are those of one token.
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
         targets = _as_float32(where, shaped, label)
         _refuse_constant(where, targets, label)
         return Labels(targets, 0, (), notes)
+    # Classes are numbered in sorted order, and named unless they are these numbers.
     classes, numbers, counts = np.unique(shaped, return_inverse=True, return_counts=True)
     names = classes.tolist()
     _refuse_names_of_rows(where, y, names, label)
@@ -142,10 +144,13 @@ def _notes_on_classes(
         for name in names
         if str(name).strip().lower() in EMPTY
     ]
-    single = [str(name) for name, count in zip(names, counts.tolist(), strict=True) if count == 1]
-    if single:
-        examples = ", ".join(single[:MAX_NAMED])
-        notes.append(f"{label} has classes of one row, which cannot be learnt ({len(single)}): {examples}")
+    of_one_row = [str(name) for name, count in zip(names, counts.tolist(), strict=True) if count == 1]
+    if of_one_row:
+        examples = ", ".join(of_one_row[:MAX_NAMED])
+        notes.append(
+            f"{label} has classes of one row, which cannot be learnt ({len(of_one_row)}): {examples}"
+        )
+    # Names that differ only in capitals or spaces; the first one of each spelling is kept to compare.
     spellings: dict[str, object] = {}
     for name in names:
         first = spellings.setdefault(str(name).strip().lower(), name)
@@ -169,6 +174,7 @@ def _read_as(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> 
     if not reading.names:
         note = f"{label} read as targets of a regression ({reading.why}); pass --classes for classes"
         return y.astype(np.float64), note
+    # Few numbers that count classes need no note.
     numbers = np.unique(y)
     obvious = len(numbers) <= FEW_CLASSES and (len(numbers) == 2 or counted_through(numbers))
     note = f"{label} read as classes ({reading.why}); pass --regression for targets"

@@ -142,6 +142,7 @@ def classes_of_folders(names: Sequence[str], classes: Collection[str | int]) -> 
 
 def folder_labels(root: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the labels, and the splits if there are any, of the files CLASS/... or SPLIT/CLASS/... of a folder."""
+    # The first folder of each file is a split if it is called so, and then all have to be.
     parts = [name.split("/") for name in names]
     splits = {part[0]: SPLIT_NAMES.get(part[0].lower(), "") for part in parts if len(part) > 1}
     others = [top for top, split in splits.items() if not split]
@@ -208,6 +209,7 @@ class RecordingReader:
         if time:
             table, step = _in_order(table, time)
             self.steps |= {step} - {0.0}
+        # All other columns of the first recording are the channels of all.
         channels = self.channels or [
             name for name in table.names if name not in (time, self.label) and not INDEX.fullmatch(name)
         ]
@@ -317,7 +319,8 @@ def recording_rows(
 def _in_order(table: Table, name: str) -> tuple[Table, float]:
     """Return the rows of a recording sorted by a column of times, which may repeat in order, and their median gap."""
     times = sortable_times(table, name)
-    gaps = np.diff(np.sort(times)) / (np.timedelta64(1, "s") if times.dtype.kind == "M" else 1)
+    unit = np.timedelta64(1, "s") if times.dtype.kind == "M" else 1  # dates differ by seconds
+    gaps = np.diff(np.sort(times)) / unit
     step = float(np.median(gaps)) if len(gaps) else 0.0
     if (times[1:] >= times[:-1]).all():
         return table, step

@@ -128,6 +128,7 @@ def nearest_steps(length: int, steps: int) -> np.ndarray:
 
 
 def _resampled_rows(rows: Rows, steps: int, *, labels_tokens: bool) -> Rows:
+    """Return recordings that are resampled when they are read; a label of a step goes to the nearest new step."""
     assert rows.lengths is not None
     old_lengths = rows.lengths
     shortest, longest = int(old_lengths.min()), int(old_lengths.max())

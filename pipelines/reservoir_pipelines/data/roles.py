@@ -108,6 +108,7 @@ def roles_by_name(
     """
     new = fitted is not None
     columns = _without_dropped(path, names, options, required=not new)
+    # The columns that flags name. New data must only have the sequence.
     flags = {role: getattr(options, role, None) or "" for role in CONVENTIONAL}
     for role, name in flags.items():
         if not new:
@@ -125,10 +126,11 @@ def roles_by_name(
     free = [name for name in columns if name not in {*flags.values(), *values, *left_out}]
     role_columns = {role: [flag] if flag else conventional(role, free) for role, flag in flags.items()}
     if values:
-        role_columns["text"] = []
+        role_columns["text"] = []  # the readout reads values, so no column is a sequence
     outputs = [] if flags["label"] else [name for name in free if OUTPUT.fullmatch(name)]
     if not new:
         _refuse_collisions(path, options, role_columns, outputs, data)
+    # One column for each role; y0, y1 ... are labels if no column is the label. The rest are values.
     labels = role_columns.pop("label")[:1] or outputs
     by_role = {role: matches[0] if matches else "" for role, matches in role_columns.items()}
     sequence = by_role.pop("text")
@@ -143,8 +145,8 @@ def roles_by_cells(
     table: Table, roles: Roles, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
 ) -> Roles:
     """Return the roles after a look at the cells: an ``x`` of single numbers is a value, and one column may be left."""
-    by_convention = roles.sequence.lower() == "x" and roles.sequence != options.text
-    if by_convention and holds_single_numbers(table, roles.sequence):
+    is_x_by_convention = roles.sequence.lower() == "x" and roles.sequence != options.text
+    if is_x_by_convention and holds_single_numbers(table, roles.sequence):
         values = tuple(name for name in table.names if name in {*roles.values, roles.sequence})
         roles = replace(roles, sequence="", values=values)
     elif not roles.sequence and len(roles.values) == 1 and not _values_of_readout(fitted):
@@ -218,9 +220,11 @@ def _id_of_steps(table: Table, roles: Roles, name: str, numbers: np.ndarray) -> 
     # A counter of steps starts again, from the same number, with each sequence.
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0]) != 1)
     lengths = np.diff(starts, append=len(numbers))
-    starts_again = len(starts) > 1 and lengths.min() >= MIN_COUNTED_STEPS and np.ptp(numbers[starts]) == 0
+    starts_alike = np.ptp(numbers[starts]) == 0
+    starts_again = len(starts) > 1 and lengths.min() >= MIN_COUNTED_STEPS and starts_alike
     if not starts_again:
         return ""
+    # The cells of an id change exactly where the counter starts again.
     for other in [roles.id, roles.group, *roles.values]:
         if other and other != name:
             cells = as_texts(table.frame[other]).to_numpy()

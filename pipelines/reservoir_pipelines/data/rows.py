@@ -337,7 +337,8 @@ def rows_of_arrays(where: str, arrays: Mapping[str, Sequences], piece_rows: int 
     x = arrays["x"]
     for name, array in arrays.items():
         one_per_row = len(array.shape) > 0 and array.shape[:1] == x.shape[:1]
-        if not one_per_row or (name not in {"x", "y"} and len(array.shape) != 1):
+        may_have_axes = name in {"x", "y"}  # the others have one value for each row
+        if not one_per_row or (not may_have_axes and len(array.shape) != 1):
             raise InputError(
                 f"{where}: x has the shape {x.shape} and {name} {array.shape}",
                 f"give one entry of {name} per row of x",

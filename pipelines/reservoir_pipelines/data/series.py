@@ -141,7 +141,7 @@ def _read_ts_header(path: Path, lines: Iterable[tuple[str, str]]) -> set[str]:
     """Consume the lines up to ``@data``; return the keywords that are switched on."""
     switched_on = set[str]()
     for _, line in lines:
-        keyword, value, *_ = [*line.lower().split(), "", ""]
+        keyword, value, *_ = [*line.lower().split(), "", ""]  # a line may have no value, and no keyword
         if keyword == "@data":
             break
         if value in {"yes", "true"}:

@@ -145,16 +145,20 @@ def frame_count(samples: int, rate: int) -> int:
 
 def mel_frames(samples: np.ndarray, rate: int) -> np.ndarray:
     """Return the logarithm of the power in `BANDS` bands, equally wide on the mel scale, (frames, bands) of float32."""
+    # Cut the samples into overlapping frames; a sound shorter than a frame is padded to one.
     window, step = round(WINDOW * rate), round(STEP * rate)
     whole = np.pad(samples, (0, max(0, window - len(samples))))
-    cut = np.lib.stride_tricks.sliding_window_view(whole, window)[::step]
+    frames = np.lib.stride_tricks.sliding_window_view(whole, window)[::step]
+    # The Fourier transform of frames that fade in and out, with the next power of two as its size.
     size = 1 << (window - 1).bit_length()
-    power = np.abs(np.fft.rfft(cut * np.hanning(window + 1)[:-1], size)) ** 2 / window**2
+    hann = np.hanning(window + 1)[:-1]
+    power = np.abs(np.fft.rfft(frames * hann, size)) ** 2 / window**2
     return np.log(power @ _bands(size, rate) + FLOOR).astype(np.float32)
 
 
 def _bands(size: int, rate: int) -> np.ndarray:
     """Return triangular filters over the bins of a Fourier transform, (bins, bands), each of sum one."""
+    # mel = 1127 log(1 + hertz / 700). Each band rises from its low edge to its middle, and falls to its high edge.
     first, last = (1127 * float(np.log1p(hertz / 700)) for hertz in (LOWEST, rate / 2))
     mel = np.linspace(first, last, BANDS + 2)
     low, middle, high = ((700 * (np.exp(edge / 1127) - 1)) for edge in (mel[:-2], mel[1:-1], mel[2:]))

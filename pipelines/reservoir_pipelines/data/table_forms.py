@@ -109,7 +109,8 @@ def read_values(reading: TableArrays) -> None:
         _read_channels(reading, names)
         return
 
-    # A row ends at its last filled cell; an empty cell before that is a missing value.
+    # A row ends at its last filled cell; an empty cell before that is a missing value. From the right, the first
+    # cell that is not empty is the last one of the row.
     empty = np.stack([_is_empty(table.frame[name]) for name in names], axis=1)
     lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
     for row in np.flatnonzero(empty.all(axis=1)):
@@ -120,6 +121,7 @@ def read_values(reading: TableArrays) -> None:
             f"{short_rows:,} rows have no value in the last columns, and end at their last value"
         )
         reading.chosen["early"] = True
+    # Names such as t0, t1 ... need no note.
     if not reading.new and not all(name[-1:].isdigit() for name in names):
         reading.notes.append(f"{len(names)} values per row: {listed(names)}")
     reading.arrays["x"] = values_of(table, names, reading.options, fill=reading.fill, lengths=lengths)
@@ -181,6 +183,7 @@ def read_sequences(reading: TableArrays, name: str, *, letters: bool) -> None:
     sequences = [
         numbers_of_text(cell) if isinstance(cell, str) else numbers_of_list(cell) for cell in cells
     ]
+    # Every token has the shape of those of the first readable row: a number, or one for each channel.
     shape = next((sequence.shape[1:] for sequence in sequences if sequence is not None), ())
     for row, sequence in enumerate(sequences):
         if sequence is None or not sequence.size:
@@ -220,15 +223,16 @@ def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letter
     # and most labels must differ, as names of classes do not.
     labels = [_parts(cell) for cell in table.frame[label]]
     tokens = [_token_count(cell, letters=letters) for cell in table.frame[sequence]]
-    labelled = [row for row, parts in enumerate(labels) if parts]
-    unequal = [row for row in labelled if tokens[row] != len(labels[row])]
-    several = any(len(parts) > 1 for parts in labels)
-    cells = {str(table.frame[label][row]) for row in labelled}
-    different = holds_lists(table.frame[label]) or len(cells) > len(labelled) / 2
-    has_form = several and different and len(unequal) < len(labelled) / 2
+    labelled_rows = [row for row, parts in enumerate(labels) if parts]
+    unequal_rows = [row for row in labelled_rows if tokens[row] != len(labels[row])]
+    some_have_several = any(len(parts) > 1 for parts in labels)
+    different_cells = {str(table.frame[label][row]) for row in labelled_rows}
+    most_differ = holds_lists(table.frame[label]) or len(different_cells) > len(labelled_rows) / 2
+    most_fit = len(unequal_rows) < len(labelled_rows) / 2
+    has_form = some_have_several and most_differ and most_fit
     if not has_form:
         return required_form
-    for row in unequal:
+    for row in unequal_rows:
         bad.add(row, f"{len(labels[row])} labels for {tokens[row]} tokens")
     if reading.new:
         objects = np.empty(len(labels), object)
@@ -304,8 +308,10 @@ def read_long_form(reading: TableArrays) -> Skipped:
     for row, (_, reason) in table.bad.skipped(ids).items():
         skipped.setdefault(int(member[row]), (str(ids[row]), reason))
 
-    # Sorting by sequence and then by time puts the rows of each sequence next to each other, in order.
-    ordered_rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
+    # Sorting by sequence and then by time puts the rows of each sequence next to each other, in order; they are
+    # split where the next sequence begins.
+    ends = np.cumsum(np.bincount(member))
+    ordered_rows = np.split(np.lexsort((times, member)), ends[:-1])
     reading.arrays = {array: values[first[good]] for array, values in reading.arrays.items()}
     reading.arrays["ids"] = sequence_ids[good]
     if step_labels is not None:

@@ -111,7 +111,7 @@ def columns_as_rows(
     frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
     changes: Any = {"regression": options.regression, "classes": options.classes, **flags}
     rows = rows_of_table(Table(Path(bad.where), frame, bad), OwnDataOptions(**changes), fitted)
-    # A file without columns of its own has no names of columns to remember.
+    # A file without columns of its own has no names of columns to remember, only whether each token has a label.
     parameters = {name: rows.parameters[name] for name in ("each",) if name in rows.parameters}
     return replace(rows, parameters=parameters, roles={})
 
@@ -200,8 +200,8 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         reading.arrays["groups"] = np.array(ids)
         reading.notes.append(f"rows with the same {roles.id!r} are kept in one split")
     if ids:
-        unique = [f"{name}#{row}" for row, name in enumerate(ids)] if ids_repeat else ids
-        reading.arrays["ids"] = np.array(unique)
+        unique_ids = [f"{name}#{row}" for row, name in enumerate(ids)] if ids_repeat else ids
+        reading.arrays["ids"] = np.array(unique_ids)
     if roles.id and not reading.options.id and not ids_repeat:
         reading.notes.append(
             f"the column {roles.id!r} holds names of the rows, so it is not read as a value"

@@ -52,9 +52,11 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     much closer to each other than random tokens, or if more than 256 different numbers are about
     equally frequent.
     """
-    x = x[: max(1, SAMPLE // max(x.shape[1], 1))]
-    full_lengths = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
-    real = np.arange(x.shape[1]) < full_lengths[:, None]
+    # Look at the real tokens of the first rows.
+    sampled_rows = max(1, SAMPLE // max(x.shape[1], 1))
+    x = x[:sampled_rows]
+    row_lengths = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
+    real = np.arange(x.shape[1]) < row_lengths[:, None]
     tokens = x[real].astype(np.int64)
     if tokens.min() < 0 or tokens.max() >= MAX_SYMBOLS:
         return Reading(False, "some are negative" if tokens.min() < 0 else "some are a million or more")
@@ -73,7 +75,9 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
 
     # Some words are far more frequent than most. The smallest and the largest number are left out,
     # because a sensor that overflows repeats them.
-    head = np.sort(counts[1:-1])[::-1][: len(numbers) // 100 + 1].sum() / len(tokens)
+    most_frequent_first = np.sort(counts[1:-1])[::-1]
+    one_percent = len(numbers) // 100 + 1
+    head = most_frequent_first[:one_percent].sum() / len(tokens)
     if head > HEAD:
         return Reading(
             True, f"the most frequent 1% of {len(numbers):,} numbers are {head:.0%} of x, as in texts"
@@ -125,7 +129,9 @@ def as_values(
     stay_bytes = x.dtype == np.uint8 and missing != "mask"
     with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is refused
         values = np.where(real, x, 0).astype(np.uint8 if stay_bytes else np.float32)
-    wrong = ~np.isfinite(values) & ~(gaps & (missing == "mask"))
+    # Gaps may stay NaN only if they are masked.
+    allowed = gaps if missing == "mask" else np.zeros_like(gaps)
+    wrong = ~np.isfinite(values) & ~allowed
     if wrong.any():
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
         value = x[row, token, channel]
@@ -243,6 +249,7 @@ def _encode_own(
     """Return new inputs, in the form of the task's own file, as stored sequences and their lengths."""
     if task.pictures:
         return x, np.full(x.shape[0], task.max_tokens, np.int32)
+    # The type and the shape that the task reads; a series of one channel may be (rows, tokens).
     missing = task.parameters.get("missing", "refuse")
     kind = x.dtype.kind
     if task.alphabet:
@@ -251,7 +258,7 @@ def _encode_own(
         expected, fits = "integers (rows, tokens)", kind in "ui" and x.ndim == 2
     else:
         x = x[:, :, None] if x.ndim == 2 else x
-        dim = task.form.dim // (2 if missing == "mask" else 1)
+        dim = task.form.dim // (2 if missing == "mask" else 1)  # masks are channels of the task
         expected = f"numbers (rows, tokens, {dim})"
         fits = kind in "uif" and x.ndim == 3 and x.shape[2] == dim
     if not fits or not x.size:

@@ -231,10 +231,13 @@ class ReservoirPredictor(ReservoirEstimator):
         if group is not None:
             refuse_missing("groups", group)
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
-        if self.cv is not None and (group is None or not isinstance(self.cv, int)):
-            return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[
-                :, None
-            ]
+        # Splitters of scikit-learn decide themselves, and a number of folds without groups is one of them.
+        is_number_of_folds = isinstance(self.cv, int)
+        if self.cv is not None and (group is None or not is_number_of_folds):
+            y_of_splitter = y if labels is None else labels
+            folds_once = fold_numbers(self.cv, x, y_of_splitter, group, classifier=classifier)
+            return folds_once[:, None]
+        # Folds of groups, and those of the plan, are drawn here.
         units = len(x) if group is None else len(np.unique(group))
         folds, repeats = min(self._plan.folds, units), self._plan.repeats
         if self.cv is not None:

@@ -60,6 +60,7 @@ def export_features(
     place: CacheOptions,
 ) -> ExportedFeatures:
     """Write the features of an entry to a new folder; see `api.export_features`."""
+    # Check the arguments and describe the folder before anything is written.
     started = time.monotonic()
     storage = storage or default_format()
     if storage not in FORMATS:
@@ -75,7 +76,8 @@ def export_features(
     ):
         described = _describe(store, names, storage)
         described = replace(described, command=_command(store.entry, to, names, columns, storage))
-        card(described)
+        card(described)  # raises an error if the entry does not record what the card says
+    # Write the files, then their description with checksums; the folder appears when all are complete.
     with writing(to, "name another folder with --to"), new_folder(to) as folder:
         with meter("export", sum(described.spec.rows.values())) as bar:
             for split in described.splits:
@@ -132,6 +134,7 @@ def _chosen(store: FeatureStore, columns: str | Sequence[str]) -> list[str]:
 
 
 def _describe(store: FeatureStore, columns: Sequence[str], storage: str) -> FeatureFolder:
+    """Return the description of the folder, still without the command and the files."""
     entry, first = store.entry, store[store.splits[0]]
     shares = entry.made_with.get("kept", {})
     return FeatureFolder(

@@ -180,6 +180,7 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
     readings = list[Prepared | InputError]()
 
     def matches(entry: Entry) -> bool:
+        """Return whether an entry has the required settings and, for a file, its present contents."""
         settings = _settings(entry)
         if not required.items() <= settings.items():
             return False

@@ -5,6 +5,7 @@ with one value or one array per row: ``ids``, ``index``, ``y``, ``lengths`` and 
 """
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -78,7 +79,8 @@ def _write_parquet(
     pyarrow = import_pyarrow(f"{split}.parquet")
     kinds = {name: _arrow_type(pyarrow, array.dtype, array.shape[1:]) for name, array in labels.items()}
     kinds |= {name: _arrow_type(pyarrow, FLOAT32, shape) for name, shape in shapes.items()}
-    schema, low = pyarrow.schema(kinds), 0
+    schema = pyarrow.schema(kinds)
+    low = 0  # the first row of the block
     # Float32 hidden states shrink by less than a tenth, so they are stored plain, which is read fastest.
     plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     # Python opens the file, because the errors of its writes have the number of the system's error.
@@ -118,7 +120,8 @@ def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, A
     path = folder / f"{stored.split}.parquet"
     file = stack.enter_context(import_pyarrow(path).parquet.ParquetFile(path))
     # Before any range of rows is read, because a description may claim any number of them.
-    if (file.metadata.num_rows, file.num_row_groups) != (stored.rows, -(-stored.rows // stored.block_rows)):
+    row_groups = math.ceil(stored.rows / stored.block_rows)
+    if (file.metadata.num_rows, file.num_row_groups) != (stored.rows, row_groups):
         raise ValueError(f"{path.name} has other rows than its description")
 
     # pyarrow's reader may not be used by two threads at a time: it aborts the process.
@@ -126,9 +129,11 @@ def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, A
 
     def read(name: str, low: int, high: int) -> NDArray:
         """Read the row groups of some rows, and return these rows."""
-        first, last = low // stored.block_rows, -(-high // stored.block_rows)
+        # Row groups are blocks; those from the first to the last (not included) have the rows.
+        first, last = low // stored.block_rows, math.ceil(high / stored.block_rows)
         with one_at_a_time:
             column = file.read_row_groups(range(first, last), columns=[name])[name]
+        # All values in one array; those of lists without the lists.
         flat = column.combine_chunks()
         if (shape := stored.shapes[name]) != ():
             flat = flat.flatten()
@@ -152,7 +157,9 @@ def _write_safetensors(
     rows = len(labels["index"])
     forms = {name: (array.dtype, array.shape) for name, array in tensors.items()}
     forms |= {name: (FLOAT32, (rows, *shape)) for name, shape in shapes.items()}
-    header, positions, end = dict[str, Any](), dict[str, int](), 0
+    header: dict[str, Any] = {}
+    positions: dict[str, int] = {}  # where the next values of each tensor are written
+    end = 0
     # The widest types come first, so that every tensor begins at a multiple of the size of its values.
     for name, (dtype, shape) in sorted(forms.items(), key=lambda form: -form[1][0].itemsize):
         positions[name], size = end, int(np.prod(shape)) * dtype.itemsize

@@ -138,7 +138,8 @@ def _check(described: FeatureFolder) -> None:
         raise ValueError("it has no columns, or an unknown format of files")
     if not isinstance(described.title, str) or not isinstance(described.data_digest, str):
         raise ValueError("its title or the digest of its data is not a text")
-    {split: float(described.kept[split]) for split in described.splits}
+    for split in described.splits:
+        float(described.kept[split])  # raises an error if it is missing, or no number
     card(described)  # reads the task, and how the features were computed
     expected = {name for split in described.splits for name in described.names(split)}
     if {*described.files} != expected:

@@ -1,6 +1,7 @@
 """The stage ``import_features``: features that another program computed become an entry of the cache."""
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -223,16 +224,16 @@ def _write(
         values = {
             column: _finite(file, features[column][split], split, column, low, high) for column in columns
         }
-        if any(
-            stamp(path) != before for path, before in incoming.stamps.items()
-        ):  # the values may not be those of the key
+        # If a file has changed, the values may not be those of the key.
+        if any(stamp(path) != before for path, before in incoming.stamps.items()):
             raise InputError(
                 f"{file}: changed while it was read", "run the command again when it is complete"
             )
         return values
 
+    # The digest of all values takes the place of that of a model's weights in the key.
     digest = hashlib.sha256(json.dumps([rows, shapes]).encode())
-    for split, column in ((split, column) for split in rows for column in shapes):
+    for split, column in itertools.product(rows, shapes):
         for low, high in layout.blocks(rows[split]):
             digest.update(read((split, low, high), [column])[column].astype("<f4").data)
     spec = Spec(
@@ -248,8 +249,16 @@ def _write(
     made_with = {**made_with, **incoming.made_with, "versions": versions("h5py", "numpy")}
     entry, todo = start_entry(root, name, spec, layout, shapes, [*rows], made_with, incoming.label)
     with meter("import", row_count(entry, todo)) as bar:
-        steps = lambda *place: [place], lambda place, columns, _: partial(read, place, columns)
-        return entry, compute_missing(entry, [*rows], [*shapes], *steps, bar.advance)
+        # Of the steps, the first passes each block on whole, and the second reads it.
+        written = compute_missing(
+            entry,
+            [*rows],
+            [*shapes],
+            lambda *place: [place],
+            lambda place, columns, _: partial(read, place, columns),
+            bar.advance,
+        )
+    return entry, written
 
 
 def _shape(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ A worker of a cluster passes three checks: `Crew` in cluster.py compares the che
 of its libraries before it is sent anything; `open_share` compares the cache key, then the features of two rows.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,11 +68,13 @@ def share_blocks(
         options=replace(options, backbone=settings.backbone, init=settings.init, cache=root),
         prepared=extractor.prepared.path.absolute(),
         key=entry.key,
+        # Processes on this machine divide its threads; the workers of a cluster have their own machines.
         threads=max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None,
         probe=probe(extractor) if cluster.scheduler else {},
         state=extractor.prepared.state,
     )
-    size = -(-len(blocks) // MAX_TASKS)
+    # The blocks in as many pieces of work as a scheduler takes at most.
+    size = math.ceil(len(blocks) / MAX_TASKS)
     parts = [blocks[start : start + size] for start in range(0, len(blocks), size)]
     tasks = [(share, entry.path.resolve(), extractor.columns, part) for part in parts]
     _extractors[entry.key] = extractor
@@ -122,7 +125,7 @@ def open_share(share: Share) -> Extractor:
 
 def probe(extractor: Extractor) -> dict[str, np.ndarray]:
     """Return up to `PROBE_VALUES` values of each column over the first `PROBE_ROWS` rows."""
-    split, index = next(iter(extractor.rows.items()))
+    split, index = next(iter(extractor.rows.items()))  # the first split
     part = extractor.prepared.split(split).take(index[:PROBE_ROWS])
     values = forward(
         extractor.model,

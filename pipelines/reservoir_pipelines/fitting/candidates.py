@@ -64,16 +64,16 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
     # Opening a source refuses raw input whose prepared data was removed.
     sources = [known.source(names) for names in columns]
     curve_sizes = _curve_sizes(options, rows["train"])
-    # Columns race if they are many and not those of the user, whose columns are all fitted to all rows.
+    # Columns race (are fitted to some rows first) if they are many. Those that the user names are all fitted to all.
     may_race = named is None and options.select == "auto" and len(columns) >= RACED_COLUMNS
     may_race &= not task.horizon  # random rows have no folds in time
     race = _race(known, groups, cross_validated=bool(folds)) if may_race else None
     # Of several series, as many windows begin at one time.
     gap = task.horizon * int(task.parameters.get("series", 1)) - 1 if task.horizon else None
     fitter = make_fitter(options, task.classes, folds, repeats, gap)
+    # Validation rows can always choose. If folds cannot, there is nothing to compare settings or columns with.
     chooses = not folds or folds_can_choose(sources[0], task.classes)
     if not chooses:
-        # There is nothing to compare settings or columns with.
         fitter, race = fitter.without_choice(), None
     # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
     is_own_data = task.name not in TASKS
@@ -109,6 +109,7 @@ def _baselines(task: Task) -> tuple[Baseline, ...]:
 
 def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, ...]:
     """Return the columns, alone and joined, among which a readout is chosen by default."""
+    # The rules for windows of values and symbols hold for a single model that reads such windows.
     native = len(known.views) > 1 or known.view.spec.input.kind == "native"
     candidates = readout_candidates(
         known.task,
@@ -191,17 +192,18 @@ def _race(known: Known, groups: np.ndarray | None, *, cross_validated: bool) -> 
     train, valid = known.view["train"], known.view["valid"]
     if train.rows < RACED_ROWS:
         return None
-    size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
-    held_out = (
-        round(size * valid.rows / train.rows) if cross_validated else min(valid.rows, RACE_VALID_ROWS)
-    )
+    # In cross-validation, both splits are thinned alike. Rows of valid that score all readouts can be more.
+    train_size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
+    thinned_valid_size = round(train_size * valid.rows / train.rows)
+    valid_size = thinned_valid_size if cross_validated else min(valid.rows, RACE_VALID_ROWS)
     generator = np.random.default_rng(0)
     some = {
-        "train": np.sort(generator.permutation(train.rows)[:size]),
-        "valid": np.sort(generator.permutation(valid.rows)[:held_out]),
+        "train": np.sort(generator.permutation(train.rows)[:train_size]),
+        "valid": np.sort(generator.permutation(valid.rows)[:valid_size]),
     }
     # Fits to these rows can only stand for fits to all rows if no class and no group is missing.
     drawn = np.concatenate([some["train"], train.rows + some["valid"]])
     same_groups = groups is None or len(np.unique(groups)) == len(np.unique(groups[drawn]))
-    same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()
+    are_targets = train.labels.dtype.kind == "f"  # numbers, which have no classes
+    same_labels = are_targets or np.isin(train.labels, train.labels[some["train"]]).all()
     return replace(known, some=some) if same_groups and same_labels else None

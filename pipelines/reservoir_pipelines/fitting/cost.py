@@ -44,6 +44,7 @@ class RidgeSize:
     @property
     def work(self) -> float:
         """Estimated multiplications."""
+        # Samples, features, targets and penalties.
         n, w = self.samples, self.width
         t, a = self.targets, self.penalties
         # With more features than samples: the products of samples X X' are computed once. Without folds, they are
@@ -93,11 +94,14 @@ class RidgeSize:
 def size_of(source: Source, fitter: Fitter) -> RidgeSize:
     """Return the sizes that decide the cost of a fit; for other readouts than ridge, those of a ridge readout."""
     samples = {split: len(source.labels(split)) for split in KNOWN}
+    targets_per_output = (
+        fitter.classes if fitter.classes > 2 else 1
+    )  # a single score tells two classes apart
     return RidgeSize(
         samples=sum(samples.values()) if fitter.folds else samples["train"],
         held_out=samples["valid"],
         width=source.width(),
-        targets=source.labels("train").shape[1] * (fitter.classes if fitter.classes > 2 else 1),
+        targets=source.labels("train").shape[1] * targets_per_output,
         penalties=fitter.settings,
         folds=fitter.folds,
         repeats=fitter.repeats,
@@ -140,6 +144,7 @@ def _in_words(candidates: Candidates, rows: int) -> str:
         name = joined_name(candidates.columns[0])
         instead = f"the readout is {name} with a fixed penalty, and validation scores mean nothing"
         return f"{problem}; {instead}; add rows (or groups) of each class"
+    # "5-fold cross-validation by group", or the validation rows.
     rule = "valid"
     if candidates.fitter.folds:
         in_time = isinstance(candidates.fitter, ForecastFitter)

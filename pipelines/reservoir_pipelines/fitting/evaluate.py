@@ -122,15 +122,16 @@ def _score_of_recordings(
     windows: SplitFeatures, scores: np.ndarray, classes: Sequence[str]
 ) -> dict[str, float]:
     """Return the score of recordings whose scores are the means of their windows', by its name; as `predict` joins."""
+    # The first window of each recording, the recording of each window, and the number of windows of each recording.
     names = [recording_name(name) for name in windows.ids.tolist()]
-    _, first, recording, counts = np.unique(
+    _, first_window, recording_of_window, counts = np.unique(
         names, return_index=True, return_inverse=True, return_counts=True
     )
     sums = np.zeros((len(counts), *scores.shape[1:]))
-    np.add.at(sums, recording, scores)
+    np.add.at(sums, recording_of_window, scores)
     means = sums / counts.reshape(-1, *[1] * (scores.ndim - 1))
     predicted = means.argmax(axis=-1) if classes else means
-    y = windows.labels[first].reshape(predicted.shape)  # every window has the label of its recording
+    y = windows.labels[first_window].reshape(predicted.shape)  # every window has the label of its recording
     metric = "accuracy" if classes else "R²"
     joined = evaluation.evaluate_labels(y, predicted, classes)
     return {f"{metric}_of_recordings": joined.scores[metric]}
@@ -153,6 +154,7 @@ def evaluate_curve(
     """Return the points of a learning curve, whose readouts are all scored in one reading of the test rows."""
     if not readouts:
         return ()
+    # A tally counts for several readouts, along the first axis of the scores; here it is one.
     tallies = [Tally(point.readout.targets) for point in readouts]
     for x, y in test.read(source).blocks("test"):
         for point, tally in zip(readouts, tallies, strict=True):
@@ -169,6 +171,7 @@ def repeated_inputs(view: EntryView[TestSplit]) -> np.ndarray | None:
     """Return the number of the distinct input of each test row, (rows,); None if half of the rows are distinct."""
     if not view.has_raw:
         return None
+    # The entry may have only some of the prepared rows (`--limit`); its index has their numbers.
     index, stored = view["test"].index, view.raw("test")
     step = IMAGE_ROWS if view.raw_task.pictures else RAW_ROWS
     # Inputs are numbered in the order in which they first appear; equal ones have the same digest.

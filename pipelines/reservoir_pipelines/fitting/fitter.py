@@ -23,8 +23,8 @@ class ColumnFit:
     """The scores of every setting of one readout on one source, and the index of the best setting."""
 
     columns: Columns
-    results: tuple[Result, ...]
-    best: int
+    results: tuple[Result, ...]  # one for each setting
+    best: int  # the index of the best result
     solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` has got a better fit
     # Returns what each held-out sample adds to the best score, (n,): those of train and valid for folds, else of valid.
     sample_scores: Callable[[], np.ndarray] | None = None
@@ -184,7 +184,11 @@ def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
 def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:
     """Return what each sample of valid adds to the score of the best setting of a fit, (n,)."""
     readout = fit.readout
-    scores, labels = zip(*((readout.scores(x), y) for x, y in source.blocks("valid")), strict=True)
+    scores: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    for x, y in source.blocks("valid"):
+        scores.append(readout.scores(x))
+        labels.append(y)
     return readout.targets.sample_scores(np.concatenate(scores), np.concatenate(labels))
 
 
@@ -241,7 +245,10 @@ class PenaltyFitter(Fitter):
         """
         fit = column_fit(self.kind, source.columns, sweep_of(self.alphas))
         other_scores = [result.valid_score for result in fit.results if result is not fit.result]
-        # A single penalty is never widened: the user, or an earlier step, has chosen it.
-        is_clearly_best = fit.result.valid_score > max(other_scores, default=math.inf)
-        wider = extended_alphas(self.alphas, fit.best) if self.widens and is_clearly_best else None
-        return fit if wider is None else column_fit(self.kind, source.columns, sweep_of(wider))
+        # A single penalty is never widened: the user, or an earlier step, has chosen it. Without other scores it
+        # is compared with infinity, so it is not the best alone.
+        is_best_alone = fit.result.valid_score > max(other_scores, default=math.inf)
+        wider_grid = extended_alphas(self.alphas, fit.best) if self.widens and is_best_alone else None
+        if wider_grid is None:
+            return fit
+        return column_fit(self.kind, source.columns, sweep_of(wider_grid))

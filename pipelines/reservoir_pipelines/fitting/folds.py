@@ -20,9 +20,10 @@ def can_choose(labels: np.ndarray, units: np.ndarray) -> bool:
     A class of a single unit is never both fitted and held out: all readouts are wrong on it. The
     samples of the other classes must be the majority, and of at least two classes.
     """
-    codes = np.unique(units, return_inverse=True)[1]
-    class_and_unit = np.unique(np.stack([labels.astype(np.int64), codes]), axis=1)
-    classes, units_of_class = np.unique(class_and_unit[0], return_counts=True)
+    # Each pair of a class and a unit once, so that the pairs of a class count its units.
+    unit_numbers = np.unique(units, return_inverse=True)[1]
+    classes_and_units = np.unique(np.stack([labels.astype(np.int64), unit_numbers]), axis=1)
+    classes, units_of_class = np.unique(classes_and_units[0], return_counts=True)
     in_several_units = classes[units_of_class > 1]
     are_majority = np.isin(labels, in_several_units).mean() > 0.5
     return len(in_several_units) > 1 and bool(are_majority)
@@ -46,12 +47,10 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
     groups = groups_of_splits(source)
     # Rows are assigned, and each sample has the fold of its row. Groups are numbered, so that their names
     # may be of any type.
-    codes = None if groups is None else np.unique(groups, return_inverse=True)[1]
-    classes_of_rows = _as_bytes(_row_classes(source, labels, classes))
-    draws = [
-        _draw_once(len(counts), folds, classes_of_rows, _as_bytes(codes), repeat)
-        for repeat in range(repeats)
-    ]
+    group_numbers = None if groups is None else np.unique(groups, return_inverse=True)[1]
+    class_bytes = _as_bytes(_row_classes(source, labels, classes))
+    group_bytes = _as_bytes(group_numbers)
+    draws = [_draw_once(len(counts), folds, class_bytes, group_bytes, repeat) for repeat in range(repeats)]
     return np.repeat(np.stack(draws, axis=1), counts, axis=0)
 
 
@@ -88,6 +87,7 @@ def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> 
     """Yield blocks of training samples with the number of the first of the ``sizes`` that has each sample, (m,)."""
     counts = source.counts("train")
     ranks = draw_ranks(len(counts), _row_classes(source, source.labels("train"), classes), draw)
+    # The row of rank r is in all sizes above r. Rows beyond the largest size get the number of sizes.
     stages = np.repeat(np.searchsorted(sizes, ranks, side="right"), counts)
     for x, y, stage in _with_parts(source.blocks("train"), stages):
         is_used = stage < len(sizes)
@@ -97,7 +97,8 @@ def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> 
 
 def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray | None:
     """Return the class of each row, (rows,); None if rows have several labels, or values instead of classes."""
-    return labels[:, 0] if classes and source.tokens() == labels.shape[1] == 1 else None
+    has_one_label = source.tokens() == 1 and labels.shape[1] == 1
+    return labels[:, 0] if classes and has_one_label else None
 
 
 def _with_parts(blocks: Iterable[Block], *arrays: np.ndarray) -> Iterator[FoldBlock]:
@@ -160,17 +161,17 @@ def _unstratified(rows: int, folds: int, random: np.random.RandomState) -> np.nd
 
 def _stratified(labels: np.ndarray, folds: int, random: np.random.RandomState) -> np.ndarray:
     """Return the fold of each row, (rows,), as scikit-learn's `StratifiedKFold` draws it."""
-    # Classes are numbered by their first row.
-    _, first_rows, classes = np.unique(labels, return_index=True, return_inverse=True)
-    classes = first_rows.argsort().argsort()[classes]
+    # Classes are numbered by their first row: sorting twice gives the rank of each class.
+    _, first_rows, sorted_classes = np.unique(labels, return_index=True, return_inverse=True)
+    classes = first_rows.argsort().argsort()[sorted_classes]
     # Each fold takes every k-th row of all rows sorted by class, which gives it its share of each class.
     fold_of_sorted = np.arange(len(classes)) % folds
     class_of_sorted = np.sort(classes)
     fold_of_row = np.empty(len(classes), np.int64)
     for number in range(len(first_rows)):
-        of_class = np.sort(fold_of_sorted[class_of_sorted == number])
-        random.shuffle(of_class)
-        fold_of_row[classes == number] = of_class
+        folds_of_class = np.sort(fold_of_sorted[class_of_sorted == number])
+        random.shuffle(folds_of_class)
+        fold_of_row[classes == number] = folds_of_class
     return fold_of_row
 
 
@@ -218,5 +219,6 @@ def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np
     place = np.empty(rows)
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
-        place[of_class] = (ranks[of_class].argsort().argsort() + generator.random()) / len(of_class)
+        rank_in_class = ranks[of_class].argsort().argsort()  # sorting twice gives ranks
+        place[of_class] = (rank_in_class + generator.random()) / len(of_class)
     return place.argsort().argsort()

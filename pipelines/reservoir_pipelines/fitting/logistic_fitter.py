@@ -73,7 +73,8 @@ class LogisticFitter(PenaltyFitter):
             tally.update(scores, labels)
             sample_scores.append(np.stack([targets.sample_scores(of_alpha, labels) for of_alpha in scores]))
             scores_of_first_repeat = scores_of_first_repeat or [*scores]
-        # The final path is fitted to all samples.
+        # The final path is fitted to all samples. The sweep chooses a penalty by the scores of all repeats; the
+        # held-out scores of that penalty are those of the first one.
         path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
         sweep_result = Sweep(path, tally)
         held_out = scores_of_first_repeat[sweep_result.best], labels
@@ -86,7 +87,8 @@ class LogisticFitter(PenaltyFitter):
 
 def fitted_samples(source: RawSource[KnownSplit], whole: RawSource[KnownSplit]) -> np.ndarray:
     """Return the numbers of a source's samples of train and valid among those of all rows, (n,)."""
-    samples_of_rows, start = [], 0
+    samples_of_rows: list[np.ndarray] = []
+    start = 0  # the number of the first sample of a split
     for split in KNOWN:
         # The numbers of the samples of each row, then those of the selected rows.
         ends = np.cumsum(whole.counts(split))

@@ -40,9 +40,8 @@ class FinalReadout:
     held_out: Callable[[], np.ndarray]  # computes the scores of `nonconformity_scores`
     predictions: dict[KnownSplit, Predicted]
     rows: dict[KnownSplit, slice | np.ndarray]
-    valid_interval: (
-        tuple[float, float] | None
-    )  # 95% interval of the validation score, which ``predictions`` have
+    # 95% interval of the validation score, which ``predictions`` have
+    valid_interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +78,7 @@ def refit_all(selection: Selection, task: Task) -> FinalReadouts:
     other_layers = {
         name: choice for name, choice in selection.layers.items() if choice.fit.result != best_result
     }
+    # The titles of the two lines of progress, with the readouts that each fits.
     stages = {"refit": selection.choices}
     if other_layers:
         stages["layers"] = [*other_layers.values()]
@@ -89,6 +89,7 @@ def refit_all(selection: Selection, task: Task) -> FinalReadouts:
             for choice, work in zip(choices, works, strict=True):
                 with part(work):
                     finals.append(refit(choice, task))
+    # They are in the order of the stages: the best readout, the baselines, and the other layers.
     best, *baselines = finals[: len(selection.choices)]
     final_of_layer = dict(zip(other_layers, finals[len(selection.choices) :], strict=True))
     layers = [
@@ -178,14 +179,17 @@ def join_predictions(parts: Sequence[Predicted]) -> Predicted:
 
 
 def _predicted(labels: np.ndarray, chances: np.ndarray | None) -> Predicted:
-    """Return the prediction for labels (n, outputs) and the probabilities of all classes, (n, outputs, classes)."""
+    """Return the prediction for labels (n, outputs) and the probabilities of all classes, (n, outputs, classes).
+
+    It has the probability of class 1 of two classes, else that of the label.
+    """
     if chances is None:
         return Predicted(labels, None)
     labels = labels.astype(np.int32)
     if chances.shape[-1] == 2:
         return Predicted(labels, chances[..., 1].astype(np.float32))
-    own = np.take_along_axis(chances, labels[..., None].astype(np.int64), axis=-1)[..., 0]
-    return Predicted(labels, own.astype(np.float32))
+    of_labels = np.take_along_axis(chances, labels[..., None].astype(np.int64), axis=-1)[..., 0]
+    return Predicted(labels, of_labels.astype(np.float32))
 
 
 def _valid_interval(

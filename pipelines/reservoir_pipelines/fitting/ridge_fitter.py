@@ -151,9 +151,10 @@ def stored_moments(
     splits = ("train",) if fold_of_sample is None else KNOWN
     if sum(len(source.labels(split)) for split in splits) <= 4 * source.width():
         return None
+    # What the moments depend on is in their names: column, class weights and folds.
     weights = targets.class_weights
     column = source.column.name.replace("/", "-")
-    # The weights depend on the splits that were counted, so moments of other weights have other names.
+    # The weights depend on the splits that were counted.
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     suffix = f"-weighted{digest}-{column}" if weights else f"-{column}"
     if fold_of_sample is None:
@@ -165,7 +166,7 @@ def stored_moments(
         names = [f"fold{number}of{folds}-{drawn}{suffix}" for number in range(folds)]
     stored = [source.view.load_arrays(name) for name in names]
     if all(stored):
-        return [Moments.from_arrays(part[0]) for part in stored if part]
+        return [Moments.from_arrays(arrays) for arrays, _ in filter(None, stored)]
     moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
     for name, part in zip(names, moments, strict=True):
         source.view.save_arrays(name, part.to_arrays(), {"columns": [source.column.name]})

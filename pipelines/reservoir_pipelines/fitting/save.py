@@ -42,7 +42,7 @@ def save(
 ) -> None:
     """Write all files of a fit; ``default_folder`` is the folder of a fit without ``--out``."""
     folder, title = fit.results.parent, f"{known.task.name}, {known.title}"
-    # The contents of the files. The plots mark the best readout of the reservoir, even if a baseline is saved.
+    # Collect the contents of the files. The plots mark the best readout of the reservoir, even if a baseline is saved.
     best, metric = scores[finals.best].result, fit.best.metric
     commands = _commands(known, options)
     predictions = _predictions(finals, scores)
@@ -62,7 +62,9 @@ def save(
         if fit.layer_scores:
             write_csv(folder / LAYERS, layers)
         write_checked(folder / SUMMARY, summary)
-        if options.out and default_folder.parents[1].name == "readouts":
+        # In the cache, the default folder tells `report` where the files are.
+        is_in_cache = default_folder.parents[1].name == "readouts"
+        if options.out and is_in_cache:
             with suppress(OSError):  # the cache may be read-only
                 default_folder.mkdir(parents=True, exist_ok=True)
                 write_checked(default_folder / ELSEWHERE, {"folder": str(folder.resolve())})
@@ -115,7 +117,9 @@ def _table_lines(fit: Fit) -> list[tuple[Any, ...]]:
     lines: list[tuple[Any, ...]] = [FIELDS]
     chosen = fit.best
     # The raw input may be among the columns; as a baseline it has a test score too, and replaces that line.
-    results = {(row.columns, row.readout, row.alpha): row for row in [*fit.table, *fit.baselines]}
+    results = {
+        (result.columns, result.readout, result.alpha): result for result in [*fit.table, *fit.baselines]
+    }
     for setting, result in results.items():
         is_chosen = setting == (chosen.columns, chosen.readout, chosen.alpha)
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"

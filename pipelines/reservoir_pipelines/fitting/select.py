@@ -66,12 +66,14 @@ def select(
     ``fit_baselines`` takes the known columns, the fits of the candidates, the fitter, and whether
     anything can be chosen.
     """
+    # Fit all columns, and choose the best readout of the reservoir by its scores on held-out samples.
     fitter = candidates.fitter
     fits, left_out = fit_columns(known, candidates)
     units = fitter.units(known.source(candidates.columns[0]))
     rule = fitter.wins_most_folds if isinstance(fitter, ForecastFitter) else clearly_better
     best_fit = choose_fit(fits, units, candidates.default, rule)
     best = Choice(best_fit, known.source(best_fit.columns), fitter)
+    # Fit the best columns again to fewer rows, and baselines to the same rows as the columns.
     sizes = candidates.curve_sizes
     curve = fitter.learning_curve(best.source, sizes) if sizes else []
     work = baseline_work(known, fitter)
@@ -86,7 +88,7 @@ def select(
         left_out=left_out,
         best=best,
         baselines=baselines,
-        saved=0 if better is None else 1 + rivals.index(better),
+        saved=0 if better is None else 1 + rivals.index(better),  # 0 is the best of the reservoir
         valid_error=_valid_error(saved_fit, units),
         curve=curve,
         layers={
@@ -177,7 +179,8 @@ def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     # samples of a row is then compared.
     scores, other_scores = fit.sample_scores(), other.sample_scores()
     samples = min(len(scores), len(other_scores))
-    differences = scores.reshape(samples, -1).mean(axis=1) - other_scores.reshape(samples, -1).mean(axis=1)
+    means, other_means = (of_fit.reshape(samples, -1).mean(axis=1) for of_fit in (scores, other_scores))
+    differences = means - other_means
     return float(differences.mean()) > standard_error(differences, _units_of_samples(units, samples))
 
 
@@ -208,5 +211,6 @@ def _units_of_samples(units: np.ndarray, samples: int) -> np.ndarray:
     Every row has the same number of samples in one column, but columns may differ in this number.
     """
     if len(units) >= samples:
+        # Several of the other samples stand for one of these. They are of one row, so the first has its unit.
         return units.reshape(samples, -1)[:, 0]
     return np.repeat(units, samples // len(units))

@@ -38,6 +38,7 @@ class EstimatorFitter(Fitter):
     def parse(cls, text: str, classes: int, *, balanced: bool = False) -> "EstimatorFitter":
         """Return the fitter of ``module.Class:name=value,value;name=value``."""
         path, _, settings = text.partition(":")
+        # The values of each parameter, and all their combinations.
         values: dict[str, list[Any]] = {}
         for part in filter(None, settings.split(";")):
             name, _, choices = part.partition("=")
@@ -110,7 +111,8 @@ class EstimatorFitter(Fitter):
 
         estimator = self.estimator(**settings)
         if targets.outputs > 1:
-            estimator = (MultiOutputClassifier if targets.classes else MultiOutputRegressor)(estimator)
+            wrapper = MultiOutputClassifier if targets.classes else MultiOutputRegressor
+            estimator = wrapper(estimator)
         model = make_pipeline(StandardScaler(), estimator)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
@@ -130,8 +132,9 @@ def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..
     # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
     if not is_estimator or (path.startswith("sklearn.") and not kind.__module__.startswith("sklearn.")):
         raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor", "name one")
+    suits_labels = is_classifier if classes else is_regressor
     with as_input_error(f"--readout {path}: cannot be created", "correct its parameters"):
-        suits = (is_classifier if classes else is_regressor)(kind().set_params(**settings))
+        suits = suits_labels(kind().set_params(**settings))
     if not suits:
         needed = "classifier" if classes else "regressor"
         raise InputError(f"--readout {path}: not a {needed}, which the labels need", "name another class")

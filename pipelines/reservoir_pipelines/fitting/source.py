@@ -204,7 +204,8 @@ def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
     """Return the blocks of a stream as a list if they fit `MEMORY_BYTES`, because a fit reads them often."""
     blocks, size = [], 0
     for block in stream:
-        size += block[0].nbytes
+        features = block[0]
+        size += features.nbytes
         if size > MEMORY_BYTES:
             return stream
         blocks.append(block)
@@ -330,23 +331,29 @@ class RawSource(EntrySamples[S]):
     def _computed(self, split: S) -> Iterator[Block]:
         """Yield the blocks of `blocks`, computed from stored sequences."""
         features = self.features or partial(raw_features, self.task, self.scaling)
-        labels, start = self.view[split].labels[self.selected_rows(split)], 0
+        labels = self.view[split].labels[self.selected_rows(split)]
+        start = 0  # the first row of the part that is read
         for x, lengths in self.rows(split):
-            values, part = features(x, lengths), labels[start : start + len(x)]
+            values = features(x, lengths)
+            labels_of_part = labels[start : start + len(x)]
             if self.task.each:
-                values = with_tokens(values, part.shape[1])
-            yield samples(values if values.ndim == 3 else values[:, None], part)
+                values = with_tokens(values, labels_of_part.shape[1])
+            # Features of whole rows are those of a single token.
+            values_of_tokens = values if values.ndim == 3 else values[:, None]
+            yield samples(values_of_tokens, labels_of_part)
             start += len(x)
 
     def rows(self, split: S) -> Iterator[Block]:
         """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
-        index, whole = self.view[split].index[self.selected_rows(split)], self.view.raw(split)
+        # The entry may have only some of the prepared rows (`--limit`); its index has their numbers.
+        prepared_rows = self.view[split].index[self.selected_rows(split)]
+        stored = self.view.raw(split)
         step = IMAGE_ROWS if self.task.pictures else RAW_ROWS
         if self.task.each:
             step = rows_of_tokens(step, self.task.max_tokens)
-        for start in range(0, len(index), step):
-            read = whole.take(index[start : start + step])
-            yield read.x, read.lengths
+        for start in range(0, len(prepared_rows), step):
+            part = stored.take(prepared_rows[start : start + step])
+            yield part.x, part.lengths
 
 
 @dataclass(frozen=True)
@@ -379,10 +386,11 @@ class JoinedSource(EntrySamples[S]):
             if not blocks:
                 return
             rows = min(len(x) for x, _ in blocks)
-            y = blocks[0][1][:rows]
-            if len(blocks) < len(streams) or any(
-                not np.array_equal(other[:rows], y) for _, other in blocks
-            ):
+            # A part that has ended before the others, or other labels, shows that the samples are not the same.
+            _, first_labels = blocks[0]
+            y = first_labels[:rows]
+            same_labels = all(np.array_equal(labels[:rows], y) for _, labels in blocks)
+            if len(blocks) < len(streams) or not same_labels:
                 raise InputError(
                     f"{self.name}: the columns have different samples",
                     "join columns of one kind, extracted with the same --limit",

@@ -47,12 +47,14 @@ class Statistic:
     def __post_init__(self) -> None:
         if self.name not in (MEAN, SUMMARIES, ROLLING.name, TF_IDF, *SIZES):
             raise ValueError(f"unknown statistic {self.name[:40]!r}")
-        if (self.name == TF_IDF and not self.words) or (
-            self.name in SIZES and not (self.letters and self.terms)
-        ):
+        lacks_words = self.name == TF_IDF and not self.words
+        lacks_k_mers = self.name in SIZES and not (self.letters and self.terms)
+        if lacks_words or lacks_k_mers:
             raise ValueError("it has no letters, k-mers or words")
+        # Only rolling statistics have windows, and they have some.
+        should_have_windows = self.name == ROLLING.name
         are_odd = all(width > 0 and width % 2 for width in self.widths)
-        if bool(self.widths) != (self.name == ROLLING.name) or not are_odd:
+        if bool(self.widths) != should_have_windows or not are_odd:
             raise ValueError("it has no windows of odd widths")
         if len(self.words) != len(self.idf) or len(set(self.words)) < len(self.words):
             raise ValueError("its words and their frequencies do not match")
@@ -137,13 +139,15 @@ def _letters(rows: ReadRows) -> np.ndarray:
 def _learn_k_mers(name: str, letters: np.ndarray, rows: ReadRows) -> Statistic:
     """Return the counts of the most frequent k-mers of the training rows; equally frequent ones in ascending order."""
     sizes = SIZES[name]
-    letters = np.sort(letters[: MAX_FEATURES if sizes == (1,) else MAX_LETTERS])
-    table = np.zeros(sum(len(letters) ** size for size in sizes), np.int64)
+    # A table counts all k-mers of the letters, of which there are many.
+    most_letters = MAX_FEATURES if sizes == (1,) else MAX_LETTERS
+    letters = np.sort(letters[:most_letters])
+    counts = np.zeros(sum(len(letters) ** size for size in sizes), np.int64)
     for x, lengths in rows():
         for _, numbers in _k_mers(x, lengths, letters, sizes):
-            table += np.bincount(numbers, minlength=len(table))
-    frequent = np.argsort(-table, kind="stable")[:MAX_FEATURES]
-    terms = np.sort(frequent[table[frequent] > 0])
+            counts += np.bincount(numbers, minlength=len(counts))
+    most_frequent = np.argsort(-counts, kind="stable")[:MAX_FEATURES]
+    terms = np.sort(most_frequent[counts[most_frequent] > 0])
     return Statistic(name=name, letters=tuple(letters.tolist()), terms=tuple(terms.tolist()))
 
 
@@ -157,6 +161,7 @@ def _k_mers(
 ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
     """Yield for each size the row and the number of every k-mer without unknown letters (see `Statistic`)."""
     # The number of each token's letter, (rows, tokens), and which tokens have a letter of the vocabulary.
+    # A token without one gets the number of another letter, which does not count.
     n = len(letters)
     letter = np.minimum(np.searchsorted(letters, x), n - 1)
     has_letter = _real(x, lengths) & (letters[letter] == x)
@@ -175,10 +180,10 @@ def _k_mers(
 
 def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return mean, deviation, minimum, maximum and slope of each channel of rows, (rows, 5 * channels)."""
-    # Values that are missing and masked are NaN.
-    real = _real(x, lengths)[:, :, None] & np.isfinite(x)
-    values = np.where(real, x.astype(np.float64), np.nan)
-    time = np.where(real, np.arange(x.shape[1])[:, None], np.nan)
+    # Padding and missing values become NaN, which the statistics leave out.
+    present = _real(x, lengths)[:, :, None] & np.isfinite(x)
+    values = np.where(present, x.astype(np.float64), np.nan)
+    time = np.where(present, np.arange(x.shape[1])[:, None], np.nan)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
         mean = np.nanmean(values, axis=1)
         deviation = np.nanstd(values, axis=1)

@@ -44,7 +44,8 @@ def judge(
     # nothing to compare.
     ours = scores[finals.best]
     against: list[Against] = []
-    for final in finals.baselines if finals.best.source.columns != (RAW,) else []:
+    is_reservoir = finals.best.source.columns != (RAW,)
+    for final in finals.baselines if is_reservoir else []:
         baseline = scores[final]
         p_value = p_value_of_difference(ours.evaluation, baseline.evaluation)
         comparison = Against(
@@ -77,9 +78,10 @@ def cautions(scores: Scores, valid_error: float | None) -> list[str]:
     if test < constant:
         lines.append(f"{written} below {name}; add rows or discard the readout")
     if result.test_interval and valid_error is not None:
-        # The standard error of the test score towards validation, from its interval.
-        of_test = (result.test_interval[1] - test) / NormalDist().inv_cdf(0.975)
-        if result.valid_score - test > CAUTION_ERRORS * math.hypot(of_test, valid_error):
+        # The standard error of the test score towards validation, from the upper end of its 95% interval. The errors
+        # of the two scores are independent, so their squares add.
+        test_error = (result.test_interval[1] - test) / NormalDist().inv_cdf(0.975)
+        if result.valid_score - test > CAUTION_ERRORS * math.hypot(test_error, valid_error):
             valid = f"validation ({score_text(result.valid_score, result.metric)})"
             remedy = "trust the test score, and check that the rows of all splits are alike"
             lines.append(f"{written} more than two standard errors below {valid}; {remedy}")
@@ -89,8 +91,10 @@ def cautions(scores: Scores, valid_error: float | None) -> list[str]:
 def _constant_label(scores: Scores) -> list[str]:
     """Return a caution if all test rows get the same label."""
     evaluation = scores.evaluation
-    predicted = evaluation.confusion.sum(axis=0).nonzero()[0]
-    if len(predicted) != 1 or len(evaluation.recall) < 2 or evaluation.samples != evaluation.rows:
+    predicted = evaluation.confusion.sum(axis=0).nonzero()[0]  # the classes that are predicted at all
+    has_several_classes = len(evaluation.recall) > 1
+    has_one_label_per_row = evaluation.samples == evaluation.rows
+    if len(predicted) != 1 or not has_several_classes or not has_one_label_per_row:
         return []
     problem = f"CAUTION: all test rows get the label {evaluation.classes[predicted[0]]!r}"
     balanced = "" if scores.result.metric == "balanced_accuracy" else ", or pass --class-weight balanced"
@@ -145,5 +149,6 @@ def _difference(scores: Scores, of_leader: Scores, task: Task) -> Difference:
     )
     # Rows, or their groups or distinct inputs, are independent.
     unit_of_row = np.arange(len(scores.counts)) if scores.units is None else scores.units
-    units = np.repeat(unit_of_row, scores.counts * (scores.labels.shape[1] // outputs))
+    labels_per_sample = scores.labels.shape[1] // outputs
+    units = np.repeat(unit_of_row, scores.counts * labels_per_sample)
     return paired_difference((scores.evaluation, of_leader.evaluation), truth, (first, second), units)

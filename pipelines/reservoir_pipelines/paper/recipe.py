@@ -163,6 +163,7 @@ class _Builder:
     cells: dict[str, Cell] = field(default_factory=dict)
 
     def build(self, name: str, seeds: int | None, only: Sequence[str]) -> Recipe:
+        """Return the table and the cells that it needs; with ``only``, the parts of the table that it names."""
         self._check_table()
         _check_settings(without_where(self.override, "--override"), ALL_GROUPS, "--override")
         for settings in self._settings(self.table):
@@ -173,6 +174,8 @@ class _Builder:
         ]
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
         numbers = range(seeds or self._of_scale("seeds"))
+        # Each number of the table is a spot, which names the cells that give it. Only cells that a spot uses, or that
+        # these need, are run.
         spots = self._selected([spot for row in rows for spot in self._spots(row, columns, numbers)], only)
         places = {(spot["row"], spot["column"]): spot for spot in spots}
         shown = [c["name"] for c in columns if any(c["name"] == column for _, column in places)]
@@ -236,6 +239,7 @@ class _Builder:
         """Return the claims about these table positions, with their source and the reason why one is not judged."""
         claims = []
         for claim in self.table.get("claims", []):
+            # A claim is shown if the table has all its positions.
             named = (claim[key] for key in ("more", "less", "near") if key in claim)
             if all((row, column) in places for row, column in (*named, *claim.get("than", ()))):
                 reasons = claim.get("unchecked", {})
@@ -347,6 +351,8 @@ class _Builder:
         named = self._cell_named(name)
         stage = named["stage"]
         allowed = GROUPS[stage]
+        # Later settings win over earlier ones: the scale, --override and the table, of which a stage takes what it has;
+        # then the cell, the row, the column and the task of the row, which must fit the stage.
         sizes = [self._of_scale(part).get(key, {}) for part in ("all", stage) for key in ("any", task)]
         settings: dict[str, Any] = {"seed": seed} if "seed" in allowed else {}
         for layer in (*sizes, self.override, *self._settings(self.table)):
@@ -355,7 +361,8 @@ class _Builder:
         for layer in (*self._settings(named), *self._settings(row), *self._settings(column), of_task):
             self._check_settings(layer, allowed, f"{self.where}: {name}")
             settings = _merged(settings, layer)
-        settings = {key: value for key, value in settings.items() if value != ""}
+        settings = {key: value for key, value in settings.items() if value != ""}  # "" removes a setting
+        # A value that names another cell becomes this cell; ``needed_by`` shows a circle.
         for key, value in settings.items():
             if isinstance(value, str) and value.startswith(CELL):
                 need, path = value.removeprefix(CELL), (*needed_by, name)

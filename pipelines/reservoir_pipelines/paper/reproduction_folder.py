@@ -217,6 +217,7 @@ class ReproductionFolder:
 
     def _number(self, spot: Mapping[str, Any], keys: list[str]) -> "_Number":
         """Return the number for one seed, or the reason why it is missing."""
+        # The results of all cells of the spot must exist.
         results = []
         for key in keys:
             if (result := self.result(key)) is None:
@@ -228,6 +229,7 @@ class ReproductionFolder:
         first, *others = [_measure(name, result["values"]) for result in results]
         if first is None or None in others:
             return _Number(reason=f"not measured: {MEASURES.get(name) or name}")
+        # One measure is the number; of two, it is the ratio, whose bounds are those of the extreme ratios.
         if not others:
             return _Number(float(first), cell=results[0], bounds=_bounds(name, first, results[0]))
         if not others[0]:

@@ -70,6 +70,7 @@ def _keywords(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict
 
 
 def _fit(task: str, settings: dict[str, Any], _: Path) -> CellRun:
+    """Extract a task and fit its columns."""
     with untracked():
         features = extract(task, **_keywords(extract, settings))
     result = fit(features, **_keywords(fit, settings))
@@ -102,6 +103,7 @@ def _train(task: str, settings: dict[str, Any], _: Path) -> CellRun:
 
 
 def _attention(task: str, settings: dict[str, Any], place: Path) -> CellRun:
+    """Compute attention maps, and keep their mean in a size that can be stored."""
     plot = place.with_suffix(".png")
     settings |= {"out": plot}
     result = attention(task, **_keywords(attention, settings))
@@ -181,6 +183,7 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
     cost_of_kind: dict[tuple[Any, ...], Cost] = {}
     costs: dict[str, Cost] = {}
     for cell in cells:
+        # Cells that differ only in other settings, such as the seed, take the same time.
         kind = cell.stage, cell.task, *(str(cell.settings.get(name)) for name in COSTLY)
         if kind not in cost_of_kind:
             notify(f"trying {cell.title}")
@@ -199,6 +202,7 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
 
 
 def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
+    """Return the cost of a cell from a short trial, or the reason why it cannot run."""
     # The backbone of another cell does not exist yet; random weights cost the same.
     settings = {n: v for n, v in cell.settings.items() if not isinstance(v, Cell)} | dict(places)
     if cell.needs:

@@ -49,6 +49,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     task, most = bundle.task, bundle.task.max_tokens
     if task.readout_tokens * task.outputs > 1:
         raise InputError(f"readout {readout}: it gives each row several labels", "explain needs one")
+    # Read the first rows of the file, as the model's input.
     new, first = read_new(file, task), options.first
     notify_skipped(file, new.skipped, len(new))
     x, lengths = encode(
@@ -68,6 +69,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
             f"readout {readout}: explain does not support the model's own {model.reader.kind}",
             "fit features made with --input gaussian or kernels",
         )
+    # The number of each row in the file, where rows that cannot be read count, too.
     numbers = [row for row in range(len(new) + len(new.skipped)) if row not in new.skipped]
     rows = [replace(row, row=numbers[row.row]) for row in explain_rows(model, task, x, lengths)]
     overflows = [row.row for row in rows if not np.isfinite(row.score)]
@@ -90,6 +92,7 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
     sizes = torch.from_numpy(lengths.astype(np.int64))
     logits = model(inputs, sizes).flatten(1).double()
     drops = occlusion(model, inputs, sizes, symbols)
+    # Only differences between the logits of classes mean something, so their mean is subtracted.
     if task.classes:
         logits = logits - logits.mean(-1, keepdim=True)
         drops = drops - drops.mean(-1, keepdim=True)

@@ -31,6 +31,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
                 f"readout {path}: it reads {imported[0]}, {why}", "fit the columns of an extraction instead"
             )
         return bundle
+    # A run of train: its configuration has the task and the model, its output layer becomes a linear readout.
     config = RunFolder(folder).config
     with as_input_error(
         f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"

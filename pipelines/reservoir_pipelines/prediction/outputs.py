@@ -38,13 +38,16 @@ class Tally:
     """Counts predictions while they are computed, and keeps the numbers that their evaluation needs."""
 
     def __init__(self) -> None:
-        self.rows, self.empty_sets = 0, 0
-        self._first: Prediction | None = None
-        self._numbers: dict[str, int] = {}
+        self.rows = 0
+        self.empty_sets = 0
+        self._first: Prediction | None = None  # the first that is evaluated; the others have its form
+        self._numbers: dict[str, int] = {}  # of the classes, by name
+        # Numbers of all labels, one after the other: compact arrays, because there may be millions.
         self._truths = array("d")
         self._labels = array("d")
-        self._chances = array("d")
-        self._counts, self._groups = array("q"), list[str | int | None]()
+        self._chances = array("d")  # of class 1 of two classes
+        self._counts = array("q")  # labels of each row, if each token has one
+        self._groups: list[str | int | None] = []
 
     def watch(self, predictions: Predictions, *, progress: bool) -> Iterator[Prediction]:
         """Yield predictions as they are computed, count them, and show the progress, if asked to."""
@@ -64,13 +67,16 @@ class Tally:
         if self._first is None:
             self._first = prediction
             self._numbers = {str(name): number for number, name in enumerate(prediction.classes)}
-        truths, labels, numbers = _flat(prediction.truth), _flat(prediction.label), self._numbers
+        truths, labels = _flat(prediction.truth), _flat(prediction.label)
+        numbers = self._numbers
         if prediction.classes:
+            # A class that the readout does not know gets the next number.
             truths = [numbers.setdefault(str(label), len(numbers)) for label in truths]
             labels = [numbers.setdefault(str(label), len(numbers)) for label in labels]
         self._truths.extend(truths)
         self._labels.extend(labels)
         if len(prediction.classes) == 2:
+            # The probabilities of classes 0 and 1 take turns; there are none if the readout has none.
             self._chances.extend(_flat(prediction.probabilities)[1::2])
         if prediction.each:
             self._counts.append(len(prediction.label))
@@ -78,7 +84,7 @@ class Tally:
             self._groups.append(prediction.group)
 
     def evaluation(self) -> Evaluation | None:
-        """Return the comparison of all labels; None if no row has prediction."""
+        """Return the comparison of all labels; None if no row has a label and a prediction."""
         first = self._first
         if first is None:
             return None

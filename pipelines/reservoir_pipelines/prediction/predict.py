@@ -40,6 +40,7 @@ from reservoir_pipelines.prediction.prediction import Prediction, join_windows
 
 def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions":
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
+    # Refuse flags that do not fit the readout.
     bundle = open_readout(readout, trust=options.trust)
     task = bundle.task
     is_cut = "window" in task.parameters
@@ -59,8 +60,10 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
         notify(
             f"coverage {options.coverage:g} is approximate, because validation rows also chose the readout"
         )
+    # Read the file, and refuse one that does not fit the task.
     new = read_new(file, task, options.labels)
-    if bundle.lengths and new.lengths is None and new.x.dtype.kind != "U":  # texts have known lengths
+    are_texts = new.x.dtype.kind == "U"  # whose lengths are known
+    if bundle.lengths and new.lengths is None and not are_texts:
         raise InputError(
             f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths",
             "add the number of real tokens of each row",
@@ -72,11 +75,15 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
         bundle = replace(bundle, task=task)
     y = new.y
     labels_per_row = task.readout_tokens * task.outputs
-    if y is not None and (len(y) != len(new) or (not task.each and y.size != len(new) * labels_per_row)):
+    # If each token has a label, rows have as many labels as tokens.
+    may_have_any_number = y is None or task.each
+    has_wrong_number = y is not None and not may_have_any_number and y.size != len(new) * labels_per_row
+    if y is not None and (len(y) != len(new) or has_wrong_number):
         raise InputError(
             f"{file}: the labels have the shape {y.shape}, not {labels_per_row} for each of {len(new)} rows",
             "correct or remove them",
         )
+    # Load the models, and leave out the rows that are too short or too long for them.
     models = [
         load_part(task, part, options.device, readout) if part.reservoir else None for part in bundle.parts
     ]
@@ -94,30 +101,31 @@ def _without_misfits(file: Path, rows: Rows, limits: list[tuple[int, float]]) ->
     assert rows.lengths is not None
     fewest = max((low for low, _ in limits), default=0)
     most = min((high for _, high in limits), default=math.inf)
-    fit = (rows.lengths >= fewest) & (rows.lengths <= most)
-    if fit.all():
+    fits = (rows.lengths >= fewest) & (rows.lengths <= most)
+    if fits.all():
         return rows
-    places = np.setdiff1d(np.arange(len(fit) + len(rows.skipped)), [*rows.skipped])
+    # The place of each row in the file, where rows that are skipped already count, too.
+    places = np.setdiff1d(np.arange(len(fits) + len(rows.skipped)), [*rows.skipped])
     misfits: Skipped = {}
-    for row in np.flatnonzero(~fit):
+    for row in np.flatnonzero(~fits):
         length, place = int(rows.lengths[row]), int(places[row])
         limit = f"at least {fewest:,}" if length < fewest else f"at most {most:,.0f}"
         reason = f"row {place}: {length:,} tokens, but the model reads {limit}"
         misfits[place] = (rows.names[row].item(), reason)
-    if not fit.any():
+    if not fits.any():
         raise InputError(
             f"{file}: no row has a length that the model reads ({reason})",
             "give rows of other lengths, or fit a readout of a backbone with more positions",
         )
-    y, groups = (None if array is None else array[fit] for array in (rows.y, rows.groups))
+    y, groups = (None if array is None else array[fits] for array in (rows.y, rows.groups))
     return replace(
         rows,
-        x=np.asarray(rows.x[:])[fit],
-        lengths=rows.lengths[fit],
-        ids=rows.names[fit],
+        x=np.asarray(rows.x[:])[fits],
+        lengths=rows.lengths[fits],
+        ids=rows.names[fits],
         y=y,
         groups=groups,
-        windows=None if rows.windows is None else rows.windows.take(fit),
+        windows=None if rows.windows is None else rows.windows.take(fits),
         skipped=rows.skipped | misfits,
     )
 
@@ -164,8 +172,12 @@ class Predictions(Iterator[Prediction]):
     @property
     def absent(self) -> tuple[str, ...]:
         """The columns of `outputs.columns_of` that would be empty: ``truth`` or ``problem``."""
-        without_truth = all(truth is None for truth in self.truths)
-        return ("truth",) * without_truth + ("problem",) * (not self.rows.skipped)
+        absent: list[str] = []
+        if all(truth is None for truth in self.truths):
+            absent.append("truth")
+        if not self.rows.skipped:
+            absent.append("problem")
+        return tuple(absent)
 
     def __next__(self) -> Prediction:
         return next(self._stream)
@@ -189,29 +201,32 @@ class Predictions(Iterator[Prediction]):
         part = slice(start, start + self._block_rows)
         new = self.rows
         blank = [None] * self._block_rows
+        # The samples of each row, if each token is one.
         counts = np.asarray(new.lengths)[part] if self.bundle.task.each else None
         ids = new.names[part].tolist()
         groups = blank if new.groups is None else new.groups[part].tolist()
         classes = tuple(map(self.bundle.task.label, range(self.bundle.task.classes)))
         labelled = _labels(self.bundle, self._features(part, counts), counts)
         for row, (label, probabilities) in enumerate(labelled):
-            among = interval = None
+            # With coverage: the classes, or the interval of values, whose nonconformity is at most the radius.
+            class_set = interval = None
             if self.radius is not None and classes:
                 chances = zip(classes, probabilities, strict=True)
-                among = [name for name, chance in chances if 1 - chance <= self.radius]
+                class_set = [name for name, chance in chances if 1 - chance <= self.radius]
             elif self.radius is not None:
                 interval = np.stack(
                     [np.subtract(label, self.radius), np.add(label, self.radius)], axis=-1
                 ).tolist()
+            is_unsure = class_set is not None and len(class_set) != 1
             yield Prediction(
                 id=ids[row],
-                label=None if self.abstain and among is not None and len(among) != 1 else label,
+                label=None if self.abstain and is_unsure else label,
                 probabilities=probabilities,
                 classes=classes,
                 truth=self.truths[start + row],
                 group=groups[row],
                 each=counts is not None,
-                set=among,
+                set=class_set,
                 interval=interval,
             )
 
@@ -219,10 +234,12 @@ class Predictions(Iterator[Prediction]):
         """Return the features (samples, width) of some rows; a row has one or several samples."""
         task, scaling = self.bundle.task, self.bundle.scaling
         x, lengths = self.rows.x[rows], np.asarray(self.rows.lengths)[rows]
-        labels = np.zeros((len(x), task.readout_tokens, task.outputs))  # placeholders for unknown labels
+        # Placeholders for unknown labels; NaN at tokens after the end of a row, so that they are no samples.
+        labels = np.zeros((len(x), task.readout_tokens, task.outputs))
         if counts is not None:
             labels[np.arange(labels.shape[1]) >= counts[:, None]] = np.nan
-        read = []
+        # The features of each part, side by side in the order of the fit.
+        features: list[np.ndarray] = []
         for part, model, batch_rows in zip(self.bundle.parts, self.models, self._batch_rows, strict=True):
             if part.statistic:
                 values = part.statistic(x, lengths)
@@ -236,11 +253,13 @@ class Predictions(Iterator[Prediction]):
                 columns = forward(model, scaling, x, lengths, part.columns, batch_rows)
             for column in part.columns:
                 values = columns[column].reshape(len(x), -1, columns[column].shape[-1])
-                if not (finite := np.isfinite(values).all(axis=(1, 2))).all():
-                    row = f"row {rows.start + np.argmin(finite)}, whose values are too large"
+                is_finite = np.isfinite(values).all(axis=(1, 2))
+                if not is_finite.all():
+                    row = f"row {rows.start + np.argmin(is_finite)}, whose values are too large"
                     raise InputError(f"{self.file}: the model overflows in {row}", "correct or remove it")
-                read.append(samples(values, labels)[0])
-        return np.concatenate(read, axis=1)
+                of_samples, _ = samples(values, labels)
+                features.append(of_samples)
+        return np.concatenate(features, axis=1)
 
 
 def steps_ahead(forecast: Prediction) -> Iterator[Prediction]:
@@ -292,19 +311,22 @@ def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> 
     task, readout = bundle.task, bundle.readout
     labels = readout.predict(features)
     names = np.array([task.label(number) for number in range(task.classes)], object)
+    # The labels, and the probabilities if the readout has some, of all samples.
     outputs = [names[labels.astype(int)] if task.classes else labels.astype(float)]
     if readout.has_probabilities:
         outputs.append(np.round(readout.probabilities(features).reshape(*labels.shape, task.classes), 6))
     if counts is None:
+        # (rows, readout_tokens, outputs), without an axis for a single token or output.
         nested = (unsample(values, task.readout_tokens, task.outputs) for values in outputs)
-        alone = tuple(axis for axis, size in ((1, task.readout_tokens), (2, task.outputs)) if size == 1)
-        rows = [values.squeeze(alone).tolist() for values in nested]
+        sizes = {1: task.readout_tokens, 2: task.outputs}
+        single_axes = tuple(axis for axis, size in sizes.items() if size == 1)
+        rows = [values.squeeze(single_axes).tolist() for values in nested]
     else:
         pieces = (np.split(values, np.cumsum(counts)[:-1]) for values in outputs)
         # Each row has its own number of tokens; tasks with a label per token have one output or several.
         rows = [[_without_single_outputs(values.tolist()) for values in of_rows] for of_rows in pieces]
-    for label, *likely in zip(*rows, strict=True):
-        yield label, likely[0] if likely else []
+    for label, *probabilities in zip(*rows, strict=True):
+        yield label, probabilities[0] if probabilities else []
 
 
 def _without_single_outputs(tokens: list[Any]) -> list[Any]:
@@ -315,19 +337,24 @@ def _without_single_outputs(tokens: list[Any]) -> list[Any]:
 def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray) -> list[Any]:
     """Return the label of each row in the file, nested like predictions; None, with a note, if a row lacks labels."""
     classes = {str(task.label(number)) for number in range(task.classes)}
-    truths, unknown = list[Any](), set[str]()
+    truths: list[Any] = []
+    unknown: set[str] = set()  # names of classes that the readout does not know
     for row, value in enumerate(y.tolist() if y.ndim == 1 and not task.each else y):
-        # Labels of padding do not count.
-        own: Any = value[: lengths[row]] if task.each and value is not None else value
-        cells = np.ravel(own).tolist() if isinstance(own, np.ndarray | list) else [own]
+        # The labels of a row in one list, without those of padding.
+        without_padding: Any = value[: lengths[row]] if task.each and value is not None else value
+        has_several = isinstance(without_padding, np.ndarray | list)
+        cells = np.ravel(without_padding).tolist() if has_several else [without_padding]
         labels = [_as_label(cell, is_class=task.classes > 0) for cell in cells]
         if None in labels:
             truths.append(None)
             continue
         if classes:
             unknown |= {*map(str, labels)} - classes
-        if task.each or len(labels) == 1:
-            truths.append(labels if task.each else labels[0])
+        # Nest them as `_labels` does.
+        if task.each:
+            truths.append(labels)
+        elif len(labels) == 1:
+            truths.append(labels[0])
         else:
             tokens = _without_single_outputs(np.array(labels, object).reshape(-1, task.outputs).tolist())
             truths.append(tokens[0] if len(tokens) == 1 else tokens)

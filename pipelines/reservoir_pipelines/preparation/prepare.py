@@ -170,6 +170,8 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
     for name in TASKS:
         source = open_source(name, data=folder)
         task = source.task
+        # Rows are known if the task was prepared, or from its parameters if it is generated. Files that are missing
+        # can perhaps be downloaded.
         earlier = latest(settings_folder(source, cache), verify=False)
         rows = earlier.rows if earlier else None
         remedy = ""

@@ -123,7 +123,7 @@ def _restore(folder: RunFolder, last: Checkpoint, model: nn.Module, steps: Steps
         steps.better(state.best, state.best)  # fails if a value is missing
     validated = {"step": state.best_step, **state.best}
     for line in folder.history:
-        is_validation = "norm" not in line
+        is_validation = "norm" not in line  # steps have the norm of their gradients
         if line["step"] == state.best_step and is_validation and line != validated:
             raise InputError(
                 f"{last.path}: its best scores are not those in {METRICS}",
@@ -148,7 +148,8 @@ def load_checkpoint(
             parameter.copy_(tensors[TRAINED][name])
     if not optimizer:
         return
-    # The fused Adam reads beyond the end of tensors that are too small.
+    # The moments of the parameters that have some, by their names. Their shapes are checked, because the fused Adam
+    # reads beyond the end of tensors that are too small.
     moments = tensors[OPTIMIZER]
     moved = {name: tensor for name, tensor in model.named_parameters() if f"{name}/step" in moments}
     shapes = dict[str, tuple[int, ...]]()

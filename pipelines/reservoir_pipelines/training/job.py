@@ -182,7 +182,8 @@ def load_job(
         settings = replace(settings, input="native")
     # 3. The kind of the rows of a step: the first that the task has, or the one that the options name.
     possible = {"fresh": generator.endless, "augmented": generator.augments}
-    row_kinds = [kind for kind, can in possible.items() if can and not options.from_cache] + ["stored"]
+    own_kinds = [kind for kind, is_possible in possible.items() if is_possible]
+    row_kinds = ["stored"] if options.from_cache else [*own_kinds, "stored"]
     if options.rows not in ("auto", *row_kinds):
         raise InputError(
             f"--rows {options.rows}: neither task {task!r} nor the cache has such rows", "use --rows stored"

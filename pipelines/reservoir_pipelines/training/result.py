@@ -178,7 +178,8 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps) -> _TestScores:
     rows = steps.rows.test
     job.model.fpt.eval()
     scored = steps.score("test")
-    # 1. Labels and predictions, both (rows, labels per row); values in the unit of the data, not standardised.
+    # 1. Labels and predictions, both (rows, labels per row). A regression has targets, which go back from standardised
+    # values to the unit of the data.
     y = rows.y.reshape(len(rows.y), -1)
     predicted = scored.predicted
     if job.targets:
@@ -225,7 +226,7 @@ def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | 
     if len(history) < VALIDATIONS:
         return None
     last_step, last_score = history[-1]
-    if not last_score > floor:
+    if not last_score > floor:  # so that NaN returns None, too
         return None
     # Walk back from the end while the scores stay close to the last one.
     first_close = last_step

@@ -1,0 +1,213 @@
+"""A folder behind an fsspec URL (``s3://``, ``gs://``, ``file://`` ...): files are read and written, links refused.
+
+A URL may contain credentials. They go to fsspec and nowhere else: messages show the URL without them, and errors of
+other libraries, which often repeat the URL, are shown with what is secret replaced by ``***``.
+"""
+
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from reservoir_cache.errors import CacheError
+from reservoir_cache.paths import READ_BYTES, refuse_links
+from reservoir_cache.spec import NAME_FORM
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+HIDDEN = "***"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_MESSAGE_LENGTH = 200  # characters of another library's error in a message, which is one line
+
+
+class RemoteError(CacheError):
+    """A URL that cannot be read or written: no network, no permission, no such bucket."""
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is a URL rather than the name or the path of an entry."""
+    return "://" in text
+
+
+def without_credentials(text: str) -> str:
+    """Return a text in which no URL has a user, a password, a query or a fragment."""
+    return _URL.sub(lambda match: _shown(match[0]), text)
+
+
+def _shown(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    place, *query = re.split("[?#]", rest, maxsplit=1)
+    # An '@' after a '?' may end a password that contains '?', so nothing of this URL is safe to show.
+    is_ambiguous = bool(query) and "@" in query[0]
+    return f"{scheme}://{HIDDEN if is_ambiguous else place.removeprefix(f'{_userinfo(place)}@')}"
+
+
+def _userinfo(rest: str) -> str:
+    """Return ``user:password`` of a URL without its scheme, or an empty text; keys of S3 may contain '/'."""
+    authority = rest.partition("/")[0]
+    _, colon, port = authority.rpartition(":")
+    has_password = bool(colon) and not port.isdigit()
+    return rest.rpartition("@")[0] if "@" in authority or has_password else ""
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A folder of a file system of fsspec. Its files are named by their path in it, such as ``train/00000-0.h5``."""
+
+    title: str  # the URL without credentials
+    path: str  # as the file system has it
+    filesystem: "AbstractFileSystem"
+    secrets: tuple[str, ...]  # texts that no message may contain
+
+    @classmethod
+    def open(cls, url: str) -> "RemoteFolder":
+        """Return the folder of a URL, which need not exist; raises CacheError if the URL cannot be used."""
+        import fsspec
+
+        title = without_credentials(url)
+        userinfo = _userinfo(url.partition("://")[2])
+        if "::" in url or re.search("[?#]", url):
+            raise CacheError(
+                f"{title}: a URL with '::', '?' or '#' is not the URL of a folder; give one such as s3://bucket/folder"
+            )
+        parts = [url, userinfo, *userinfo.split(":")]
+        secrets = tuple(dict.fromkeys(text for part in parts for text in (part, unquote(part)) if text))
+        with _reported(title, "be opened", secrets):
+            filesystem, path = fsspec.url_to_fs(url)
+            filesystem.invalidate_cache()  # other processes may have written since this one has listed it
+        if userinfo and f"{userinfo}@" in path:
+            raise CacheError(
+                f"{title}: this kind of URL takes no user or password; set them in the environment, as its package says"
+            )
+        return cls(title.rstrip("/"), path.rstrip("/"), filesystem, secrets)
+
+    def below(self, *names: str) -> "RemoteFolder":
+        """Return a folder in this one."""
+        folder = replace(self, title="/".join((self.title, *names)), path="/".join((self.path, *names)))
+        if self._is_local:
+            refuse_links(*(Path(self.path, *names[:depth]) for depth in range(1, len(names) + 1)))
+        return folder
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders in this one, sorted, without those that no entry or task can have."""
+        with self._reported("be listed"):
+            try:
+                items = self.filesystem.ls(self.path, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            names = [
+                item["name"].rstrip("/").rpartition("/")[2] for item in items if item["type"] == "directory"
+            ]
+        return sorted(name for name in names if NAME_FORM.fullmatch(name))
+
+    def size(self, file: str) -> int | None:
+        """Return the size of a file, None if it does not exist; raises CacheError for a link, a pipe or a device."""
+        self._folder_of(file)
+        with self._reported("be read", file):
+            try:
+                info = self.filesystem.info(f"{self.path}/{file}")
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if info.get("type") != "file" or info.get("islink"):
+                raise CacheError(f"{self.title}/{file}: not a regular file; remove it")
+            if type(info["size"]) is not int:
+                raise ValueError("its server does not say how large it is")
+        return info["size"]
+
+    def parts(self, file: str, limit: int) -> Iterator[bytes]:
+        """Yield the content of a file in pieces; raises CacheError if it has more than ``limit`` bytes."""
+        size = self.size(file)
+        if size is None:
+            raise CacheError(f"{self.title}/{file}: missing; copy the entry there again")
+        read_bytes = 0
+        with self._reported("be read", file), self.filesystem.open(f"{self.path}/{file}", "rb") as source:
+            # What a server sends need not have the size that it has announced.
+            while size <= limit and (part := source.read(READ_BYTES)):
+                read_bytes += len(part)
+                if read_bytes > limit:
+                    break
+                yield bytes(part)
+        if max(size, read_bytes) > limit:
+            raise CacheError(
+                f"{self.title}/{file}: larger than {limit:,} bytes; copy the entry there again"
+            )
+
+    def read(self, file: str, limit: int) -> bytes | None:
+        """Return the content of a file, None if it does not exist; raises CacheError beyond ``limit`` bytes."""
+        return None if self.size(file) is None else b"".join(self.parts(file, limit))
+
+    def holds(self, file: str, size: int, crc32: str) -> bool:
+        """Return whether a file exists with this size and this CRC-32; the whole file is read."""
+        if self.size(file) != size:
+            return False
+        crc = 0
+        for part in self.parts(file, size):
+            crc = zlib.crc32(part, crc)
+        return f"{crc:08x}" == crc32
+
+    def send(self, source: Path, file: str) -> None:
+        """Write a file with the content of a local one; raises CacheError for a link, which would be followed."""
+        self.size(file)
+        self._make_room(file)
+        with self._reported("be written", file):
+            self.filesystem.put_file(str(source), f"{self.path}/{file}")
+        expected = source.stat().st_size
+        if (size := self.size(file)) != expected:
+            raise RemoteError(
+                f"{self.title}/{file}: has {size} bytes after {expected} were written; run the same command again"
+            )
+
+    def remove(self, file: str) -> None:
+        """Remove a file, if it exists."""
+        if self.size(file) is not None:
+            with self._reported("be removed", file):
+                self.filesystem.rm_file(f"{self.path}/{file}")
+
+    def _make_room(self, file: str) -> None:
+        """Create the folder of a file. Object stores, whose paths begin with a bucket, have no folders."""
+        folder = self._folder_of(file)
+        if folder.path.startswith("/"):
+            with self._reported("be written", file):
+                self.filesystem.makedirs(folder.path, exist_ok=True)
+
+    def _folder_of(self, file: str) -> "RemoteFolder":
+        """Return the folder of a file; raises CacheError if it is behind a link."""
+        return self.below(*file.split("/")[:-1])
+
+    @property
+    def _is_local(self) -> bool:
+        return bool(getattr(self.filesystem, "local_file", False))
+
+    def _reported(self, action: str, file: str = "") -> Any:
+        return _reported(f"{self.title}/{file}" if file else self.title, action, self.secrets)
+
+
+@contextmanager
+def _reported(title: str, action: str, secrets: tuple[str, ...]) -> Iterator[None]:
+    """Raise each error of another library as a RemoteError in one line without what is secret."""
+    try:
+        yield
+    except CacheError:
+        raise
+    except ImportError:
+        # The packages are named in pyproject.toml; fsspec's own message names one without its version.
+        problem = f"{title}: its package is not installed"
+        raise RemoteError(f"{problem}; run pip install 'reservoir-features[remote]'") from None
+    except Exception as error:
+        # ``from None``: a traceback must not show the original message, which may repeat the URL.
+        reason = _safe_reason(error, secrets)
+        problem = f"{title}: cannot {action} ({reason})"
+        raise RemoteError(f"{problem}; check the URL, the network and your credentials") from None
+
+
+def _safe_reason(error: Exception, secrets: tuple[str, ...]) -> str:
+    """Return the beginning of an error's message with secrets hidden, or its type if it has no message."""
+    text = " ".join(str(error).split())
+    for secret in sorted(secrets, key=len, reverse=True):  # a short one may be part of a long one
+        text = text.replace(secret, HIDDEN)
+    return without_credentials(text)[:_MESSAGE_LENGTH] or type(error).__name__
