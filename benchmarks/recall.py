@@ -161,12 +161,12 @@ def main() -> None:
                 flush=True,
             )
         return
-    print("| layer | init, seed | valid | test |\n|---|---|--:|--:|")
+    print("| layer, init, seed | valid | test |\n|---|--:|--:|")
     for init in INITS:
         for seed in range(options.seeds):
             by_layer = results(source, parts, "gpt2", init, seed, options.depth, scale())
             for layer, (valid, test) in by_layer.items():
-                print(f"| {layer} | {init}, {seed} | {valid:.1f} | **{test:.1f}** |", flush=True)
+                print(f"| {layer}, {init}, {seed} | {valid:.1f} | **{test:.1f}** |", flush=True)
 
 
 if __name__ == "__main__":
