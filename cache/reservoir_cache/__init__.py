@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from reservoir_cache.copying import Copied, copy_from, copy_to
     from reservoir_cache.derived import load_arrays, save_arrays
     from reservoir_cache.hdf5 import open_hdf5
-    from reservoir_cache.reader import FeatureStore, SplitFeatures
+    from reservoir_cache.reader import FeatureRows, FeatureStore, SplitFeatures
     from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_file
     from reservoir_cache.verification import repair, verify
     from reservoir_cache.writer import Arrays, ShardWriter, write_targets
@@ -65,6 +65,7 @@ __all__ = [
     "Encoded",
     "Entry",
     "EntrySummary",
+    "FeatureRows",
     "FeatureStore",
     "InitSpec",
     "InputSpec",

@@ -151,15 +151,17 @@ def required_bytes(
     )
 
 
-def check_space(root: Path, needed: int) -> None:
+def check_space(
+    root: Path,
+    needed: int,
+    remedy: str = "extract less (--limit, --layers, --pool), or choose another disk",
+) -> None:
     """Raise CacheError if the disk of ``root``, which need not exist yet, lacks ``needed`` bytes."""
     root = Path(root).absolute()
     free = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists())).free
     if free < needed:
         problem = f"{root}: {needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB are free"
-        raise CacheError(
-            f"{problem}; extract less (--limit, --layers, --pool), or choose another disk with --cache"
-        )
+        raise CacheError(f"{problem}; {remedy} with --cache")
 
 
 def folder_bytes(folder: Path | str) -> int:

@@ -131,7 +131,7 @@ def copy_from(
             missing = {
                 file: line for file, line in documents.files.items() if not _is_stored(path / file, line)
             }
-            check_space(root, sum(line.bytes for line in missing.values()))
+            check_space(root, sum(line.bytes for line in missing.values()), "choose another disk")
             with progress(len(missing)) as advance:
                 for file, line in missing.items():
                     with _unless_created(path):

@@ -1,7 +1,7 @@
 """Read the columns of an entry as arrays, or block by block in bounded memory."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,10 @@ class FeatureStore:
         if split not in self._splits:
             self._splits[split] = SplitFeatures(self.entry, split)
         return self._splits[split]
+
+    def to_torch(self, split: str, columns: str | Sequence[str]) -> "FeatureRows":
+        """Return columns and labels of a split as a dataset for ``torch.utils.data.DataLoader``; see `FeatureRows`."""
+        return FeatureRows(self[split], [columns] if isinstance(columns, str) else columns)
 
 
 class SplitFeatures:
@@ -326,6 +330,40 @@ class FeatureColumn(NDArrayOperatorsMixin):
 
 # torch.from_numpy takes no other type than ndarray, and names the type that it got: "expected np.ndarray (got ...)".
 FeatureColumn.__name__ = "FeatureColumn; read it with [:]"
+
+
+class FeatureRows:
+    """Columns and labels of a split by row: a map-style dataset for ``torch.utils.data.DataLoader``.
+
+    ``rows[3]`` is a dict with an array for each column, float32 of shape (width,) or (tokens, width) with the values of
+    `SplitFeatures.read`, and with the label under ``y``. A loader turns these into tensors of the same data types.
+    It may have worker processes, which open the files themselves, and which verify the checksum of a column of
+    a shard when they first read it. For each batch, a shard is opened once per column.
+    """
+
+    def __init__(self, split: SplitFeatures, columns: Sequence[str]) -> None:
+        self._split = split
+        self._shapes = {column: split[column].shape[1:] for column in columns}
+
+    def __len__(self) -> int:
+        return self._split.rows
+
+    def __getitem__(self, row: int) -> dict[str, NDArray]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, NDArray]]:
+        """Return some rows, which a loader asks for at once if there is this method."""
+        row_range = range(len(self))
+        numbers = np.array([row_range[row] for row in rows], np.int64)  # a wrong number is an IndexError
+        values = {
+            column: self._split.gather(column, numbers).reshape(len(rows), *shape)
+            for column, shape in self._shapes.items()
+        }
+        # An ellipsis makes a label an array: torch would collate NumPy's floats as float64.
+        return [
+            {**{column: values[column][position] for column in values}, "y": self._split.y[row, ...]}
+            for position, row in enumerate(numbers)
+        ]
 
 
 def _read_block(split: SplitFeatures, column: str, block: int) -> NDArray[np.float32]:

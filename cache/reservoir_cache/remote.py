@@ -151,7 +151,8 @@ class RemoteFolder:
         return f"{crc:08x}" == crc32
 
     def send(self, source: Path, file: str) -> None:
-        """Write a file with the content of a local one."""
+        """Write a file with the content of a local one; raises CacheError for a link, which would be followed."""
+        self.size(file)
         self._make_room(file)
         with self._reported("be written", file):
             self.filesystem.put_file(str(source), f"{self.path}/{file}")

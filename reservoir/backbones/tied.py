@@ -67,17 +67,21 @@ class HeadMaps:
 
 def head_maps(family: Family, config: Any, block: nn.Module) -> HeadMaps:
     """Return views of a block's queries and keys."""
-    heads = config.num_attention_heads
     modules = [block.get_submodule(path) for path in (family.queries, family.keys)]
     weights = [_rows(module) for module in modules]
-    biases = [module.bias for module in modules]
+    biases = [
+        parameter.data
+        for module in modules
+        for name, parameter in module.named_parameters()
+        if name == "bias"
+    ]
     if family.queries == family.keys:
         # One projection returns queries, keys and values of the same size, one after the other.
         weights = list(weights[0].chunk(3)[:2])
-        biases = list(biases[0].chunk(3)[:2])
-    head_width = len(weights[0]) // heads
+        biases = [part for bias in biases[:1] for part in bias.chunk(3)[:2]]
+    head_width = len(weights[0]) // config.num_attention_heads
     queries, keys = (weight.unflatten(0, (-1, head_width)) for weight in weights)
-    return HeadMaps(queries, keys, tuple(bias for bias in biases if bias is not None))
+    return HeadMaps(queries, keys, tuple(biases))
 
 
 def _rows(module: nn.Module) -> Tensor:

@@ -31,7 +31,7 @@ VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for windows of valu
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
 SEGMENTS = "segments8"  # keeps the position of values in the sequence
 # For random kernels without blocks, 12 features of each. On 24 sets of series (the publisher's split and 2 resamples),
-# above3 and sustained4 added .016 to the accuracy of compete8. places3 added .002, if folds chose whether to read it.
+# above3 and sustained4 added .016 to the accuracy of compete8. places3 added .002 where leave-one-out chose to read it.
 KERNEL_VALUE_POOLINGS = ("compete8", "above3", "sustained4")
 KERNEL_POOLINGS = (*KERNEL_VALUE_POOLINGS, "places3")
 

@@ -328,7 +328,7 @@ def test_links_on_either_side_are_neither_read_nor_written(full, tmp_path):
     url, folder = f"file://{tmp_path}/share", tmp_path / "share" / place_of(full)
     copy_to(full, url)
     victim = tmp_path / "victim"
-    for name in ("train/00001-0.h5", "spec.json", "test"):
+    for name in ("train/00001-0.h5", "train/manifest.json", "spec.json", "test"):
         path, aside = folder / name, tmp_path / "aside"
         path.rename(aside)
         victim.mkdir() if name == "test" else victim.write_text("keep me")
@@ -340,8 +340,9 @@ def test_links_on_either_side_are_neither_read_nor_written(full, tmp_path):
         victim.rmdir() if name == "test" else victim.unlink()
         path.unlink()
         aside.rename(path)
+        copy_to(full, url)
     (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / "features").symlink_to(tmp_path / "aside")
+    (tmp_path / "linked" / "features").symlink_to(tmp_path / "share")
     with pytest.raises(CacheError, match="symbolic link"):
         copy_from(url, "toy", tmp_path / "linked")
 

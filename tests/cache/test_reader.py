@@ -175,6 +175,52 @@ def test_a_dask_array_reads_a_shard_per_chunk_when_it_is_computed(full, monkeypa
         dask.compute(array)
 
 
+@pytest.mark.parametrize("store", ["float16", "bfloat16", "float32"])
+def test_a_loader_of_torch_gets_the_rows_of_the_reader(tmp_path, toy, store):
+    features = FeatureStore(toy.fill(toy.entry(tmp_path, store=store)))
+    train, rows = features["train"], features.to_torch("train", list(toy.shapes))
+    assert len(rows) == 10 and set(rows[3]) == {*toy.shapes, "y"}
+    order = np.random.default_rng(0).permutation(10)
+    loader = torch.utils.data.DataLoader(pickle.loads(pickle.dumps(rows)), batch_size=4, sampler=order)
+    batches = list(loader)
+    assert [len(batch["y"]) for batch in batches] == [4, 4, 2]
+    for column in toy.shapes:
+        tensor = torch.cat([batch[column] for batch in batches])
+        assert tensor.dtype == torch.float32
+        np.testing.assert_array_equal(tensor.numpy(), train[column][:][order])
+        np.testing.assert_array_equal(rows[-1][column], train[column][9])
+    labels = torch.cat([batch["y"] for batch in batches])
+    assert labels.dtype == torch.int64
+    np.testing.assert_array_equal(labels.numpy(), train.y[order])
+    assert [len(row) for row in rows] == [4] * 10  # iteration ends at the last row
+    for wrong in (10, -11):
+        with pytest.raises(IndexError):
+            rows[wrong]
+    with pytest.raises(CacheError, match="no column embed/mean"):
+        features.to_torch("train", "embed/mean")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
+def test_a_label_per_row_keeps_its_type_in_a_loader(entry, toy, kind):
+    write_targets(entry, "test", toy.targets(4) | {"y": np.arange(4, dtype=kind).reshape(4, 1, 1)})
+    write_block(entry, "test", 0, toy.features(entry, "test", 0))
+    loader = torch.utils.data.DataLoader(FeatureStore(entry).to_torch("test", "final/last"), batch_size=4)
+    (batch,) = loader
+    assert batch["y"].tolist() == [0, 1, 2, 3] and batch["y"].numpy().dtype == kind
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_of_a_loader_read_the_same_rows_and_find_damage(full, toy, start):
+    rows = FeatureStore(full).to_torch("train", "block02/all")
+    loader = torch.utils.data.DataLoader(rows, batch_size=3, num_workers=2, multiprocessing_context=start)
+    values = torch.cat([batch["block02/all"] for batch in loader])
+    np.testing.assert_array_equal(values.numpy(), FeatureStore(full)["train"]["block02/all"][:])
+    damaged = full.path / "train" / "00001-0.h5"
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    with pytest.raises(CacheError, match=r"00001-0\.h5: damaged"):
+        list(loader)
+
+
 @pytest.fixture(params=["float16", "bfloat16", "float32"])
 def grouped(request, tmp_path, toy):
     """Return an entry of 100 rows in blocks of 32 rows with an offset per 8 rows, and the written features."""

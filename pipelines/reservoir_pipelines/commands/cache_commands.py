@@ -182,7 +182,9 @@ def copy(
 @contextmanager
 def _copying(files: int) -> Iterator[Callable[[], object]]:
     """Show the progress of copying some files."""
-    with meter("copy", files, "files") as bar:
+    with meter(
+        "copy", max(files, 1), "files"
+    ) as bar:  # a copy that lacks only documents has no file to count
         yield lambda: bar.advance(1)
 
 
