@@ -58,8 +58,13 @@ def files_of(done):
 def after_shards(root, act):
     """Start a thread that calls ``act`` when ten of the 39 blocks exist; return the thread."""
 
+    def count():
+        # A folder may vanish while it is listed, which `os.walk` ignores and `Path.rglob` does not.
+        names = [name for _, _, files in os.walk(root) for name in files]
+        return sum(name.startswith("0") and name.endswith("-0.h5") for name in names)
+
     def watch():
-        while len(list(root.rglob("0*-0.h5"))) < 10:
+        while count() < 10:
             time.sleep(0.005)
         act()
 

@@ -121,9 +121,10 @@ def _refuse_one_row(x: Any, values: int, channels: int, *, channels_first: bool)
         return
     is_one_row = array.ndim == 1
     if array.ndim == 2:
-        # An array of rows of one channel is (rows, values), so (values, 1) is one row unless rows have one value.
-        is_one_row = array.shape[-2 if channels_first else -1] == channels and (channels > 1 or values > 1)
-        is_one_row &= not (channels == 1 and channels_first)
+        is_one_row = array.shape[-2 if channels_first else -1] == channels
+        if channels == 1:
+            # An array of rows of one channel is (rows, values), so (values, 1) may also be rows of one value each.
+            is_one_row &= not channels_first and values > 1 and len(array) == values
     if is_one_row:
         # scikit-learn's checks of estimators look for its words "Reshape your data".
         raise ValueError(
