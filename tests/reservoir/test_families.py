@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from reservoir.backbones import load_backbone
+from reservoir.backbones.weights import frozen_unchanged
 from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
 from reservoir.pooling import Last
 from reservoir.tasks.task import Task, Vectors
-from reservoir.training.groups import default_groups, frozen_unchanged, set_dropout, trained_layer, unfreeze
+from reservoir.training.groups import default_groups, set_dropout, trained_layer, unfreeze
 from reservoir.training.steps import row_losses
 from tests.reservoir.models import KINDS, RECURRENT, hand_run, layer_names, make_fpt, save
 
