@@ -27,7 +27,7 @@ LENGTH_STEPS = 16
 def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Column, tuple[int, int]]:
     """Return the tokens and the width of one row of each column, at the hidden ``width`` of a model."""
     # If each token has a label, a row keeps as many tokens as labels.
-    most = task.readout_tokens if task.each else task.max_tokens
+    most = task.readout_tokens if task.labels_each_token else task.max_tokens
     return {
         column: find_pooling(column.pooling).shape(width, most, task.readout_tokens) for column in columns
     }
@@ -62,7 +62,9 @@ def load(
     # The fields of `Batch` and `Loaded` that only some models have.
     task = model.fpt.task
     places = owner = stored = None
-    if task.each and isinstance(model.reader, TextReader):  # the token of each label; -1 after the last
+    if task.labels_each_token and isinstance(
+        model.reader, TextReader
+    ):  # the token of each label; -1 after the last
         places = model.reader.places(x, lengths)
     # Rows become pieces of texts, or tokens; windows of values are cut on the device, so only counted here.
     if model.settings.long == "windows" and isinstance(model.reader, TextReader):

@@ -59,7 +59,7 @@ def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np
         return np.concatenate([raw_features(task, scaling, x[part], lengths[part]) for part in parts])
     x = read_values(task, scaling, x, lengths)[:, : lengths.max()]
     values, counts = torch.from_numpy(np.asarray(x)), torch.from_numpy(lengths.astype(np.int64))
-    if task.each:
+    if task.labels_each_token:
         return with_tokens(raw.values(values, counts).numpy(), task.readout_tokens)
     return raw(values, counts)[0].numpy()
 

@@ -84,7 +84,9 @@ class Reservoir(ReservoirOptions):
                 f"has {channels}",
                 "leave out the window options",
             )
-        if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
+        if task.readout_tokens > 1 and not (
+            task.labels_each_token and self.stride == 1 and self.pad == "same"
+        ):
             raise InputError(
                 f"--patch {self.patch}: task {task.name!r} labels tokens, not windows",
                 "leave out the window options",

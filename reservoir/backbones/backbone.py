@@ -66,8 +66,9 @@ class Backbone(nn.Module):
                 f"{self.family.name}: padding changes its hidden states", "give sequences of equal length"
             )
         surplus = -tokens % self.shape.multiple  # tokens to the next multiple
-        whole_lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)
-        real_lengths = whole_lengths if lengths is None else lengths
+        real_lengths = lengths
+        if real_lengths is None:
+            real_lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)
         # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
         self._last_tokens.keep(real_lengths, last, tokens + surplus)
         # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.

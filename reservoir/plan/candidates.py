@@ -194,7 +194,7 @@ def _candidates_around_tokens(task: Task, available: Sequence[Column]) -> tuple[
     single values, such as the start of an event, also need the kernels at the token itself.
     """
     around = [column for column in available if find_pooling(column.pooling).pattern == "aroundK"]
-    if not (task.each and around and isinstance(task.form, Vectors)):
+    if not (task.labels_each_token and around and isinstance(task.form, Vectors)):
         return ()
     at_token = [column for column in available if column.pooling == "all"]
     return tuple(dict.fromkeys([(*around, ROLLING), (*at_token, *around, ROLLING)]))

@@ -281,7 +281,7 @@ def _check_columns(
 ) -> None:
     """Refuse unknown poolings, and layers or poolings that do not fit the task or the model."""
     check_poolings(poolings)
-    if task.each and not all(find_pooling(name).per_token for name in poolings):
+    if task.labels_each_token and not all(find_pooling(name).per_token for name in poolings):
         problem = "--pool: every token has its own label"
         raise InputError(problem, "pass --pool all or around4, or leave --pool out")
     of_class_token = [name for name in poolings if find_pooling(name).needs_class_token]

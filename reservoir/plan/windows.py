@@ -96,7 +96,7 @@ def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]
     other_input = options.input not in (None, "kernels")
     if options.backbone is not None or needs_blocks or other_input:
         return options.backbone
-    if task.each and isinstance(task.form, Vectors):
+    if task.labels_each_token and isinstance(task.form, Vectors):
         return STEP_KERNELS
     if kind_of(task) != "series":
         return None
@@ -175,7 +175,7 @@ def default_windows(task: Task, backbone: str) -> dict[str, Any]:
     """Return the default windows for a task and a backbone; empty if each value or symbol is a token."""
     kind = kind_of(task)
     many_symbols = isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS
-    if task.each and not many_symbols:
+    if task.labels_each_token and not many_symbols:
         # Each token with a label is in the middle of its window.
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
         if isinstance(task.form, Tokens):  # an invertible map shows the neighbouring symbols

@@ -51,7 +51,7 @@ class Task:
     floor: float | None = None
 
     @property
-    def each(self) -> bool:
+    def labels_each_token(self) -> bool:
         """Whether each token has its own label; the parameter says so in the form of the flag, ``"token"``."""
         return self.parameters.get("each") == "token"
 
@@ -169,7 +169,7 @@ class Scaling:
 
 def check_split(task: Task, name: str, split: Split) -> None:
     """Refuse sequences that are too short for the readout, or too long."""
-    least = 1 if task.each else task.readout_tokens
+    least = 1 if task.labels_each_token else task.readout_tokens
     wrong = (split.lengths < least) | (split.lengths > task.max_tokens)
     if wrong.any():
         row = int(np.argmax(wrong))

@@ -89,7 +89,7 @@ def test_lists_and_arrays_of_labels_are_read_alike(form, tmp_path):
         y = np.array([label + [9] * (longest - len(label)) for label in numbers])  # labels after the end are ignored
         np.savez(path, x=x, y=y, lengths=np.array([len(label) for label in numbers]))
     source = open_source(str(path))
-    assert source.task.each is True and source.task.classes == 3 and source.task.readout_tokens == longest
+    assert source.task.labels_each_token is True and source.task.classes == 3 and source.task.readout_tokens == longest
     found = {}
     for split in source.read(source.pieces()[0]).values():
         for y, length in zip(split.y[..., 0], split.lengths, strict=True):

@@ -189,7 +189,7 @@ def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
     source = source_of(tmp_path / "t.csv", text, group="id")
     assert_refused("repeats the same ids.* --group id", tmp_path / "t.csv")
     steps = source_of(tmp_path / "t.csv", text, time="v")
-    assert steps.task.each and "pass --group id instead of --id if each row" in " ".join(steps.notes())
+    assert steps.task.labels_each_token and "pass --group id instead of --id if each row" in " ".join(steps.notes())
     splits = read_splits(source)
     assert source.task.max_tokens == 2 and sum(map(len, splits.values())) == 60
     assert {len(split) % 4 for split in splits.values()} == {0}
@@ -600,7 +600,7 @@ def test_labels_that_are_written_differently_are_different_classes(tmp_path, nam
         path = tmp_path / "mine.jsonl"
         rows = [{"text": "ACDE"[: len(cells)], "label": np.roll(cells, n).tolist()} for n in range(60)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert open_source(str(path), **asked).task.each is True
+        assert open_source(str(path), **asked).task.labels_each_token is True
     elif form == "npz":
         path = tmp_path / "mine.npz"
         np.savez(path, x=x.astype(float), y=np.array(label))

@@ -107,7 +107,7 @@ def test_no_recording_and_no_group_is_in_two_splits(tmp_path, groups):
 def test_labels_of_steps_are_cut_with_the_steps(tmp_path):
     y = np.random.default_rng(1).integers(0, 3, (len(LENGTHS), LENGTHS.max()))
     source = open_source(save(tmp_path / "each.npz", recordings() | {"y": y}), window=10, step=4)
-    assert source.task.each and source.task.readout_tokens == 10
+    assert source.task.labels_each_token and source.task.readout_tokens == 10
     seen = 0
     for piece in source.pieces():
         for split in source.read(piece).values():

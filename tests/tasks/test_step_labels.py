@@ -43,7 +43,7 @@ def recordings(folder, label="label"):
 def test_labels_of_steps_are_those_of_arrays(tmp_path, write, label, asked):
     path = write(tmp_path, label)
     source = open_source(str(path), **asked)
-    assert source.task.each and source.task.labels == ("rest", "run", "walk")
+    assert source.task.labels_each_token and source.task.labels == ("rest", "run", "walk")
     assert any("labels every step" in note for note in source.notes())
     splits, expected = read_splits(source), npz(tmp_path)
     assert splits.keys() == expected.keys()
@@ -70,7 +70,7 @@ def test_one_label_in_all_steps_is_that_of_the_recording(tmp_path):
     for row, file in enumerate(sorted(path.iterdir())):
         pd.read_csv(file).assign(label="ab"[row % 2]).to_csv(file, index=False)
     source = open_source(str(path))
-    assert not source.task.each and source.task.labels == ("a", "b")
+    assert not source.task.labels_each_token and source.task.labels == ("a", "b")
     assert np.asarray(read_new(path, source.task).y).tolist() == ["a", "b"] * 15
 
 

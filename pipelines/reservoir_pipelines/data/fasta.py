@@ -51,7 +51,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
             notes.append(f"the label is the match of {label_pattern} in the header")
         if groups and None not in groups:
             columns["groups"] = groups
-    parameters = None if task is None else {"each": "token"} if task.each else {}
+    parameters = None if task is None else {"each": "token"} if task.labels_each_token else {}
     rows = columns_as_rows(columns, bad, options, parameters, id="id", text="sequence")
     unused = ("time", "text", "drop", *(() if options.labels else ("id",)))
     return replace(rows, notes=(*rows.notes, *notes), unused=unused)

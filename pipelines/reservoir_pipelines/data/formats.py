@@ -89,7 +89,7 @@ def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) ->
     for candidate in FORMATS:
         if candidate.reads(origin, options, task):
             rows = candidate.read(origin, options, task)
-            labels_tokens = None if task is None else task.each
+            labels_tokens = None if task is None else task.labels_each_token
             return prepare_recordings(origin, rows, options, labels_tokens=labels_tokens)
     path = Path(origin)
     check_file(path)

@@ -302,8 +302,8 @@ def recording_rows(
     arrays = {name: array[readable] for name, array in others.items()}
     parameters: dict[str, Any] = {"columns": reader.channels, "recordings": True}
     if len(reader.labels) == len(lengths):
-        arrays["y"] = reader.new_labels(each=task.each) if task else reader.label_array()
-        labels_steps = task.each if task else arrays["y"].ndim > 1
+        arrays["y"] = reader.new_labels(each=task.labels_each_token) if task else reader.label_array()
+        labels_steps = task.labels_each_token if task else arrays["y"].ndim > 1
         notes.append(f"the column {reader.label!r} labels every {'step' if labels_steps else 'recording'}")
         parameters |= {"label": reader.label} | ({"each": "token"} if labels_steps else {})
     return Rows(

@@ -188,7 +188,7 @@ class OwnData(Source):
     def notes(self) -> list[str]:
         """Return one line for each choice that a rule made, with the flag for another."""
         lines = [*self._rows.notes, *self._labels.notes]
-        if self.task.each and "each" not in self._rows.parameters:
+        if self.task.labels_each_token and "each" not in self._rows.parameters:
             lines.append("y is as long as x, so it labels every token")
         if self._rows.y is None:
             lines.append(f"the rows have no labels, which fit and train need; {WHERE}")

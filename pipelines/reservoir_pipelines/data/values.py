@@ -270,7 +270,7 @@ def _encode_own(
     if task.alphabet:
         return codes_of(where, x.tolist())
     lengths = full_lengths(x) if lengths is None else lengths
-    fewest = 1 if task.each else task.readout_tokens
+    fewest = 1 if task.labels_each_token else task.readout_tokens
     lengths = clean_lengths(where, lengths, *x.shape[:2], fewest=fewest)
     if isinstance(task.form, Tokens):
         return clean_symbols(where, x, lengths, task.form.vocabulary), lengths

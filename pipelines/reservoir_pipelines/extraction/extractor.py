@@ -135,7 +135,7 @@ class Extractor:
     def _refuse_long_texts(self) -> None:
         """Refuse texts of too many tokens before the first batch, if every token has a label."""
         reader = self.model.reader
-        if not (self.prepared.task.each and isinstance(reader, TextReader)):
+        if not (self.prepared.task.labels_each_token and isinstance(reader, TextReader)):
             return
         for name in self.splits:
             split = self.prepared.split(name)

@@ -189,7 +189,7 @@ def _checked_labels(task: Task, labels: Mapping[str, np.ndarray]) -> dict[str, n
     }
     y = labels["y"].reshape(rows, task.readout_tokens, task.outputs)
     y = y.astype(np.int64 if task.classes else np.float32, casting="same_kind")
-    least = MISSING if task.each else 0
+    least = MISSING if task.labels_each_token else 0
     if task.classes and not (y.min() >= least and y.max() < task.classes):
         raise ValueError(f"a label is not a class from 0 to {task.classes - 1}")
     if whole["lengths"].min() < 1 or whole["lengths"].max() > task.max_tokens or whole["index"].min() < 0:
@@ -273,7 +273,7 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
     form = (
         f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
     )
-    if prepared.task.each:
+    if prepared.task.labels_each_token:
         raise InputError(f"{file}: the task labels every token", "give a task with one label per row")
     for key, array in arrays.items():
         split, _, column = key.partition("/")

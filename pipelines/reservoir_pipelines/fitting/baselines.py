@@ -39,7 +39,7 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     task = raw.task
     # The raw input may be among the columns; as a baseline it is not fitted again by the same fitter.
     fit_of_raw = next((fit for fit in fits if fit.columns == (RAW,)), None)
-    if task.each:
+    if task.labels_each_token:
         raw, fit_of_raw = _with_windows(raw, known, task), None
     ridge = _ridge_of(fitter, chooses=chooses)
     if fitter.kind == "ridge" and ridge is not fitter:

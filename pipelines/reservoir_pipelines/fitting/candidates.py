@@ -104,7 +104,7 @@ def _named_columns(known: Known, columns: str | Sequence[str]) -> tuple[Columns,
 
 def _baselines(task: Task) -> tuple[Baseline, ...]:
     """Return the baselines that may stand beside columns."""
-    return (RAW, ROLLING) if task.each and isinstance(task.form, Vectors) else (RAW,)
+    return (RAW, ROLLING) if task.labels_each_token and isinstance(task.form, Vectors) else (RAW,)
 
 
 def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, ...]:

@@ -320,7 +320,7 @@ class RawSource(EntrySamples[S]):
 
     def tokens(self) -> int:
         """Return 1, or the number of tokens if every token has a label."""
-        return self.task.readout_tokens if self.task.each else 1
+        return self.task.readout_tokens if self.task.labels_each_token else 1
 
     def blocks(self, split: S) -> Iterator[Block]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
@@ -336,7 +336,7 @@ class RawSource(EntrySamples[S]):
         for x, lengths in self.rows(split):
             values = features(x, lengths)
             labels_of_part = labels[start : start + len(x)]
-            if self.task.each:
+            if self.task.labels_each_token:
                 values = with_tokens(values, labels_of_part.shape[1])
             # Features of whole rows are those of a single token.
             values_of_tokens = values if values.ndim == 3 else values[:, None]
@@ -349,7 +349,7 @@ class RawSource(EntrySamples[S]):
         prepared_rows = self.view[split].index[self.selected_rows(split)]
         stored = self.view.raw(split)
         step = IMAGE_ROWS if self.task.pictures else RAW_ROWS
-        if self.task.each:
+        if self.task.labels_each_token:
             step = rows_of_tokens(step, self.task.max_tokens)
         for start in range(0, len(prepared_rows), step):
             part = stored.take(prepared_rows[start : start + step])

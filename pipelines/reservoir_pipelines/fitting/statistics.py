@@ -104,9 +104,9 @@ def rolling_statistics(task: Task) -> Statistic:
 
 def learn_statistics(task: Task, rows: ReadRows) -> list[Statistic]:
     """Return the statistics that suit a task, their vocabularies learnt from its training rows."""
-    if task.each and isinstance(task.form, Vectors):
+    if task.labels_each_token and isinstance(task.form, Vectors):
         return [rolling_statistics(task)]
-    if task.each or task.pictures:
+    if task.labels_each_token or task.pictures:
         return []
     if isinstance(task.form, Vectors):
         return [Statistic(name=SUMMARIES)]

@@ -70,13 +70,13 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
         )
     rows = encode_rows(new, task, str(file))
     assert rows.lengths is not None
-    if task.each:  # new sequences may be longer than those of the task
+    if task.labels_each_token:  # new sequences may be longer than those of the task
         task = replace(task, readout_tokens=int(rows.lengths.max()))
         bundle = replace(bundle, task=task)
     y = new.y
     labels_per_row = task.readout_tokens * task.outputs
     # If each token has a label, rows have as many labels as tokens.
-    may_have_any_number = y is None or task.each
+    may_have_any_number = y is None or task.labels_each_token
     has_wrong_number = y is not None and not may_have_any_number and y.size != len(new) * labels_per_row
     if y is not None and (len(y) != len(new) or has_wrong_number):
         raise InputError(
@@ -158,7 +158,7 @@ class Predictions(Iterator[Prediction]):
         # Blocks and batches have the sizes of an extraction, so that a row takes the same time.
         parts = zip(self.bundle.parts, self.models, strict=True)
         task, raw_rows = self.bundle.task, BLOCK_ROWS["cpu"]
-        if task.each:
+        if task.labels_each_token:
             raw_rows = rows_of_tokens(raw_rows, task.readout_tokens)
         sizes = [_sizes(model, part.columns) if model else (raw_rows, 1) for part, model in parts]
         self._block_rows = min(block for block, _ in sizes)
@@ -202,7 +202,7 @@ class Predictions(Iterator[Prediction]):
         new = self.rows
         blank = [None] * self._block_rows
         # The samples of each row, if each token is one.
-        counts = np.asarray(new.lengths)[part] if self.bundle.task.each else None
+        counts = np.asarray(new.lengths)[part] if self.bundle.task.labels_each_token else None
         ids = new.names[part].tolist()
         groups = blank if new.groups is None else new.groups[part].tolist()
         classes = tuple(map(self.bundle.task.label, range(self.bundle.task.classes)))
@@ -243,7 +243,7 @@ class Predictions(Iterator[Prediction]):
         for part, model, batch_rows in zip(self.bundle.parts, self.models, self._batch_rows, strict=True):
             if part.statistic:
                 values = part.statistic(x, lengths)
-                values = with_tokens(values, task.readout_tokens) if task.each else values
+                values = with_tokens(values, task.readout_tokens) if task.labels_each_token else values
                 columns = {part.columns[0]: values}
             elif part.windows:
                 columns = {part.columns[0]: RawWindows(task, scaling, part.windows)(x, lengths)}
@@ -292,7 +292,7 @@ def _warn(bundle: Bundle, file: Path, rows: Rows, *, symbols: bool) -> None:
     most, lengths = bundle.task.max_tokens, np.asarray(rows.lengths)
     long = int((lengths > most).sum())
     by_position = [name for part in bundle.parts for name in part.columns if _reads_by_position(name)]
-    if long and by_position and not bundle.task.each:
+    if long and by_position and not bundle.task.labels_each_token:
         read = f"{', '.join(by_position)} read the first {most:,} tokens"
         notify(f"{file}: {long:,} rows are longer than any that the readout was fitted on; {read}")
     if symbols and (alphabet := bundle.task.alphabet.removeprefix(UNKNOWN)):
@@ -339,9 +339,11 @@ def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray) -> list[
     classes = {str(task.label(number)) for number in range(task.classes)}
     truths: list[Any] = []
     unknown: set[str] = set()  # names of classes that the readout does not know
-    for row, value in enumerate(y.tolist() if y.ndim == 1 and not task.each else y):
+    for row, value in enumerate(y.tolist() if y.ndim == 1 and not task.labels_each_token else y):
         # The labels of a row in one list, without those of padding.
-        without_padding: Any = value[: lengths[row]] if task.each and value is not None else value
+        without_padding: Any = (
+            value[: lengths[row]] if task.labels_each_token and value is not None else value
+        )
         has_several = isinstance(without_padding, np.ndarray | list)
         cells = np.ravel(without_padding).tolist() if has_several else [without_padding]
         labels = [_as_label(cell, is_class=task.classes > 0) for cell in cells]
@@ -351,7 +353,7 @@ def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray) -> list[
         if classes:
             unknown |= {*map(str, labels)} - classes
         # Nest them as `_labels` does.
-        if task.each:
+        if task.labels_each_token:
             truths.append(labels)
         elif len(labels) == 1:
             truths.append(labels[0])

@@ -31,7 +31,7 @@ def load_trainable(
 
     The rate ``dropout`` applies above the lowest trained layer, with ``drops_below`` also below it.
     """
-    if task.each:
+    if task.labels_each_token:
         raise InputError(
             f"task {task.name!r}: every token has a label, which train does not support",
             "use extract and fit",
