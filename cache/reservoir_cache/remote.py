@@ -125,7 +125,8 @@ class RemoteFolder:
         if size is None:
             raise CacheError(f"{self.title}/{file}: missing; copy the entry there again")
         read_bytes = 0
-        with self._reported("be read", file), self.filesystem.open(f"{self.path}/{file}", "rb") as source:
+        with self._reported("be read", file), self.filesystem.open(f"{self.path}/{file}", "rb") as opened:
+            source: Any = opened  # its type does not say that it reads bytes
             # What a server sends need not have the size that it has announced.
             while size <= limit and (part := source.read(READ_BYTES)):
                 read_bytes += len(part)
