@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from reservoir_cache.errors import CacheError
@@ -125,16 +125,14 @@ class RemoteFolder:
         if size is None:
             raise CacheError(f"{self.title}/{file}: missing; copy the entry there again")
         read_bytes = 0
-        with (
-            self._reported("be read", file),
-            cast("BinaryIO", self.filesystem.open(f"{self.path}/{file}", "rb")) as source,
-        ):
+        with self._reported("be read", file), self.filesystem.open(f"{self.path}/{file}", "rb") as opened:
+            source: Any = opened  # its type does not say that it reads bytes
             # What a server sends need not have the size that it has announced.
             while size <= limit and (part := source.read(READ_BYTES)):
                 read_bytes += len(part)
                 if read_bytes > limit:
                     break
-                yield part
+                yield bytes(part)
         if max(size, read_bytes) > limit:
             raise CacheError(
                 f"{self.title}/{file}: larger than {limit:,} bytes; copy the entry there again"
