@@ -136,7 +136,9 @@ def main() -> None:
         except (
             Exception
         ) as error:  # a class that needs a package, or code that does not fit its own configuration
-            results[kind] = f"refused: {type(error).__name__}: {str(error).splitlines()[0]}"
+            # Messages of imports end with the path of the package on this machine.
+            message = str(error).splitlines()[0].partition(" from '/")[0]
+            results[kind] = f"refused: {type(error).__name__}: {message}"
         finally:
             signal.alarm(0)
         if arguments.types:
