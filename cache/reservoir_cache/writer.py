@@ -128,10 +128,10 @@ class ShardWriter:
 
     def put(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
         """Queue the columns that a claimed block lacks; a thread calls ``arrays`` if callable."""
-        self._room.acquire()
+        self._room.acquire()  # waits while too many blocks are queued
         if self._error:
             raise self._error
-        # after an interruption, the claim ends with the context
+        # If the caller is interrupted before this line, leaving the context releases the claim.
         self._threads.submit(self._work, split, block, arrays)
 
     def _work(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:

@@ -374,13 +374,18 @@ def plot_deviations(path: Path, deviations: Mapping[str, Sequence[float | None]]
 def draw_map(
     axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str], top: float
 ) -> None:
-    """Draw an attention map (tokens, tokens) with the names of its tokens and lines at some diagonals."""
+    """Draw an attention map (tokens, tokens) with the names of its tokens and lines at some diagonals.
+
+    ``diagonals`` has the name of each string of a bit task, by how many tokens before a readout token the string
+    has the bit that the token asks for.
+    """
     image = axes.imshow(values, cmap="magma", vmin=0, vmax=top)
     axes.figure.colorbar(image, ax=axes, shrink=0.8, extend="max")
     _name_both_axes(axes, labels, "attends to token", "token")
-    first = len(values) - min((back for back in diagonals if back), default=0)
+    # Lines cover the readout tokens, which are the last ones: as many as the shortest distance to a string before them.
+    first_readout = len(values) - min((back for back in diagonals if back), default=0)
     for number, (back, what) in enumerate(sorted(diagonals.items())):
-        ends = np.array([first - 0.5, len(values) - 0.5])
+        ends = np.array([first_readout - 0.5, len(values) - 0.5])
         colour = COLOURS[(number + 2) % len(COLOURS)]
         axes.plot(
             ends - back, ends, "--", color=colour, linewidth=1, alpha=0.7, label=f"same bit of {what}"

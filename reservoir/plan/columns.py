@@ -122,6 +122,8 @@ def choose_columns(
     # A named task keeps the columns of the paper. Other tasks take the first columns that fit the budget.
     if kind != "named task":
         free_layers, free_poolings = not is_given(options, "layers"), not is_given(options, "pool")
+        # Windows of series and symbols are many times as many as the values, so their work is limited, too. Poolings
+        # that the user named are stored, whatever their size.
         by_kernels = kind in ("series", "symbols") and not view.native
         budget = Budget(
             task,

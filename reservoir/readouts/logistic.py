@@ -140,7 +140,10 @@ class _Problem:
         return self.axes @ flat[:-1], flat[-1]
 
     def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, ValueAndGradient]:
-        """Return the value and gradient of some problems, in one pass over the features."""
+        """Return the value and gradient of some problems, in one pass over the features.
+
+        ``points`` has the unknowns of each unsolved problem, by its number.
+        """
         weights, offset = self.models(points)
         weights *= self.scale[:, None]
         outputs = np.array([number % self.targets.outputs for number in points])
@@ -149,7 +152,7 @@ class _Problem:
         gradient = np.zeros(weights.shape)
         intercept_gradient = np.zeros(len(offset))
         for whole, labels in self.train:
-            # Where all features are constant, every row must be rounded to the same value.
+            # Without an axis, all features are constant: then every row must be rounded to the same value.
             dtype = np.result_type(whole.dtype, np.float32) if self.axes.size else np.float64
             for start in range(0, len(whole), BLOCK_ROWS):
                 block = slice(start, start + BLOCK_ROWS)
@@ -166,15 +169,18 @@ class _Problem:
                 gradient += centred.T @ flat
                 intercept_gradient += flat.sum(axis=0, dtype=np.float64)
         # By the chain rule: along the axes, and then along the unknowns, which the steps multiply.
-        along = self.axes.T @ (gradient * self.scale[:, None])
-        along = np.concatenate([along, intercept_gradient[None]]).reshape(len(along) + 1, len(points), -1)
+        of_axes = self.axes.T @ (gradient * self.scale[:, None])
+        gradient_along_axes = np.concatenate([of_axes, intercept_gradient[None]])
+        gradient_along_axes = gradient_along_axes.reshape(len(of_axes) + 1, len(points), -1)
         # Add the penalty alpha / 2 || W ||^2 and its derivative alpha W, without the intercept.
         evaluations = {}
         for i, (number, point) in enumerate(points.items()):
             penalised, alpha = self._along(number, point), self.alphas[number]
             penalised[-1] = 0  # the intercept
             value = losses[i] + alpha / 2 * float(np.square(penalised).sum())
-            gradient_of_point = (along[:, i] + alpha * penalised) * self.steps[number][:, None]
+            gradient_of_point = (gradient_along_axes[:, i] + alpha * penalised) * self.steps[number][
+                :, None
+            ]
             evaluations[number] = value, gradient_of_point.ravel()
         return evaluations
 

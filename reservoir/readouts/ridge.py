@@ -98,16 +98,21 @@ class RidgeSystem:
         return LinearPath(alphas, weights, self.offset, self.mean, self.scale)
 
     def scorer(self, alphas: np.ndarray, rows: float, targets: Targets | None = None) -> FoldScorer:
-        """Return a function like a `Scorer` of the path, which will score this number of ``rows``."""
+        """Return a function like a `Scorer` of the path, which will score this number of ``rows``.
+
+        With ``targets``, a `Scorer` adds the offsets of real targets in float64.
+        """
         has_samples = self.b.any(axis=0)  # the scores of a class without samples are its offset
         solutions = len(alphas) * has_samples.sum()
-        if min(len(self.b), len(alphas)) == 1 or rows >= solutions:
+        # With A = Q T Q', scores are z W = (z Q) (T + alpha I)^-1 Q' b. With fewer rows than solutions, it takes
+        # less time to rotate the rows z, once, than the solutions of all penalties. With one feature, or one
+        # penalty, there is nothing that a rotation would save.
+        nothing_to_share = min(len(self.b), len(alphas)) == 1
+        if nothing_to_share or rows >= solutions:
             return Scorer(self.path(alphas), targets)
-        # With A = Q T Q', scores are z W = (z Q) (T + alpha I)^-1 Q' b. It takes less time to rotate the
-        # rows z, once, than the solutions of all penalties, because there are fewer rows.
         reduction = Reduction(self.matrix, self.b[:, has_samples])
         weights = reduction.solve(check_penalties(alphas)).transpose(1, 0, 2)
-        ones = np.ones_like(self.scale)
+        ones = np.ones_like(self.scale)  # rotated rows are centred and scaled already
         rotated_path = LinearPath(alphas, weights, self.offset[has_samples], 0 * ones, ones)
         scorer = Scorer(rotated_path, targets)
 

@@ -95,12 +95,18 @@ def _filled(rows: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.nda
 
 
 def _swapped(rows: np.ndarray, target: np.ndarray, weights: np.ndarray, split_of: np.ndarray) -> np.ndarray:
-    """Return the splits after swaps of two groups, as long as they lower the distance of `_filled`."""
+    """Return the splits after swaps of two groups, as long as they lower the distance of `_filled`.
+
+    ``rows`` (groups, counts) and ``target`` (splits, counts) are those of `_filled`. More than `MAX_SWAPPED`
+    groups stay where they are, because all pairs are compared.
+    """
     if len(rows) > MAX_SWAPPED:
         return split_of
     split_of = split_of.copy()
     # How many rows each split has above its target; a swap changes it by the difference of the two groups.
     over = np.stack([rows[split_of == split].sum(axis=0) for split in range(len(target))]) - target
+    # `_exact_sum` rounds each of these terms to a whole number. A larger gain is real, so no swap is ever undone.
+    rounding = rows.shape[1]
     improved = True
     while improved:
         improved = False
@@ -113,7 +119,7 @@ def _swapped(rows: np.ndarray, target: np.ndarray, weights: np.ndarray, split_of
             change += weights[split_of] * moved * (moved - 2 * over[split_of])
             total = np.where(split_of == here, 0, _exact_sum(change))
             other = int(np.argmin(total))
-            if total[other] < -rows.shape[1]:  # more than the rounding, so that no swap is ever undone
+            if total[other] < -rounding:
                 partner = split_of[other]
                 over[here] += moved[other]
                 over[partner] -= moved[other]

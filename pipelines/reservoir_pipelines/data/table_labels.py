@@ -103,19 +103,21 @@ def _odd_labels(texts: Any, options: OwnDataOptions) -> np.ndarray:
 
 
 def _as_names(
-    table: Table, name: str, column: Any, labels: np.ndarray, options: OwnDataOptions
+    table: Table, name: str, cells_as_written: Any, labels: np.ndarray, options: OwnDataOptions
 ) -> np.ndarray:
     """Return labels that are texts as they are written; refuse 1,2 and 1.234,5, which may be numbers."""
     texts = [str(label) for label in labels.flat]
-    have_marks = all(re.fullmatch(WITH_MARKS, text) for text in texts) and not are_numbers(texts)
-    if have_marks and not options.classes:
+    look_like_numbers = all(re.fullmatch(WITH_MARKS, text) for text in texts) and not are_numbers(texts)
+    if look_like_numbers and not options.classes:
         other = "." if table.decimal == "," else ","
         raise InputError(
-            f"{table.path}, column {name!r}: labels like {column.iloc[0]!r} are not numbers "
+            f"{table.path}, column {name!r}: labels like {cells_as_written.iloc[0]!r} are not numbers "
             f"with the decimal mark {table.decimal!r}",
             f"write numbers, or pass --decimal {other} if they are, or --classes if they are names",
         )
-    return np.array([str(cell).strip() for cell in column]) if table.decimal == "," else labels
+    if table.decimal == ",":  # in ``labels``, the commas of the cells have become points
+        return np.array([str(cell).strip() for cell in cells_as_written])
+    return labels
 
 
 def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> np.ndarray:

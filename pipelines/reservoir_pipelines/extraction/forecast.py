@@ -97,7 +97,7 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     if busy:
         problem = f"the machine is busy (a load of {load_average:.1f} on {cores} cores)"
         notify(f"plan: {problem}; the wall time is that of an idle machine, and will be longer here")
-    # Random rows tell how long the sequences are, and how much of a batch is padding.
+    # Random rows, as many as are batched at a time, tell how long the sequences are and how much of a batch is padding.
     train_rows = extractor.rows["train"]
     sample = np.random.default_rng(0).permutation(train_rows)[: layout.offset_rows]
     part = prepared.split("train").take(np.sort(sample))
@@ -123,10 +123,12 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
         peak = torch.cuda.max_memory_allocated(extractor.model.device)
     else:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # The peak of a trial lacks the blocks that wait for the writer during a long extraction.
     peak += (
         QUEUED * 4 * layout.block_rows * sum(tokens * width for tokens, width in extractor.shapes.values())
     )
-    starter = peak + rows * (ROW + part.y[:1].nbytes + part.lengths[:1].nbytes)
+    # The process that starts the workers holds labels and lengths of all rows; a worker only their numbers.
+    starter_memory = peak + rows * (ROW + part.y[:1].nbytes + part.lengths[:1].nbytes)
     return Forecast(
         task=prepared.task.name,
         backbone=extractor.title,
@@ -141,8 +143,8 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
         load=load_average,
         bytes=required_bytes(extractor.spec, layout, shares, extractor.shapes),
         files=sum(map(layout.count, shares.values())),
-        memory=starter if workers == 1 else peak + rows * ROW,
-        starter_memory=starter,
+        memory=starter_memory if workers == 1 else peak + rows * ROW,
+        starter_memory=starter_memory,
         device=str(extractor.model.device),
         compute=extractor.model.compute,
     )

@@ -55,7 +55,11 @@ def _with_full_paths(source: Source) -> Source:
 
 
 def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
-    """Write the rows of a piece, one file per split, and return their sizes and checksums."""
+    """Write the rows of a piece, one file per split, and return a record of each file.
+
+    A record has the size and checksum of the file, the numbers of its rows and of those left out or cut, and, for
+    own data, hashes of its rows, from which rows that are in several splits are found.
+    """
     files = []
     for name, split in source.read(piece).items():
         if not len(split):
