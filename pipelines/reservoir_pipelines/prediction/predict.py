@@ -155,6 +155,8 @@ class Predictions(Iterator[Prediction]):
             self._stream = itertools.chain.from_iterable(map(steps_ahead, rows))
         else:
             self._stream = rows if self.joined is None else join_windows(rows, self.joined)
+        # Once for all blocks, because the names are compared with each other.
+        self._names = self.rows.names
         # Blocks and batches have the sizes of an extraction, so that a row takes the same time.
         parts = zip(self.bundle.parts, self.models, strict=True)
         task, raw_rows = self.bundle.task, BLOCK_ROWS["cpu"]
@@ -203,7 +205,7 @@ class Predictions(Iterator[Prediction]):
         blank = [None] * self._block_rows
         # The samples of each row, if each token is one.
         counts = np.asarray(new.lengths)[part] if self.bundle.task.labels_each_token else None
-        ids = new.names[part].tolist()
+        ids = self._names[part].tolist()
         groups = blank if new.groups is None else new.groups[part].tolist()
         classes = tuple(map(self.bundle.task.label, range(self.bundle.task.classes)))
         labelled = _labels(self.bundle, self._features(part, counts), counts)
