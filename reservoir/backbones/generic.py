@@ -41,6 +41,9 @@ INNER_MODELS = (
     "use_pretrained_backbone",
 )
 
+MOST_PARTS = 1000
+"""Most blocks, and most experts of a block: more than any model has. A model is built before anything else is known."""
+
 # Parts of the names of parameters by group; the first match counts, so the last group takes all others.
 GROUPS = {
     "positions": ("position",),
@@ -49,7 +52,9 @@ GROUPS = {
     "feedforward": ("",),
 }
 
-DEFAULT_DEVIATION = 0.02  # of drawn matrices, where the configuration states none, as in most of them
+DEFAULT_DEVIATION = (
+    0.02  # of drawn matrices, where the configuration states none; most models state this value
+)
 
 CHECKED_TOKENS = 6  # of the random sequences on which a model is tested
 # Largest error as a share of the largest value. Other orders of summation differ by about 1e-6, and an attention
@@ -68,9 +73,8 @@ class Parts:
     takes_mask: bool
 
 
-_PARTS: dict[
-    str, Parts
-] = {}  # by model type and settings, because building a model of many blocks takes time
+# The parts by model type and settings, because building a model of many blocks takes time.
+_PARTS: dict[str, Parts] = {}
 
 
 def generic_family(config: Any) -> Family:
@@ -116,9 +120,7 @@ def _class_of(config: Any) -> type[nn.Module]:
     model_class: type[nn.Module] = classes[0] if isinstance(classes, list | tuple) else classes
     if getattr(config, "is_encoder_decoder", False):
         raise _refusal(config, "it is an encoder with a decoder")
-    values = config.to_dict()
-    if any(values.get(name) for name in INNER_MODELS):
-        raise _refusal(config, "it contains another model")
+    _check_settings(config, config.to_dict())
     if "inputs_embeds" not in inspect.signature(model_class.forward).parameters:
         raise _refusal(config, "it takes no input embeddings")
     text = config.get_text_config()
@@ -127,6 +129,19 @@ def _class_of(config: Any) -> type[nn.Module]:
             config, "its configuration does not say how many blocks it has and how wide they are"
         )
     return model_class
+
+
+def _check_settings(config: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse settings, and settings inside them, that build a model of another library or one without end."""
+    is_of_timm = str(settings.get("model_type")).startswith("timm")
+    if is_of_timm or any(settings.get(name) for name in INNER_MODELS):
+        raise _refusal(config, "it contains another model")
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            _check_settings(config, value)
+        counts_parts = any(what in str(name) for what in ("layers", "blocks", "experts"))
+        if counts_parts and isinstance(value, int) and value > MOST_PARTS:
+            raise _refusal(config, f"its configuration sets {name} to {value:,}, more than {MOST_PARTS:,}")
 
 
 def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:

@@ -38,6 +38,7 @@ def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
         config = _from_gguf(name) if is_gguf(name) else _from_folder(name)
     family = _family_of(name, config.model_type)
     if family is None:
+        _refuse_code(name, config)  # first, because the parts of the model are looked up in the model
         with as_input_error(f"backbone {name!r}: its model cannot be built", "choose another model"):
             family = generic_family(config)
     _check_config(name, family, config, depth)
@@ -183,14 +184,25 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         raise InputError(
             f"depth {depth}: backbone {name!r} has {shape.depth} blocks", f"keep 1 to {shape.depth} of them"
         )
+    if family.config is None:
+        _refuse_code(name, config)
+
+
+def _refuse_code(name: str, config: Any) -> None:
+    """Refuse a configuration of transformers that asks for code, itself or by a configuration inside it."""
+    from transformers import PreTrainedConfig
+
     # For other attention functions and for quantised weights, transformers may download compiled code and run it.
     is_quantised = bool(getattr(config, "quantization_config", None))
     has_other_attention = attention_name(config) not in ("", "None", "sdpa", "eager")
-    if (is_quantised or has_other_attention) and family.config is None:
+    if is_quantised or has_other_attention:
         raise InputError(
             f"backbone {name!r}: its config.json asks for code, for attention or quantised weights",
             "remove attn_implementation, or choose weights that are not quantised",
         )
+    for inner in vars(config).values():
+        if isinstance(inner, PreTrainedConfig):
+            _refuse_code(name, inner)
 
 
 def usable_configuration(name: str) -> AbstractContextManager[None]:

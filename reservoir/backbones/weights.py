@@ -67,7 +67,8 @@ def load_backbone(
     | ``tied`` | as ``random``, with keys that equal the queries, orthogonal by head, see `reservoir.backbones.tied` |
 
     All weights are float32, unless ``own_precision`` leaves the matrices of pretrained blocks in the half
-    precision in which they are stored. `weights_digest` is the same for both.
+    precision in which they are stored. `weights_digest` is the same for both. A generic family is tested when
+    it is loaded, so its weights are always float32.
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
@@ -94,7 +95,7 @@ def load_backbone(
             if family.is_generic:
                 check_backbone(backbone)
             return backbone
-        own_precision = own_precision and init == "pretrained"
+        own_precision = own_precision and init == "pretrained" and not family.is_generic
         model, config = _load(name, family, config, depth, own_precision=own_precision)
         backbone = Backbone(model, family, config, depth)
         draw_parameters(model, family.draw, config, seed, family.unsaved)
@@ -113,6 +114,7 @@ def load_native(
         family, config = find(name, depth)
         if not family.native_input:
             raise InputError(f"--input native: {family.name} has no native input", "leave --input out")
+        own_precision = own_precision and not family.is_generic
         model, config = _load(name, family, config, depth, native=True, own_precision=own_precision)
         embeddings = model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
@@ -283,8 +285,8 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
     Nobody has listed the heads of a generic family, so it is any tensor outside the blocks that are kept.
     """
     if family.is_generic:
-        block = re.search(rf"(^|\.){re.escape(family.blocks)}\.(\d+)\.", key)
-        return block is None or (depth is not None and int(block[2]) >= depth)
+        number = _block_number(key, family.blocks)
+        return number is None or (depth is not None and number >= depth)
     return key.removeprefix(prefix).startswith(family.heads)
 
 
@@ -310,9 +312,14 @@ def _is_kept(key: str, family: Family, depth: int | None, *, words: bool) -> boo
     # Names in files may have a prefix, such as ``model.layers.0`` for the path ``layers``.
     if not words and any(re.search(rf"(^|\.){re.escape(path)}\.", key) for path in family.unused):
         return False
-    path = re.escape(family.stored_blocks or family.blocks)
-    block = re.search(rf"(^|\.){path}\.(\d+)\.", key)
-    return depth is None or block is None or int(block[2]) < depth
+    number = _block_number(key, family.stored_blocks or family.blocks)
+    return depth is None or number is None or number < depth
+
+
+def _block_number(key: str, blocks: str) -> int | None:
+    """Return the number of the block, from 0, to which a tensor's name belongs; None if to no block."""
+    block = re.search(rf"(^|\.){re.escape(blocks)}\.(\d+)\.", key)
+    return int(block[2]) if block else None
 
 
 def _common_half(tensors: Iterable[Any]) -> torch.dtype:

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from reservoir.backbones import find, load_backbone, load_native, weights_digest
 from reservoir.column import Column
 from reservoir.features import token_batches
+from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Task, Vectors
 from tests.refusals import outcome
 from tests.reservoir.models import make_fpt
@@ -124,6 +126,44 @@ def test_models_of_other_kinds_are_refused_with_the_reason(kind, settings, reaso
     (tmp_path / "config.json").write_text(json.dumps(config))
     message = outcome(find, str(tmp_path))
     assert any(part in message for part in reason.split("|")), message
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        ("olmo2", {"attn_implementation": "someone/kernels"}, "asks for code"),
+        ("olmo2", {"num_hidden_layers": 1001}, "more than 1,000"),
+        ("qwen3_moe", {"num_experts": 10**9}, "more than 1,000"),
+        ("gemma3", {"vision_config": {"num_hidden_layers": 1001}}, "more than 1,000"),
+        ("gemma3n", {}, "contains another model"),
+    ],
+)
+def test_what_a_configuration_asks_for_is_checked_before_its_model_is_built(
+    kind, settings, reason, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("reservoir.backbones.generic._find_parts", lambda *_: pytest.fail("the model was built"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **settings}))
+    assert reason in outcome(find, str(tmp_path))
+
+
+def test_a_configuration_inside_another_may_not_ask_for_code_either(tmp_path, monkeypatch):
+    config = transformers.Gemma3Config()
+    config.text_config._attn_implementation = "someone/kernels"
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: config)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3"}))
+    assert "asks for code" in outcome(find, str(tmp_path))
+
+
+def test_a_model_that_is_stored_in_half_precision_is_computed_in_it(folder, tmp_path):
+    """It is tested in float32, and its matrices are rounded back afterwards."""
+    stored = load_file(folder / "model.safetensors")
+    halves = {name: tensor.bfloat16() for name, tensor in stored.items()}
+    save_file(halves, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    model = load_model(TASK, Reservoir(backbone=str(tmp_path), init="pretrained"), "cpu", "bfloat16")
+    assert torch.bfloat16 in {parameter.dtype for parameter in model.fpt.backbone.blocks.parameters()}
+    features = model.fpt.features(torch.randn(2, 7, 4), torch.tensor([7, 4]), [Column("final", "mean")])
+    assert torch.isfinite(features[Column("final", "mean")]).all()
 
 
 def test_a_layer_that_is_not_what_transformers_calls_so_is_refused(tmp_path, monkeypatch):
