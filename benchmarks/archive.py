@@ -76,7 +76,9 @@ def peer(kind: str, path: Path) -> Score:
 def fit_peer(kind: str, path: Path) -> float:
     """Return the accuracy of a classifier of aeon, in this process."""
     stored = np.load(path)
-    x, y, is_test = stored["x"].astype(np.float32), stored["y"], stored["split"] == "test"
+    x = stored["x"].astype(np.float32)
+    y = stored["y"]
+    is_test = stored["split"] == "test"
     lengths = stored["lengths"] if "lengths" in stored else np.full(len(x), x.shape[1])
     places = np.linspace(0, 1, x.shape[1])
     for row, length in zip(x, lengths, strict=True):

@@ -46,8 +46,8 @@ model = load_model(task, Reservoir(backbone=folder, init="pretrained", depth=dep
 seconds = time.process_time() - started
 is_loading = False
 watcher.join()
-kept = sum(tensor.numel() * tensor.element_size() for tensor in model.fpt.backbone.parameters())
-print(kept, peak - before, seconds)
+kept_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.fpt.backbone.parameters())
+print(kept_bytes, peak - before, seconds)
 """
 
 # Width, blocks, and the largest part of a file.
@@ -79,13 +79,13 @@ def measure(name: str, folder: Path) -> None:
         for compute in ("bfloat16", "float32"):
             command = [sys.executable, "-c", CHILD, str(folder), str(depth), compute]
             output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-            kept, peak, seconds = map(float, output.split())
+            kept_bytes, peak, seconds = map(float, output.split())
             cells = (
                 name,
                 "all" if depth == 0 else str(depth),
                 compute,
                 f"{stored / 1e6:,.0f}",
-                f"{kept / 1e6:,.0f}",
+                f"{kept_bytes / 1e6:,.0f}",
                 f"{peak / 1e6:,.0f}",
                 f"{seconds:.1f}",
             )

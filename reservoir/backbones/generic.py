@@ -39,6 +39,7 @@ INNER_MODELS = (
     "timm_config",
     "use_timm_backbone",
     "use_pretrained_backbone",
+    "architecture",  # of timm, which reads a name that begins with hf-hub: from the hub
 )
 
 MOST_PARTS = 1000

@@ -129,7 +129,7 @@ def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[st
     if reservoir.backbone == STEP_KERNELS:
         backbone = "recordings may be longer than the positions of a transformer"
     elif is_kernels(reservoir.backbone):
-        backbone = "for series, the blocks of a frozen transformer add nothing to random kernels"
+        backbone = "for series, the blocks of a frozen transformer add little to random kernels"
         if reservoir.backbone != KERNELS:
             backbone += "; many rows have fewer of them"
     return {
