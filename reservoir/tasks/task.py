@@ -61,6 +61,11 @@ class Task:
         return int(self.parameters.get("forecast") or 0)
 
     @property
+    def cuts_recordings(self) -> bool:
+        """Whether rows are windows of recordings; the windows of images are a parameter that has a stride."""
+        return "window" in self.parameters and "stride" not in self.parameters
+
+    @property
     def unlabelled(self) -> bool:
         """Whether the rows have no labels, so that only features can be made of them."""
         return bool(self.parameters.get("unlabelled"))

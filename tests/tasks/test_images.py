@@ -119,6 +119,7 @@ def test_the_parameters_of_a_task_set_tokens_and_key(name):
     side, channels = (32, 3) if name == "cifar10" else (28, 1)
     assert (task.max_tokens, task.form.dim) == ((side // 2) ** 2, 36 * channels)
     assert task.parameters == {**plain.parameters, "window": 6, "stride": 2} and "window" not in plain.parameters
+    assert not task.cuts_recordings  # which own data with --window does
 
 
 @pytest.mark.parametrize(

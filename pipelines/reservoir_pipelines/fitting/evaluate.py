@@ -73,7 +73,7 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     samples = test.read(final.source)
     parts: list[Predicted] = []
     window_scores: list[np.ndarray] = []
-    joins_windows = "window" in task.parameters and task.readout_tokens == 1
+    joins_windows = task.cuts_recordings and task.readout_tokens == 1
     names = [str(task.label(number)) for number in range(task.classes)]
     test_rows = samples.view["test"]
 

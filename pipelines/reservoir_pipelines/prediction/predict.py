@@ -43,12 +43,11 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
     # Refuse flags that do not fit the readout.
     bundle = open_readout(readout, trust=options.trust)
     task = bundle.task
-    is_cut = "window" in task.parameters
-    if options.windows and not is_cut:
+    if options.windows and not task.cuts_recordings:
         raise InputError(
             "--windows: the readout was not fitted on windows of recordings", "remove the flag"
         )
-    if options.coverage is not None and is_cut and not options.windows:
+    if options.coverage is not None and task.cuts_recordings and not options.windows:
         raise InputError(
             "--coverage: sets and intervals are those of windows, and a recording has several",
             "add --windows for the predictions of windows",
