@@ -147,16 +147,13 @@ def twin(task: str, extraction: ExtractOptions, options: FitOptions, place: Devi
     if saved := _saved(folder, key):
         notify(f"compared already; the result is in {saved.saved}")
         return saved
-    fits = [
-        fit_and_score(
-            Pool.open_entries(extracted),
-            replace(options, out=folder / name),
-            place,
-            every_column=True,
-        )
-        for name, extracted in (("trained", trained), ("untrained", untrained))
-    ]
-    result = replace(_compare(*fits, folder), seconds=round(time.monotonic() - started, 3))
+
+    def scored(extracted: Extraction, name: str) -> ScoredFit:
+        pool = Pool.open_entries(extracted)
+        return fit_and_score(pool, replace(options, out=folder / name), place, every_column=True)
+
+    result = _compare(scored(trained, "trained"), scored(untrained, "untrained"), folder)
+    result = replace(result, seconds=round(time.monotonic() - started, 3))
     write_checked(result.saved, {**result.to_dict(), "key": key})
     _plot(result, f"{entries[0].spec.task_name}, {entries[0].path.name}")
     return result
