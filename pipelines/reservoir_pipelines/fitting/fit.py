@@ -87,6 +87,7 @@ def fit_and_score(
         table=tuple(result for fit in selection.fits for result in fit.results),
         layer_scores=verdicts.layer_scores,
         curve=curve,
+        operating_points=verdicts.operating_points,
         readout=finals.saved.readout,
         results=folder / "results.csv",
         plot=folder / "sweep.png",

@@ -192,6 +192,35 @@ class LayerScore(Record):
         return from_json(cls, values | {"result": Result.from_dict(values["result"])})
 
 
+@dataclass(frozen=True, kw_only=True)
+class OperatingPoint(Record):
+    """A threshold that keeps a rate of false positives, set on held-out rows, and what it does on the test rows.
+
+    Parameters
+    ----------
+    rate : float
+        The largest rate of false positives, over rows like the held-out ones.
+    threshold : float
+        A row gets the second of two classes if its probability exceeds this threshold.
+    negatives : int
+        Number of held-out rows of the first class, which set the threshold.
+    recall : float
+        Share of the test rows of the second class that exceed the threshold.
+    false_positive_rate : float
+        Share of the test rows of the first class that exceed it.
+    recall_interval, false_positive_interval : tuple of (float, float), optional
+        Their 95% intervals over rows, or over groups if the rows have groups.
+    """
+
+    rate: float
+    threshold: float
+    negatives: int
+    recall: float
+    false_positive_rate: float
+    recall_interval: tuple[float, float] | None
+    false_positive_interval: tuple[float, float] | None
+
+
 class CurvePoint(NamedTuple):
     """Mean, lowest and highest scores over random draws of training rows, each draw with its own best penalty."""
 
@@ -235,6 +264,9 @@ class Fit:
         The best column of each layer; empty for fewer than two layers. Their test scores choose nothing.
     curve : tuple of CurvePoint
         The learning curve of the chosen columns, if requested.
+    operating_points : tuple of OperatingPoint
+        For two classes, thresholds that keep the rate of false positives at 1% and at 5%, as far as there are enough
+        held-out rows of the first class (99 and 19).
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved, predictions : Path
@@ -254,6 +286,7 @@ class Fit:
     table: tuple[Result, ...]
     layer_scores: tuple[LayerScore, ...] = ()
     curve: tuple[CurvePoint, ...]
+    operating_points: tuple[OperatingPoint, ...] = ()
     readout: Readout = field(repr=False)
     results: Path
     plot: Path
