@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.reports.report import Report
     from reservoir_pipelines.training.result import Training
+    from reservoir_pipelines.untrained import Twin
 
     StrPath = str | PathLike[str]
     Features = Extraction | FeatureStore | Path | str
@@ -314,6 +315,37 @@ def compare(arguments: CompareArguments) -> Comparison:
     first = require_path(arguments.first, "compare: first")
     second = require_path(arguments.second, "compare: second")
     return run(Path(first), Path(second))
+
+
+class TwinArguments(opt.FitOptions, opt.ExtractOptions, TaskArgument):
+    """The arguments of `twin`."""
+
+
+@takes(TwinArguments)
+def twin(arguments: TwinArguments) -> Twin:
+    """Compare a trained model with its untrained twin and with the raw input.
+
+    The task is extracted with the pretrained model and with the same model of random weights, unless
+    both are cached, and every column of both is fitted. For each layer, and for the readouts that
+    validation chose, the result has the test scores of both models and their differences, also to the
+    best readout of the raw input, with 95% intervals that are paired over rows. The same call later
+    returns the saved result.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import twin
+    >>> result = twin("digits", backbone="mini", limit=60, layers="block01,block02", pool="mean")
+    >>> [contrast.layer for contrast in result.layers]
+    ['block01', 'block02']
+    """
+    from reservoir_pipelines.untrained import twin as run
+
+    return run(
+        require_path(arguments.task, "twin: task"),
+        as_group(arguments, opt.ExtractOptions),
+        as_group(arguments, opt.FitOptions),
+        as_group(arguments, opt.DeviceOptions),
+    )
 
 
 class PredictArguments(opt.PredictOptions, ReadoutArguments):

@@ -83,12 +83,8 @@ def load_backbone(
             check_tied(family)
         if init in ("random", "random-flat", "tied"):
             lean = family.loader.lean(config, depth, words=family.is_generic)
-            _check_memory(name, family, lean, torch.float32)
-            # A class that nobody has described may draw constants, such as the time steps of Mamba.
-            with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                model = family.loader.build(lean)
-            backbone = Backbone(model, family, config, depth)
+            backbone = Backbone(_build(name, family, lean, seed), family, config, depth)
+            model = backbone.model
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
             draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
             if init == "tied":
@@ -109,15 +105,25 @@ def load_backbone(
 
 
 def load_native(
-    name: str, depth: int | None = None, *, own_precision: bool = False
+    name: str,
+    init: str = "pretrained",
+    seed: int = 0,
+    depth: int | None = None,
+    *,
+    own_precision: bool = False,
 ) -> tuple[Backbone, nn.Module]:
-    """Return a frozen backbone with its pretrained weights, and its native input module; see `load_backbone`."""
+    """Return a frozen backbone and its native input module, both pretrained or ``random``; see `load_backbone`."""
     with _LOADING:
         family, config = find(name, depth)
         if not family.native_input:
             raise InputError(f"--input native: {family.name} has no native input", "leave --input out")
-        own_precision = own_precision and not family.is_generic
-        loaded = _load(name, family, config, depth, native=True, own_precision=own_precision)
+        if init == "random":
+            model = _build(name, family, family.loader.lean(config, depth, words=True), seed)
+            draw_parameters(model, family.draw, config, seed)
+            loaded = Loaded(model, config, stored_digest=None)
+        else:
+            own_precision = own_precision and not family.is_generic
+            loaded = _load(name, family, config, depth, native=True, own_precision=own_precision)
         embeddings = loaded.model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
         embeddings = embeddings if type(embeddings) is nn.Embedding else embeddings.float()
@@ -127,6 +133,15 @@ def load_native(
         if family.is_generic:
             check_backbone(backbone)
         return backbone, embeddings
+
+
+def _build(name: str, family: Family, config: Any, seed: int) -> nn.Module:
+    """Return a model in float32 whose weights will be drawn."""
+    _check_memory(name, family, config, torch.float32)
+    # A class that nobody has described may draw constants, such as the time steps of Mamba.
+    with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return family.loader.build(config)
 
 
 def _check_memory(name: str, family: Family, lean: Any, dtype: torch.dtype) -> None:
@@ -233,7 +248,7 @@ def frozen_unchanged(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A pretrained model with its configuration."""
+    """A model with its configuration."""
 
     model: nn.Module
     config: Any
