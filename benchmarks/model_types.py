@@ -11,42 +11,48 @@ sizes, because a tiny configuration that suits most types does not suit them.
 from __future__ import annotations
 
 import argparse
-import inspect
 import signal
+import sys
 import tempfile
 import warnings
 from collections import Counter
+from copy import deepcopy
 from typing import Any
 
 import torch
 import transformers
 
-from reservoir.backbones import families, load_backbone, load_native
-from reservoir.errors import InputError
+from reservoir.backbones import families, find, load_backbone, load_native
+from reservoir.backbones.family import HubLoader
+from reservoir.errors import InputError, first_line
 
 SECONDS = 40  # for each type
 MOST_PARAMETERS = 6e7
 
+# Settings of a tiny model, for every configuration that has them.
 SMALL = {
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "vocab_size": 200,
-    "max_position_embeddings": 128,
-    "embedding_size": 64,
-    "moe_intermediate_size": 32,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "state_size": 16,
-    "time_step_rank": 16,
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth", "n_layers"), 2),
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "encoder_num_layers", "decoder_num_layers"), 2),
+    **dict.fromkeys(("hidden_size", "d_model", "embed_dim", "embedding_size", "word_embed_proj_dim", "n_embd"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "d_inner"), 64),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads", "n_head"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "encoder_num_heads"), 4),
+    **dict.fromkeys(("head_dim", "global_head_dim", "attention_head_dim", "d_kv"), 16),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "projection_dim"), 32),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank", "state_size", "time_step_rank"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "rotary_dim"), 8),
+    **dict.fromkeys(("v_head_dim",), 16),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k"), 1),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **dict.fromkeys(("vocab_size", "audio_vocab_size", "codebook_size", "vocab_size_per_layer_input"), 200),
+    "max_position_embeddings": 128,
+    "image_size": 32,
+    "patch_size": 8,
+    "max_source_positions": 50,
 }
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id", "cls_token_id")
 MORE = {"mamba2": {"num_heads": 8}}  # what some types need in addition
-INNER = ("text_config", "vision_config", "audio_config")
 
 
 def tiny_config(config_class: Any) -> Any:
@@ -57,19 +63,24 @@ def tiny_config(config_class: Any) -> Any:
         for name, value in SMALL.items()
         if isinstance(vars(default).get(name, getattr(default, name, None)), int)
     }
-    settings |= MORE.get(config_class.model_type, {})
+    if "qk_rope_head_dim" in settings and "head_dim" in settings:  # the heads' rotated part alone
+        settings["head_dim"] = settings["qk_rope_head_dim"]
     for name in ("layer_types", "mlp_layer_types"):
         values = getattr(default, name, None)
         if isinstance(values, list) and not isinstance(getattr(config_class, name, None), property):
             settings[name] = values[:2]
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+    for name in TOKENS:
         number = getattr(default, name, None)
         if isinstance(number, int) and number >= SMALL["vocab_size"]:
             settings[name] = 1
-    for name in INNER:
-        if isinstance(inner := getattr(default, name, None), transformers.PreTrainedConfig):
+    # Rotations by time, height and width share the halves of a head.
+    rope = getattr(default, "rope_parameters", None)
+    if isinstance(rope, dict) and "mrope_section" in rope:
+        settings["rope_parameters"] = rope | {"mrope_section": [2, 3, 3]}
+    for name, inner in vars(default).items():
+        if isinstance(inner, transformers.PreTrainedConfig):
             settings[name] = tiny_config(type(inner))
-    return config_class(**settings)
+    return config_class(**(settings | MORE.get(config_class.model_type, {})))
 
 
 def result_of(kind: str) -> str:
@@ -77,31 +88,34 @@ def result_of(kind: str) -> str:
     config_class = transformers.CONFIG_MAPPING[kind]
     if kind in families():
         return "own family"
-    if config_class not in transformers.MODEL_MAPPING:
-        return "no model without a head"
-    classes: Any = transformers.MODEL_MAPPING[config_class]
-    model_class: Any = classes[0] if isinstance(classes, tuple | list) else classes
-    if "inputs_embeds" not in inspect.signature(model_class.forward).parameters:
-        return "takes no input embeddings"
     try:
         config = tiny_config(config_class)
-        with torch.device("meta"):
-            count = sum(tensor.numel() for tensor in model_class(config).parameters())
-    except Exception:  # transformers' classes raise many types of errors for sizes that do not fit
-        count = MOST_PARAMETERS
-    if count >= MOST_PARAMETERS:
-        return "no tiny model"
-    return run(model_class, config)
+    except Exception as error:  # transformers' classes raise many types of errors for sizes that do not fit
+        return f"no tiny model: {type(error).__name__}: {first_line(error)}"
+    return run(config)
 
 
-def run(model_class: Any, config: Any) -> str:
+def run(config: Any) -> str:
     """Load a model in three ways, and return how it runs."""
     with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        try:
+            family, config = find(folder)
+        except InputError as error:
+            return f"refused: {str(error).replace(folder, 'folder')}"
+        loader = family.loader
+        assert isinstance(loader, HubLoader) and isinstance(loader.model, type)
+        with torch.device("meta"):
+            count = sum(tensor.numel() for tensor in loader.model(deepcopy(config)).parameters())
+        if count >= MOST_PARAMETERS:
+            return f"no tiny model: {count:,} parameters"
         torch.manual_seed(0)
-        model_class(config).save_pretrained(folder)
+        model: Any = loader.model(config)
+        model.save_pretrained(folder)
         try:
             backbone = load_backbone(folder, "pretrained")
-            load_native(folder, depth=1)
+            if family.reads:
+                load_native(folder, depth=1)
             drawn = load_backbone(folder, "random", seed=1, depth=1)
         except InputError as error:
             return f"refused: {str(error).replace(folder, 'folder')}"
@@ -109,7 +123,8 @@ def run(model_class: Any, config: Any) -> str:
         is_finite = drawn(torch.randn(2, 5, drawn.width)).isfinite().all()
     if not is_finite:
         return "refused: drawn at random, it returns NaN"
-    return "runs" if backbone.can_pad else "runs, rows of equal length in a batch"
+    part = f", {loader.part}" if loader.part else ""
+    return f"runs{'' if backbone.can_pad else ', rows of equal length in a batch'}: {family.reads or 'vectors'}{part}"
 
 
 def main() -> None:
@@ -141,8 +156,7 @@ def main() -> None:
             results[kind] = f"refused: {type(error).__name__}: {message}"
         finally:
             signal.alarm(0)
-        if arguments.types:
-            print(f"{kind}: {results[kind]}", flush=True)
+        print(f"{kind}: {results[kind]}", file=sys.stdout if arguments.types else sys.stderr, flush=True)
     if not arguments.types:
         print_tables(results)
 

@@ -114,7 +114,9 @@ class Backbone(nn.Module):
         """Call callbacks with the hidden states of some layers during every forward pass inside the context."""
         check_layers(layers, self.family, self.depth)
         blocks = self.blocks
-        used = blocks[: max(self.layers.index(layer) for layer in layers)]
+        deepest = max(self.layers.index(layer) for layer in layers)
+        # A model that nobody has described may change what enters it before the first block and after the last.
+        used = blocks[: max(deepest, 1 if self.family.is_generic else 0)]
         # The blocks above the deepest requested layer are skipped, and the norm if nobody reads its output.
         skipped: dict[str, nn.Module] = {self.family.blocks: used} if self.family.blocks else {}
         if self.family.final_norm and "final" not in layers:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, HubLoader, SkipInitialisation, draw_normal
-from reservoir.backbones.generic import check_backbone, check_words
+from reservoir.backbones.generic_checks import check_backbone, check_native
 from reservoir.backbones.names import (
     find,
     folder_of,
@@ -120,7 +120,7 @@ def load_native(
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
         embeddings = embeddings if type(embeddings) is nn.Embedding else embeddings.float()
         if family.is_generic:
-            check_words(model, config, embeddings)
+            check_native(model, config, embeddings)
         backbone = Backbone(model, family, config, depth)
         if family.is_generic:
             check_backbone(backbone)
@@ -285,7 +285,7 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
     Nobody has listed the heads of a generic family, so it is any tensor outside the blocks that are kept.
     """
     if family.is_generic:
-        number = _block_number(key, family.blocks)
+        number = _block_number(key, family.stored_blocks)
         return number is None or (depth is not None and number >= depth)
     return key.removeprefix(prefix).startswith(family.heads)
 
@@ -293,6 +293,8 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
     """Return the whole configuration with the settings that the model's class changed, which the digest covers."""
     built: Any = getattr(model, "config", lean)
+    if type(built) is not type(lean):  # a part of the model, which has its own
+        return config
     before = lean.to_dict()
     changed = {
         key: value
