@@ -112,7 +112,8 @@ def set_depth(config: Any, setting: str, depth: int) -> None:
     """Set the number of blocks in a configuration of transformers, and shorten its lists of one value per block."""
     setattr(config, setting, depth)
     for name in LISTS_BY_BLOCK:
-        is_computed = isinstance(getattr(type(config), name, None), property)
+        stored_name = config.attribute_map.get(name, name)
+        is_computed = isinstance(getattr(type(config), stored_name, None), property)
         if not is_computed and isinstance(values := getattr(config, name, None), list):
             setattr(config, name, values[:depth])
 

@@ -89,9 +89,10 @@ class Parts:
     depth_setting: str  # name of the setting with their number
     shape: Shape
     takes: str  # the argument by which vectors enter, or in place of which they enter
-    words: str  # path of the token embeddings, if vectors enter as such
+    words: str  # path of the token embeddings, if vectors enter as such; empty if there are none
     call: dict[str, bool]  # arguments of `forward` that switch off what is not needed
     takes_mask: bool
+    has_patches: bool  # whether images of one size are cut into square patches
 
 
 # The parts by model type and settings, because building a model of many blocks takes time.
@@ -109,6 +110,9 @@ def generic_family(config: Any) -> Family:
     model_class = _class_of(config)
     parts = _parts_of(model_class, config)
     takes_embeddings = parts.takes == "inputs_embeds"
+    reads = "text" if parts.words or parts.takes == "input_ids" else ""
+    if parts.takes == "pixel_values" and parts.has_patches:
+        reads = "pixels"
     return Family(
         name=config.model_type,
         loader=HubLoader(
@@ -125,9 +129,9 @@ def generic_family(config: Any) -> Family:
         groups=GROUPS,
         draw=partial(_draw, parts),
         scheme="matrices normal with standard deviation initializer_range, all else as the model's class sets it",
-        unused=(parts.words,) if takes_embeddings else (),
-        native_input=parts.words if takes_embeddings else "front_end",
-        reads={"inputs_embeds": "text", "input_ids": "text", "pixel_values": "pixels"}.get(parts.takes, ""),
+        unused=(parts.words,) if parts.words else (),
+        native_input=parts.words if takes_embeddings else "front_end" if reads else "",
+        reads=reads,
         is_generic=True,
     )
 
@@ -202,15 +206,17 @@ def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
     inner = model.config.get_text_config() if not part else model.config
     settings = _path_of_settings(config, type(inner)) or ""
     arguments = inspect.signature(model.forward).parameters
+    words, words_width = _find_words(model)
+    width = next((size for name in WIDTHS if isinstance(size := getattr(inner, name, None), int)), None)
+    if width is None:
+        raise refusal(config, "its configuration does not say how wide its blocks are")
     takes = "inputs_embeds"
-    if takes not in arguments:
+    # Embeddings of another width, as in ELECTRA, are projected before the first block.
+    if takes not in arguments or words_width not in (0, width):
         takes = next((name for name in (model.main_input_name, *INPUTS) if name in arguments), "")
         if takes not in INPUTS:
             raise refusal(config, f"it takes {next(iter(arguments), 'nothing')}")
     depth_setting, blocks = _find_blocks(model, inner, config)
-    width = next((size for name in WIDTHS if isinstance(size := getattr(inner, name, None), int)), None)
-    if width is None:
-        raise refusal(config, "its configuration does not say how wide its blocks are")
     # Learned positions with a padding number begin after it, as in RoBERTa.
     padded_positions = [
         module.padding_idx + 1
@@ -236,9 +242,10 @@ def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
             causal=False,
         ),
         takes=takes,
-        words=_find_words(model, width, config) if takes == "inputs_embeds" else "",
+        words=words if takes == "inputs_embeds" else "",
         call=call,
         takes_mask="attention_mask" in arguments,
+        has_patches=hasattr(inner, "patch_size") and "spatial_shapes" not in arguments,
     )
 
 
@@ -293,18 +300,14 @@ def _find_blocks(model: Any, inner: Any, config: Any) -> tuple[str, str]:
     raise refusal(config, "it has no list of as many blocks as its configuration says")
 
 
-def _find_words(model: Any, width: int, config: Any) -> str:
-    """Return the path of the token embeddings."""
+def _find_words(model: Any) -> tuple[str, int]:
+    """Return the path and the width of the token embeddings; an empty path if a model has none."""
     try:
         table = model.get_input_embeddings()
-    except NotImplementedError:
+    except (AttributeError, NotImplementedError):
         table = None
-    words = next((path for path, module in model.named_modules() if module is table), "")
-    if not words:
-        raise refusal(config, "it has no token embeddings")
-    if getattr(table, "embedding_dim", width) != width:
-        raise refusal(config, "its token embeddings have another width than its blocks")
-    return words
+    words = next((path for path, module in model.named_modules() if path and module is table), "")
+    return words, getattr(table, "embedding_dim", 0)
 
 
 def _without_pooler(model_class: type[nn.Module]) -> dict[str, bool]:

@@ -192,6 +192,7 @@ def stand_ins(model: Any, takes: str) -> list[StandIn]:
         frames = 2 * getattr(config, "max_source_positions", 1500)
         shapes = [
             lambda tokens: (tokens, features),
+            lambda tokens: (mel_bins, 2 * tokens),
             lambda _tokens: (mel_bins, frames),
             lambda tokens: (FRAMES_PER_TOKEN * tokens, mel_bins),
         ]

@@ -84,7 +84,9 @@ class PixelReader:
         self.special = self.max_tokens - count, 0  # special tokens before and after those of the patches
         self.has_cls = self.special[0] > 0
         self.digest = _settings_digest(processor)
-        first = {0: "", 1: "a class token and "}.get(self.special[0], f"{self.special[0]} special tokens and ")
+        first = {0: "", 1: "a class token and "}.get(
+            self.special[0], f"{self.special[0]} special tokens and "
+        )
         sizes_text = f"{self.width}x{self.height} pixels, {first}{count:,} patches"
         self.description = f"the model's own processor, as {sizes_text}"
 
