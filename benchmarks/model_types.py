@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from reservoir.backbones.family import HubLoader
 from reservoir.errors import InputError, first_line
 
 SECONDS = 40  # for each type
-MOST_PARAMETERS = 6e7
+MOST_PARAMETERS = 1e8
 
 # Settings of a tiny model, for every configuration that has them.
 SMALL = {
@@ -55,6 +56,7 @@ SMALL = {
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k"), 1),
     **dict.fromkeys(("n_group", "topk_group"), 1),
     **dict.fromkeys(("vocab_size", "audio_vocab_size", "codebook_size", "vocab_size_per_layer_input"), 256),
+    "entity_vocab_size": 256,
     "max_position_embeddings": 128,
     "image_size": 32,
     "patch_size": 8,
@@ -78,60 +80,91 @@ FINAL = (
     "library",
     "TimeoutError",
 )
-MORE = {"mamba2": {"num_heads": 8}}  # what some types need in addition
+# What some types need in addition.
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
+MORE = {
+    "mamba2": {"num_heads": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "nemotron": {"num_key_value_heads": 4},
+    "chameleon": {"vocabulary_map": {"<image>": 5}},
+    "emu3": {"vocabulary_map": {"<image>": 5}},
+    "deepseek_v2": EXPERTS,
+    "dots1": EXPERTS,
+    "kyutai_speech_to_text": {"audio_pad_token_id": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+}
 
 
-# A tiny model has all small settings; where those do not fit together, it keeps the published size of some.
+HEADS = (
+    "head_dim",
+    "global_head_dim",
+    "attention_head_dim",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+)
+DEPTHS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth", "n_layers")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the sizes of a tiny model are chosen, where the small ones do not fit together."""
+
+    published: Collection[str] = ()  # settings that keep their published value
+    rotations: tuple[int, ...] = ()  # channels of half a head that are rotated by time, height and width
+
+
 VARIANTS = (
-    (),
-    (
-        "head_dim",
-        "global_head_dim",
-        "attention_head_dim",
-        "qk_rope_head_dim",
-        "qk_nope_head_dim",
-        "v_head_dim",
+    Variant(),
+    Variant(rotations=(2, 3, 3)),
+    Variant(rotations=(1, 1, 2)),
+    Variant(HEADS),
+    Variant(
+        (
+            "num_attention_heads",
+            "num_key_value_heads",
+            "num_heads",
+            "n_head",
+            "head_dim",
+            "hidden_size",
+            "d_model",
+        )
     ),
-    (
-        "num_attention_heads",
-        "num_key_value_heads",
-        "num_heads",
-        "n_head",
-        "head_dim",
-        "hidden_size",
-        "d_model",
-    ),
-    tuple(
-        set(SMALL)
-        - {"num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth", "n_layers"}
-    ),
+    Variant(frozenset(SMALL) - {*DEPTHS}),
 )
 
 
-def tiny_config(config_class: Any, published: Collection[str]) -> Any:
-    """Return a small configuration of a class, those inside it included; ``published`` settings keep their value."""
+def tiny_config(config_class: Any, variant: Variant) -> Any:
+    """Return a small configuration of a class, those inside it included."""
     default = config_class()
     settings: dict[str, Any] = {
         name: value
         for name, value in SMALL.items()
-        if name not in published and isinstance(_setting(default, name), int)
+        if name not in variant.published and isinstance(_setting(default, name), int)
     }
+    if "head_dim" in vars(default) and default.head_dim is None and "head_dim" not in variant.published:
+        settings["head_dim"] = SMALL["head_dim"]
     if "qk_rope_head_dim" in settings and "head_dim" in settings:  # the heads' rotated part alone
         settings["head_dim"] = settings["qk_rope_head_dim"]
     for name in ("layer_types", "mlp_layer_types"):
         if isinstance(values := _setting(default, name), list):
-            settings[name] = values[:2]
+            settings[name] = [*dict.fromkeys(values), *values][:2]  # of different types, if there are any
     for name in TOKENS:
         number = getattr(default, name, None)
         if isinstance(number, int) and number >= SMALL["vocab_size"]:
             settings[name] = 1
-    # Rotations by time, height and width share the halves of a head.
     rope = getattr(default, "rope_parameters", None)
-    if isinstance(rope, dict) and not published:
-        settings["rope_parameters"] = rope | {"mrope_section": [2, 3, 3]}
+    if isinstance(rope, dict) and variant.rotations:
+        settings["rope_parameters"] = rope | {"mrope_section": list(variant.rotations)}
     for name, inner in vars(default).items():
         if isinstance(inner, transformers.PreTrainedConfig):
-            settings[name] = tiny_config(type(inner), published)
+            settings[name] = tiny_config(type(inner), variant)
     return config_class(**(settings | MORE.get(config_class.model_type, {})))
 
 
@@ -141,7 +174,7 @@ def _setting(config: Any, name: str) -> Any:
         return None
     try:
         return vars(config).get(name, getattr(config, name, None))
-    except AttributeError:
+    except Exception:  # of a setting that each block may have otherwise
         return None
 
 
@@ -150,9 +183,9 @@ def result_of(kind: str) -> str:
     if kind in families():
         return "own family"
     results: list[str] = []
-    for published in VARIANTS:
+    for variant in VARIANTS:
         try:
-            results.append(run(tiny_config(transformers.CONFIG_MAPPING[kind], published)))
+            results.append(run(tiny_config(transformers.CONFIG_MAPPING[kind], variant)))
         except (
             Exception
         ) as error:  # transformers' classes raise many types of errors for sizes that do not fit

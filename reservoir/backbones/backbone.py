@@ -145,7 +145,7 @@ class Backbone(nn.Module):
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
         """Call a callback with the hidden states of a layer in each forward pass; return the handle of the hook."""
         # The layer `embed` is the input of the first block, or of the norm if no block runs. Modules of transformers
-        # get it by position or by name, and return it alone or first in a tuple.
+        # get it by position or by name, and return it alone or first in a tuple or a list.
         first = blocks[0] if len(blocks) else self.model.get_submodule(self.family.final_norm)
         if layer == "embed" and first is not self.model:  # the path "" of a missing norm is the model
             return first.register_forward_pre_hook(
@@ -158,7 +158,7 @@ class Backbone(nn.Module):
         module = self if layer in ("embed", "final") else blocks[self.layers.index(layer) - 1]
         return module.register_forward_hook(
             lambda _module, _inputs, out: callback(
-                (out[0] if isinstance(out, tuple) else out)[:, : self._tokens]
+                (out[0] if isinstance(out, tuple | list) else out)[:, : self._tokens]
             )
         )
 

@@ -39,7 +39,7 @@ from reservoir.backbones.family import (
     set_depth,
     silence_transformers,
 )
-from reservoir.backbones.vector_model import VectorModel
+from reservoir.backbones.vector_model import VectorModel, token_table
 from reservoir.errors import InputError
 
 # transformers would download compiled kernels from the hub for some models, and run them.
@@ -57,6 +57,9 @@ INNER_MODELS = (
 
 MOST_PARTS = 1000
 """Most blocks, and most experts of a block: more than any model has. A model is built before anything else is known."""
+
+COUNTS = ("layers", "n_layer", "blocks", "experts", "depth")
+"""Ends of the names of settings that count blocks or experts."""
 
 # Parts of the names of parameters by group; the first match counts, so the last group takes all others.
 GROUPS = {
@@ -192,8 +195,7 @@ def _check_settings(config: Any, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if isinstance(value, Mapping):
             _check_settings(config, value)
-        counts_parts = any(what in str(name) for what in ("layers", "blocks", "experts"))
-        if counts_parts and isinstance(value, int) and value > MOST_PARTS:
+        if str(name).endswith(COUNTS) and isinstance(value, int) and value > MOST_PARTS:
             raise refusal(config, f"its configuration sets {name} to {value:,}, more than {MOST_PARTS:,}")
 
 
@@ -213,8 +215,8 @@ def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
     takes = "inputs_embeds"
     # Embeddings of another width, as in ELECTRA, are projected before the first block.
     if takes not in arguments or words_width not in (0, width):
-        takes = next((name for name in (model.main_input_name, *INPUTS) if name in arguments), "")
-        if takes not in INPUTS:
+        takes = _own_input(model)
+        if not takes:
             raise refusal(config, f"it takes {next(iter(arguments), 'nothing')}")
     depth_setting, blocks = _find_blocks(model, inner, config)
     # Learned positions with a padding number begin after it, as in RoBERTa.
@@ -260,14 +262,25 @@ def _part_that_runs(whole: Any, config: Any) -> str:
     halves = [
         (path, module)
         for path, module in whole.named_modules()
-        if path and hasattr(module, "main_input_name") and type(module.config) is not type(config)
+        if path
+        and hasattr(module, "main_input_name")
+        and type(module.config) is not type(config)
+        and "For" not in type(module).__name__  # a model with a head
     ]
     if "inputs_embeds" in inspect.signature(whole.forward).parameters:
         text_settings = type(config.get_text_config())
         texts = (path for path, module in halves if type(module.config) is text_settings)
         return next(texts, "")
-    by_input = ((name, path) for name in INPUTS for path, half in halves if half.main_input_name == name)
-    return next((path for _, path in by_input), "")
+    by_input = {
+        _own_input(half): path for path, half in reversed(halves)
+    }  # the first half of each input stays
+    return next((by_input[name] for name in INPUTS if name in by_input), "")
+
+
+def _own_input(model: Any) -> str:
+    """Return the argument of a model's own input; empty if it is none of `INPUTS`."""
+    arguments = inspect.signature(model.forward).parameters
+    return next((name for name in INPUTS if name in arguments), "")
 
 
 def _path_of_settings(config: Any, kind: type) -> str | None:
@@ -295,17 +308,14 @@ def _find_blocks(model: Any, inner: Any, config: Any) -> tuple[str, str]:
             for path, blocks in lists.items()
             if len(blocks) == getattr(inner, setting, None)
         }
-        if sizes:
+        if sizes and not isinstance(getattr(type(inner), setting, None), property):
             return setting, sizes[max(sizes)]
     raise refusal(config, "it has no list of as many blocks as its configuration says")
 
 
 def _find_words(model: Any) -> tuple[str, int]:
     """Return the path and the width of the token embeddings; an empty path if a model has none."""
-    try:
-        table = model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
-        table = None
+    table = token_table(model)
     words = next((path for path, module in model.named_modules() if path and module is table), "")
     return words, getattr(table, "embedding_dim", 0)
 

@@ -133,8 +133,8 @@ class FrontEnd(nn.Module):
         super().__init__()
         self._owner = (owner,)  # in a tuple, because the model is no part of this module
         self.pixels: tuple[int, int, int] | None = None  # channels, height and width of images
-        embeddings = owner.model.get_input_embeddings() if owner.takes == "input_ids" else None
-        self.num_embeddings: int | None = getattr(embeddings, "num_embeddings", None)
+        words = token_table(owner.model) if owner.takes == "input_ids" else None
+        self.num_embeddings: int | None = getattr(words, "num_embeddings", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens) integers, or patches (batch, patches, values), to (batch, tokens, width)."""
@@ -153,6 +153,14 @@ class FrontEnd(nn.Module):
         owner.has_native_input = True
         # Positions that are relative to the image need a stand-in of its size.
         owner.stand_in = replace(owner.stand_in, shape=lambda _tokens: pixels)
+
+
+def token_table(model: Any) -> nn.Module | None:
+    """Return the token embeddings of a model, if it has any."""
+    try:
+        return model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # of a model of images or sounds
+        return None
 
 
 def patch_side(config: Any) -> int:
@@ -180,7 +188,11 @@ def stand_ins(model: Any, takes: str) -> list[StandIn]:
         side = patch_side(config) if hasattr(config, "patch_size") else 16
         if _mask_argument(model, takes):
             return [StandIn(lambda tokens: (tokens, channels * side * side), shares_row=False)]
-        shapes = [lambda tokens: (channels, side, side * tokens), lambda _tokens: (channels, height, width)]
+        shapes = [
+            lambda tokens: (channels, side, side * tokens),
+            lambda tokens: (channels, side, side * max(tokens - 1, 1)),  # after a class token
+            lambda _tokens: (channels, height, width),
+        ]
         if frames := getattr(config, "num_frames", 0):
             shapes.append(lambda _tokens: (frames, channels, height, width))
     elif takes == "input_values":
@@ -188,7 +200,7 @@ def stand_ins(model: Any, takes: str) -> list[StandIn]:
             shapes.append(lambda tokens: (_samples(config, tokens),))
         shapes.append(lambda _tokens: (getattr(config, "max_length", None) or 1024, mel_bins))
     elif takes == "input_features":
-        features = getattr(config, "feature_projection_input_dim", mel_bins)
+        features = getattr(config, "feature_projection_input_dim", getattr(config, "input_dim", mel_bins))
         frames = 2 * getattr(config, "max_source_positions", 1500)
         shapes = [
             lambda tokens: (tokens, features),
