@@ -294,7 +294,7 @@ class PrecisionOptions(ComputeOptions, panel="Features"):
     )
 
 
-class FeatureOptions(PrecisionOptions, panel="Features"):
+class LayerOptions(Options, panel="Features"):
     """Which hidden states are stored, and how they are pooled."""
 
     layers: str | Sequence[str] | None = option(
@@ -305,6 +305,11 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
         f"Poolings over the tokens, comma-separated: {pooling_help()}.",
         shown=BY_DATA,
     )
+
+
+class FeatureOptions(LayerOptions, PrecisionOptions, panel="Features"):
+    """Which hidden states are computed and stored, and in which batches and precision."""
+
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
 
 

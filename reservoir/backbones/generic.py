@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -125,7 +125,7 @@ def generic_family(config: Any) -> Family:
             part=parts.part,
             shrink=partial(_shrink, parts),
         ),
-        shape=lambda _config: parts.shape,
+        shape=partial(_shape, parts),
         run=partial(_run, parts) if takes_embeddings else run_vectors,
         blocks=parts.blocks if takes_embeddings else f"model.{parts.blocks}",
         stored_blocks=f"{parts.part}.{parts.blocks}".lstrip("."),
@@ -349,6 +349,10 @@ def _shrink(parts: Parts, config: Any, depth: int | None) -> None:
         for setting in DEPTHS:
             if isinstance(getattr(other, setting, None), int):
                 set_depth(other, setting, 1)
+
+
+def _shape(parts: Parts, config: Any) -> Shape:
+    return replace(parts.shape, depth=getattr(_settings_of(parts, config), parts.depth_setting))
 
 
 def _with_vectors(parts: Parts, model: nn.Module, config: Any) -> nn.Module:

@@ -1,6 +1,6 @@
 """The result of ``fit``: every readout, the chosen one with its evaluation on test, baselines and layers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
@@ -66,6 +66,11 @@ class Result(Record):
         """Return the fields as JSON values; accuracies also as ``valid_accuracy`` and ``test_accuracy``."""
         named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
         return (named if self.metric == "accuracy" else {}) | super().to_dict()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Result":
+        """Build a result from the values of `to_dict`."""
+        return from_json(cls, {item.name: values[item.name] for item in fields(cls)})
 
     @property
     def sort_key(self) -> tuple[float, float, float]:
@@ -184,8 +189,7 @@ class LayerScore(Record):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LayerScore":
         """Build a score from the values of `to_dict`."""
-        result = {item.name: values["result"][item.name] for item in fields(Result)}
-        return from_json(cls, values | {"result": from_json(Result, result)})
+        return from_json(cls, values | {"result": Result.from_dict(values["result"])})
 
 
 class CurvePoint(NamedTuple):
