@@ -1,16 +1,18 @@
 """Which model types of transformers run as a backbone: each is tried with a tiny random model of its class.
 
-    python benchmarks/model_types.py                # all types, about four minutes
+    python benchmarks/model_types.py                # all types, about ten minutes; each result on stderr
     python benchmarks/model_types.py mamba2 opt     # some types, each with its result
 
-A type runs if its model is loaded with all blocks, loaded with its own input and one block, and drawn at random; the
-tests of `reservoir.backbones.generic` run every time. Some types that are counted as refused run at their published
-sizes, because a tiny configuration that suits most types does not suit them.
+A type runs if its model is loaded with all blocks, loaded with its own input (text or images, if it has one) and one
+block, and drawn at random; the tests of `reservoir.backbones.generic_checks` run every time. A result names the model's
+own input, and the part that runs if not all of it does. Some types that are counted as refused run at their published
+sizes, because none of the tiny configurations suits them.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import tempfile
@@ -260,16 +262,22 @@ def main() -> None:
 
 
 def print_tables(results: dict[str, str]) -> None:
-    """Print how many types have each result, and the reason of each refusal."""
+    """Print how many types have each result, what runs of them, and which types are refused for each reason."""
     print("| result | model types |")
     print("|---|--:|")
     for result, count in Counter(text.partition(":")[0] for text in results.values()).most_common():
         print(f"| {result} | {count} |")
-    print("\n| refused | reason |\n|---|---|")
-    for kind, text in results.items():
-        result, _, reason = text.partition(": ")
-        if result == "refused":
-            print(f"| {kind} | {' '.join(reason.split())[:150].replace('|', '/')} |")
+    for title, ending in (("reason", "refused"), ("why there is no tiny model", "no tiny model")):
+        kinds_by_reason: dict[str, list[str]] = {}
+        for kind, text in results.items():
+            result, _, reason = text.partition(": ")
+            if result == ending:
+                reason = re.sub(r"^model type '[^']*': |; choose another model$", "", reason)
+                short = " ".join(reason.split())[:150].replace("|", "/")
+                kinds_by_reason.setdefault(short, []).append(kind)
+        print(f"\n| {title} | model types |\n|---|---|")
+        for reason, kinds in sorted(kinds_by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
+            print(f"| {reason} | {', '.join(kinds)} |")
 
 
 if __name__ == "__main__":

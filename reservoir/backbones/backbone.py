@@ -39,6 +39,7 @@ class Backbone(nn.Module):
         self.causal = self.shape.causal
         self.compute = torch.float32
         self.can_pad = True  # whether rows of several lengths can be in one batch
+        self.allows_bfloat16 = family.allows_bfloat16
         # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
         # weights that are not quantised.
         self.stored_digest: str | None = None
@@ -90,7 +91,7 @@ class Backbone(nn.Module):
 
     def set_compute(self, dtype: torch.dtype) -> None:
         """Run the matrix products in ``dtype`` (float32 or bfloat16); recurrent models stay in float32."""
-        if not self.family.allows_bfloat16:
+        if not self.allows_bfloat16:
             return
         self.compute = dtype
         # Trained weights stay in float32. So does the residual stream: the error of an untrained GPT-2

@@ -69,7 +69,7 @@ def load_backbone(
 
     All weights are float32, unless ``own_precision`` leaves the matrices of pretrained blocks in the half
     precision in which they are stored. `weights_digest` is the same for both. A generic family is tested when
-    it is loaded, so its weights are always float32.
+    it is loaded, and becomes float32 if half precision changes what it computes.
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
@@ -92,7 +92,7 @@ def load_backbone(
             if family.is_generic:
                 check_backbone(backbone)
             return backbone
-        own_precision = own_precision and init == "pretrained" and not family.is_generic
+        own_precision = own_precision and init == "pretrained"
         loaded = _load(name, family, config, depth, own_precision=own_precision)
         backbone = loaded.backbone(family, depth)
         draw_parameters(backbone.model, family.draw, backbone.config, seed, family.unsaved)
@@ -122,7 +122,6 @@ def load_native(
             draw_parameters(model, family.draw, config, seed)
             loaded = Loaded(model, config, stored_digest=None)
         else:
-            own_precision = own_precision and not family.is_generic
             loaded = _load(name, family, config, depth, native=True, own_precision=own_precision)
         embeddings = loaded.model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.

@@ -265,16 +265,48 @@ def test_a_configuration_inside_another_may_not_ask_for_code_either(tmp_path, mo
     assert "asks for code" in outcome(find, str(tmp_path))
 
 
-def test_a_model_that_is_stored_in_half_precision_is_computed_in_it(folder, tmp_path):
-    """It is tested in float32, and its matrices are rounded back afterwards."""
+@pytest.fixture
+def halves(folder, tmp_path):
+    """Return a copy of a model in bfloat16, as today's models are published."""
     stored = load_file(folder / "model.safetensors")
-    halves = {name: tensor.bfloat16() for name, tensor in stored.items()}
-    save_file(halves, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: tensor.bfloat16() for name, tensor in stored.items()},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    model = load_model(TASK, Reservoir(backbone=str(tmp_path), init="pretrained"), "cpu", "bfloat16")
-    assert torch.bfloat16 in {parameter.dtype for parameter in model.fpt.backbone.blocks.parameters()}
-    features = model.fpt.features(torch.randn(2, 7, 4), torch.tensor([7, 4]), [Column("final", "mean")])
-    assert torch.isfinite(features[Column("final", "mean")]).all()
+    return tmp_path
+
+
+def matrices(backbone):
+    return [module.weight for module in backbone.blocks.modules() if isinstance(module, torch.nn.Linear)]
+
+
+def test_a_model_that_is_stored_in_half_precision_stays_in_it(halves):
+    exact = load_backbone(str(halves), "pretrained")
+    own = load_backbone(str(halves), "pretrained", own_precision=True)
+    assert {weight.dtype for weight in matrices(exact)} == {torch.float32}
+    assert {weight.dtype for weight in matrices(own)} == {torch.bfloat16}
+    assert (own.causal, own.can_pad) == (exact.causal, exact.can_pad) and weights_digest(own) == weights_digest(exact)
+    for weight, expected in zip(matrices(own), matrices(exact), strict=True):
+        assert torch.equal(weight.float(), expected)
+    column = Column("final", "mean")
+    x, lengths = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([7, 4])
+    features = {
+        compute: load_model(TASK, Reservoir(backbone=str(halves), init="pretrained"), "cpu", compute)
+        for compute in ("float32", "bfloat16")
+    }
+    expected, values = (model.fpt.features(x, lengths, [column])[column] for model in features.values())
+    assert 0 < (values - expected).norm() < 0.05 * expected.norm()
+    _, words = load_native(str(halves), own_precision=True)
+    assert next(words.parameters()).dtype == torch.bfloat16
+
+
+def test_a_model_that_half_precision_changes_becomes_float32(halves, monkeypatch):
+    monkeypatch.setattr("reservoir.backbones.generic_checks.HALF_TOLERANCE", 0)
+    model = load_model(TASK, Reservoir(backbone=str(halves), init="pretrained"), "cpu", "bfloat16")
+    assert model.compute == "float32"
+    assert {weight.dtype for weight in matrices(model.fpt.backbone)} == {torch.float32}
 
 
 def test_a_layer_that_is_not_what_transformers_calls_so_is_refused(tmp_path, monkeypatch):
