@@ -43,6 +43,7 @@ class Batch:
     tokens: int  # number of tokens to which rows are padded
     stored: Tensor | None  # lengths in values, if the device will cut the windows
     places: Tensor | None  # the token of each label, if every token has one
+    is_full: bool  # whether all rows have this number of tokens
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def load(
             tokens=tokens,
             stored=None if stored is None else put(stored[rows].astype(np.int64)),
             places=None if places is None else put(places[rows]),
+            is_full=int(lengths[rows].min()) == tokens,
         )
         for rows, tokens in model_batches(model, lengths, batch_rows)
     ]
@@ -146,7 +148,7 @@ def launch(
             x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
             # The responses of a convolution lie in memory channel by channel, as poolings read them.
             x = x if model.convolution else x.contiguous()
-        for column, pooled in model.fpt.features(x, lengths, columns).items():
+        for column, pooled in model.fpt.features(x, lengths, columns, batch.is_full).items():
             values = pooled if places is None else _at(places, pooled)
             tokens = values.shape[1]
             out[column][rows, :tokens] = values

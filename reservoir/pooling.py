@@ -238,16 +238,18 @@ class Shares(Pooling):
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        lengths, levels = states.lengths[:, None, None], share_levels(self.number)
-        if states.on_host:
+        lengths = states.lengths[:, None, None]
+        if states.traced:
+            values = states.filled(float("-inf"))
+            counts = [(values > level).float().sum(dim=1) for level in share_levels(self.number)]
+            above = torch.stack(counts, dim=1)
+        else:
+            # Quantiles have sorted the values, which a search reads at a few places instead of all once per level.
             ordered = states.ordered
-            places = torch.tensor(levels).expand(*ordered.shape[:2], self.number).contiguous()
+            levels = states.constant(share_levels, self.number)
+            places = levels.expand(*ordered.shape[:2], self.number).contiguous()
             below = torch.searchsorted(ordered, places, right=True).transpose(1, 2)
             above = (lengths - below).float()
-        else:
-            # A GPU compares all values with each level faster than it searches.
-            values = states.filled(float("-inf"))
-            above = torch.stack([(values > level).float().sum(dim=1) for level in levels], dim=1)
         return _side_by_side(above / lengths)
 
 
@@ -347,7 +349,7 @@ class Sustained(Pooling):
         import torch
 
         # No sequence has stretches that are longer than the longest one.
-        all_stretches = [4**power for power in range(self.number)]
+        all_stretches = _stretches(self.number)
         stretches = [stretch for stretch in all_stretches if stretch <= max(1, states.max_tokens)]
         lowest = states.filled(float("inf")).amin(dim=1)[:, None]
         of_pieces: list[Tensor] = []
@@ -361,7 +363,7 @@ class Sustained(Pooling):
                     smallest = torch.minimum(smallest[:, :, :-half], smallest[:, :, half:])
                 sustained.append(smallest.amax(dim=2))
             of_pieces.append(torch.stack(sustained, dim=1))
-        is_long_enough = states.lengths[:, None] >= torch.tensor(stretches, device=states.lengths.device)
+        is_long_enough = states.lengths[:, None] >= states.constant(_stretches, len(stretches))
         values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
         missing = len(all_stretches) - len(stretches)
         return _side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
@@ -385,8 +387,7 @@ class Grid(Pooling):
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        # This waits for a GPU, once per layer of images.
-        if not states.traced and int(states.lengths.min()) < states.values.shape[1]:
+        if not states.traced and not states.real_tokens.is_full:
             raise InputError(f"pooling {self.name}: the rows differ in length", "use another pooling")
         side = math.isqrt(states.values.shape[1])
         bands = states.values.unflatten(1, (side, side)).tensor_split(self.number, dim=1)
@@ -522,7 +523,7 @@ def _above_levels(states: HiddenStates, number: int) -> tuple[Tensor, ...]:
     def compute() -> tuple[Tensor, ...]:
         import torch
 
-        levels = torch.tensor(channel_levels(states.values.shape[2], number), device=states.values.device)
+        levels = states.constant(channel_levels, states.values.shape[2], number)
         places = ((states.positions + 0.5) / states.lengths[:, None])[:, :, None]
         places = states.zero_at_padding(places).transpose(1, 2)
         counts: list[Tensor] = []
@@ -565,6 +566,11 @@ def channel_levels(width: int, number: int) -> list[list[float]]:
     places = [((count + 0.5) * golden) % 1 for count in range(width * number)]
     levels = [0.3 * math.sinh(top * (2 * place - 1)) for place in places]
     return [levels[first::number] for first in range(number)]
+
+
+def _stretches(number: int) -> list[int]:
+    """Return the lengths of the stretches of ``sustainedK`` in tokens."""
+    return [4**power for power in range(number)]
 
 
 def _side_by_side(values: Tensor) -> Tensor:
