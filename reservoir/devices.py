@@ -44,7 +44,7 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
 
 
 def constant(values: Callable[..., list[Any]], arguments: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the tensor of ``values(*arguments)`` on a device; it is copied to a GPU once, because a copy waits for it."""
+    """Return the tensor of ``values(*arguments)`` on a device, copied there once, because a copy waits for a GPU."""
     if torch.compiler.is_compiling():  # a traced graph has constants of its own
         return torch.tensor(values(*arguments), device=device)
     return _copied_constant(values, arguments, device)

@@ -104,6 +104,7 @@ class HiddenStates:
         self.max_tokens = values.shape[1] if max_tokens is None else max_tokens
         self.special = special
         self._shared: dict[str, tuple[Tensor, ...]] = {}
+        self._filled: dict[float, Tensor] = {}
         # A compiled or exported graph must work for all lengths, and reading the lengths would wait
         # for a GPU.
         self.traced = torch.compiler.is_compiling() or values.requires_grad
@@ -117,6 +118,11 @@ class HiddenStates:
         """The numbers of the tokens, (tokens,)."""
         return self.real_tokens.positions
 
+    @property
+    def padding(self) -> Tensor | None:
+        """Where tokens are padding, (batch, tokens, 1); None if all tokens are known to be real."""
+        return self._padding
+
     def shared(self, name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return what several poolings need of these hidden states, by its name, computed for the first one."""
         if name not in self._shared:
@@ -128,17 +134,33 @@ class HiddenStates:
         return devices.constant(values, arguments, self.values.device)
 
     def filled(self, value: float) -> Tensor:
-        """Return the hidden states with ``value`` at padding; without padding, they are not copied."""
-        # Multiplication by zero would not work, because the padding may be infinite.
-        return self.values if self._padding is None else self.values.masked_fill(self._padding, value)
+        """Return the hidden states with ``value`` at padding, which poolings share and must not change."""
+        if self._padding is None:
+            return self.values
+        if value not in self._filled:
+            self._filled[value] = self._where_real(self.values, value)
+        return self._filled[value]
+
+    def filled_start(self, tokens: int, value: float) -> Tensor:
+        """Return the first ``tokens`` hidden states, or all if there are fewer, with ``value`` at padding."""
+        start = self.values[:, :tokens]
+        if self._padding is None:
+            return start
+        return torch.where(self._padding[:, :tokens], start.new_full((), value), start)
 
     def filled_copy(self, value: float) -> Tensor:
         """Return the hidden states with ``value`` at padding, in new memory."""
-        return self.values.clone() if self._padding is None else self.filled(value)
+        return self.values.clone() if self._padding is None else self._where_real(self.values, value)
 
     def zero_at_padding(self, values: Tensor) -> Tensor:
         """Return values (batch, tokens, width), computed from the hidden states, with zeros at padding."""
-        return values if self._padding is None else values.masked_fill(self._padding, 0.0)
+        return values if self._padding is None else self._where_real(values, 0.0)
+
+    def _where_real(self, values: Tensor, value: float) -> Tensor:
+        # Multiplication by zero would not work, because the padding may be infinite. The value is written by the device
+        # that reads it, because a copy would wait for a GPU. `masked_fill` would copy all values first.
+        assert self._padding is not None
+        return torch.where(self._padding, values.new_full((), value), values)
 
     @cached_property
     def ordered(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Features on a GPU never wait for it between batches: the branches for a GPU run on the CPU, and operations that wait fail.
+"""Features on a GPU never wait for it: its branches run on the CPU, and operations that would wait fail.
 
 What waits is reading a value on the host, an operation whose result has as many values as the data say, and a copy of
 Python values to the device.
