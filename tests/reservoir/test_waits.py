@@ -114,7 +114,7 @@ MODELS = {
 POOLINGS = {
     "kernels": (*KERNEL_POOLINGS, "std", "max"),
     "windows": (*VALUE_POOLINGS, "segments8"),
-    "pixels": ("grid2",),
+    "pixels": ("grid2", "excess2"),
 }
 
 
