@@ -1,7 +1,8 @@
 """Poolings: summaries of a layer's hidden states over the real tokens of each sequence.
 
 Each pooling is one class, with its name, its shape, its computation, and how the pieces of a long text are
-joined. To add one, write a class and put it into `_KINDS`; options, plan, cache and readouts take it from there.
+joined (`reservoir.pooling_base.Pooling`). To add one, write a class and put it into `_KINDS`; options, plan, cache
+and readouts take it from there.
 torch and NumPy are imported when a pooling computes, so that ``--help`` lists the poolings without waiting for them.
 """
 
@@ -9,13 +10,13 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from reservoir.errors import InputError
+from reservoir.picture_poolings import Excess, Mirrored
+from reservoir.pooling_base import Pooling, side_by_side, weighted_average
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,63 +30,6 @@ MAX_WINDOWS_AROUND = 10  # the widest has 177,147 tokens
 # constant, the responses are rounding errors, of which the largest would win by chance.
 LEAST_RESPONSE = 1e-3
 PIECE_VALUES = 2**17  # values of hidden states that some poolings read at once, 512 KB
-
-
-@dataclass(frozen=True)
-class Pooling(ABC):
-    """A summary of the hidden states (batch, tokens, width) of a layer.
-
-    Parameters
-    ----------
-    number : int, default 0
-        The K of poolings such as ``segmentsK``; 0 for the others.
-    """
-
-    number: int = 0
-
-    pattern: ClassVar[str]  # the name, in which K stands for a number
-    note: ClassVar[str] = ""  # what ``--help`` says beside the name
-    needs_class_token: ClassVar[bool] = False  # whether only models with a class token have it
-    per_token: ClassVar[bool] = False  # whether a row keeps all its tokens, each of which is a sample
-    by_position: ClassVar[bool] = False  # whether each feature is attributed to one token, by its position
-    by_segment: ClassVar[bool] = False  # whether each feature is attributed to one stretch of the sequence
-    sorts: ClassVar[bool] = False  # whether it sorts all values, which takes time for long sequences
-    # Whether its values are exactly 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
-    # zeros, and standardisation scales the errors up to variance 1 if all training rows are 0.
-    needs_float32: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        """The name, as in ``--pool``."""
-        return self.pattern.replace("K", str(self.number))
-
-    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-        """Return the tokens and the width that a row keeps; ``max_tokens`` is the length of the longest sequence."""
-        return 1, width * max(1, self.number)
-
-    @abstractmethod
-    def of(self, states: HiddenStates) -> Tensor:
-        """Return the pooling of hidden states as float32 (batch, kept tokens, kept width), in new memory."""
-
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
-        """Return the pooling of whole texts from that of their pieces.
-
-        By default, the average of the pieces, weighted by their tokens; for means this is exact.
-
-        Parameters
-        ----------
-        values : array of shape (pieces, kept tokens, kept width)
-            The pooling of each piece.
-        lengths : array of shape (pieces,)
-            The number of tokens of each piece.
-        starts : array of shape (texts,)
-            The first piece of each text.
-        special : tuple of int
-            The special tokens before and after the tokens of each piece.
-        """
-        return _weighted_average(values, lengths, starts)
 
 
 class Last(Pooling):
@@ -132,7 +76,7 @@ class Words(Pooling):
         import numpy as np
 
         # Like a piece, a text of only special tokens has no words, and its values are zeros.
-        return _weighted_average(values, np.maximum(lengths - sum(special), 0), starts)
+        return weighted_average(values, np.maximum(lengths - sum(special), 0), starts)
 
 
 class Std(Pooling):
@@ -205,7 +149,7 @@ class Segments(Pooling):
     by_segment = True
 
     def of(self, states: HiddenStates) -> Tensor:
-        return _side_by_side(states.segment_means(self.number))
+        return side_by_side(states.segment_means(self.number))
 
 
 class Quantiles(Pooling):
@@ -225,7 +169,7 @@ class Quantiles(Pooling):
         low = scaled_rank // (self.number + 1)
         rest = ((scaled_rank % (self.number + 1)).float() / (self.number + 1))[:, :, None]
         high = torch.minimum(low + 1, lengths - 1)
-        return _side_by_side(torch.lerp(states.ranked(low), states.ranked(high), rest))
+        return side_by_side(torch.lerp(states.ranked(low), states.ranked(high), rest))
 
 
 class Shares(Pooling):
@@ -248,7 +192,7 @@ class Shares(Pooling):
             # A GPU compares all values with each level faster than it searches.
             values = states.filled(float("-inf"))
             above = torch.stack([(values > level).float().sum(dim=1) for level in levels], dim=1)
-        return _side_by_side(above / lengths)
+        return side_by_side(above / lengths)
 
 
 class Compete(Pooling):
@@ -292,14 +236,14 @@ class Compete(Pooling):
             ]
             of_pieces.append(torch.stack([values.flatten(1) for values in sums], dim=1))
         means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
-        return _side_by_side(means.sqrt())
+        return side_by_side(means.sqrt())
 
     def join(
         self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
     ) -> np.ndarray:
         import numpy as np
 
-        return np.sqrt(_weighted_average(np.square(values), lengths, starts))
+        return np.sqrt(weighted_average(np.square(values), lengths, starts))
 
 
 class Above(Pooling):
@@ -311,7 +255,7 @@ class Above(Pooling):
 
     def of(self, states: HiddenStates) -> Tensor:
         counts, _ = _above_levels(states, self.number)
-        return _side_by_side(counts / states.lengths[:, None, None])
+        return side_by_side(counts / states.lengths[:, None, None])
 
 
 class Places(Pooling):
@@ -327,7 +271,7 @@ class Places(Pooling):
         import torch
 
         counts, sums = _above_levels(states, self.number)
-        return _side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
+        return side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
 
 
 class Sustained(Pooling):
@@ -364,7 +308,7 @@ class Sustained(Pooling):
         is_long_enough = states.lengths[:, None] >= torch.tensor(stretches, device=states.lengths.device)
         values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
         missing = len(all_stretches) - len(stretches)
-        return _side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
+        return side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
 
 
 class Grid(Pooling):
@@ -397,7 +341,7 @@ class Grid(Pooling):
             [cell.amax(1) for cell in cells],
             [cell.amin(1) for cell in cells],
         )
-        return _side_by_side(torch.cat([torch.stack(of_cells, dim=1) for of_cells in statistics], dim=1))
+        return side_by_side(torch.cat([torch.stack(of_cells, dim=1) for of_cells in statistics], dim=1))
 
 
 class TokensSideBySide(Pooling):
@@ -419,7 +363,7 @@ class TokensSideBySide(Pooling):
         from torch.nn.functional import pad
 
         missing = states.max_tokens - states.values.shape[1]
-        return _side_by_side(pad(states.filled(0.0), (0, 0, 0, missing)))
+        return side_by_side(pad(states.filled(0.0), (0, 0, 0, missing)))
 
 
 class AllTokens(Pooling):
@@ -475,6 +419,8 @@ _KINDS: tuple[type[Pooling], ...] = (
         Places,
         Sustained,
         Grid,
+        Excess,
+        Mirrored,
         TokensSideBySide,
         AllTokens,
         Around,
@@ -565,16 +511,3 @@ def channel_levels(width: int, number: int) -> list[list[float]]:
     places = [((count + 0.5) * golden) % 1 for count in range(width * number)]
     levels = [0.3 * math.sinh(top * (2 * place - 1)) for place in places]
     return [levels[first::number] for first in range(number)]
-
-
-def _side_by_side(values: Tensor) -> Tensor:
-    """Return (batch, parts, width) as one token (batch, 1, parts * width)."""
-    return values.flatten(1)[:, None]
-
-
-def _weighted_average(values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the average of the pieces of each text, weighted by ``counts`` (pieces,); zeros if all counts are 0."""
-    import numpy as np
-
-    weights = counts.astype(np.float32)[:, None, None]
-    return np.add.reduceat(values * weights, starts) / np.maximum(np.add.reduceat(weights, starts), 1)

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
+from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.control import Control, fit_control
@@ -116,7 +117,7 @@ def refit(choice: Choice, task: Task, *, control: bool = False) -> FinalReadout:
     readout, alpha = fit.readout, fit.result.alpha
     # Cross-validation has calibrated its readout on held-out rows.
     calibrates = task.classes and fitter.calibrates and not fitter.folds
-    if calibrates and isinstance(readout, LinearReadout):
+    if calibrates and isinstance(readout, LinearReadout | KernelReadout):
         readout = readout.calibrate(source.blocks("valid"))
     scores_of_rows = partial(nonconformity_scores, readout, source, fitter, alpha)
     if task.horizon and fit.held_out:
