@@ -1,6 +1,6 @@
 """The frozen pretrained transformer (FPT) of Lu et al. 2021, section 2.2: input layer, backbone and output."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -59,8 +59,17 @@ class FPT(nn.Module):
         return self.output(pooled).unflatten(-1, (self.task.outputs, max(self.task.classes, 1)))
 
     @torch.inference_mode()
-    def features(self, x: Tensor, lengths: Tensor, columns: Sequence[Column]) -> dict[Column, Tensor]:
-        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone."""
+    def features(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        columns: Sequence[Column],
+        masks: Mapping[str, Tensor] | None = None,
+    ) -> dict[Column, Tensor]:
+        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
+
+        ``masks`` are those (batch, tokens) of bool that the poolings read.
+        """
         pooled: dict[Column, Tensor] = {}
         of_layer: dict[str, list[Column]] = {}
         for column in columns:
@@ -70,7 +79,7 @@ class FPT(nn.Module):
         def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # autocast would round means
                 sizes = self.task.readout_tokens, self.task.max_tokens
-                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special)
+                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special, masks)
                 for column in of_layer[layer]:
                     pooled[column] = find_pooling(column.pooling).of(states)
 

@@ -1,6 +1,6 @@
 """The hidden states of one layer over the real tokens of right-padded sequences, which poolings summarise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import torch
@@ -24,6 +24,8 @@ class HiddenStates:
         The length of the longest sequence of the task, in tokens; by default that of the batch.
     special : tuple of int, default (0, 0)
         The special tokens that a tokenizer adds before and after those of a sequence.
+    masks : mapping of str to Tensor, optional
+        Masks (batch, tokens) of bool by name, False at padding, for poolings that read some of the tokens.
     """
 
     def __init__(
@@ -33,12 +35,14 @@ class HiddenStates:
         readout_tokens: int = 1,
         max_tokens: int | None = None,
         special: tuple[int, int] = (0, 0),
+        masks: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.values = values.float()
         self.lengths = lengths
         self.readout_tokens = readout_tokens
         self.max_tokens = values.shape[1] if max_tokens is None else max_tokens
-        self.special = special
+        self._special = special
+        self._masks = masks or {}
         self.positions = torch.arange(values.shape[1], device=values.device)
         self._shared: dict[str, tuple[Tensor, ...]] = {}
         self._padding: Tensor | None = (self.positions >= lengths[:, None])[:, :, None]
@@ -54,6 +58,14 @@ class HiddenStates:
         if name not in self._shared:
             self._shared[name] = compute()
         return self._shared[name]
+
+    def mask(self, name: str) -> Tensor:
+        """Return a mask of tokens (batch, tokens); ``words`` are by default all but the special tokens at the ends."""
+        if name == "words" and name not in self._masks:
+            before, after = self._special
+            count = (self.lengths - before - after).clamp(min=0)[:, None]
+            return (self.positions >= before) & (self.positions < before + count)
+        return self._masks[name]
 
     def filled(self, value: float) -> Tensor:
         """Return the hidden states with ``value`` at padding; without padding, they are not copied."""

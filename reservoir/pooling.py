@@ -53,6 +53,7 @@ class Pooling(ABC):
     # Whether its values are exactly 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
     # zeros, and standardisation scales the errors up to variance 1 if all training rows are 0.
     needs_float32: ClassVar[bool] = False
+    mask: ClassVar[str] = ""  # the mask of tokens that it reads; empty if it reads all real tokens
 
     @property
     def name(self) -> str:
@@ -67,9 +68,7 @@ class Pooling(ABC):
     def of(self, states: HiddenStates) -> Tensor:
         """Return the pooling of hidden states as float32 (batch, kept tokens, kept width), in new memory."""
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """Return the pooling of whole texts from that of their pieces.
 
         By default, the average of the pieces, weighted by their tokens; for means this is exact.
@@ -78,14 +77,12 @@ class Pooling(ABC):
         ----------
         values : array of shape (pieces, kept tokens, kept width)
             The pooling of each piece.
-        lengths : array of shape (pieces,)
-            The number of tokens of each piece.
+        counts : array of shape (pieces,)
+            The number of tokens of each piece that the pooling reads.
         starts : array of shape (texts,)
             The first piece of each text.
-        special : tuple of int
-            The special tokens before and after the tokens of each piece.
         """
-        return _weighted_average(values, lengths, starts)
+        return _weighted_average(values, counts, starts)
 
 
 class Last(Pooling):
@@ -113,26 +110,41 @@ class Mean(Pooling):
         return states.segment_means(1)
 
 
-class Words(Pooling):
-    """The mean without the special tokens that a model's tokenizer adds; zero if there are no other tokens."""
-
-    pattern = "words"
-    note = "mean without special tokens"
+class MeanOverMask(Pooling):
+    """The mean of the tokens of a mask that comes with each row; zero if the mask has none."""
 
     def of(self, states: HiddenStates) -> Tensor:
-        before, after = states.special
-        counts = (states.lengths - before - after).clamp(min=0)[:, None]
-        inside = (states.positions >= before) & (states.positions < before + counts)
-        weights = inside.float() / counts.clamp(min=1)
+        inside = states.mask(self.mask)
+        weights = inside.float() / inside.sum(dim=1, keepdim=True).clamp(min=1)
         return weights[:, None].bmm(states.filled(0.0))
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
-        import numpy as np
 
-        # Like a piece, a text of only special tokens has no words, and its values are zeros.
-        return _weighted_average(values, np.maximum(lengths - sum(special), 0), starts)
+class Words(MeanOverMask):
+    """The mean without the special tokens that a model's tokenizer or chat template adds."""
+
+    pattern = mask = "words"
+    note = "mean without special tokens"
+
+
+class LastPrompt(MeanOverMask):
+    """The last token before the answer that ends a chat; of other texts, the last token."""
+
+    pattern = mask = "last-prompt"
+    note = "the last token before the answer of a chat"
+
+
+class Assistant(MeanOverMask):
+    """The mean of what the assistant says in a chat."""
+
+    pattern = mask = "assistant"
+    note = "mean of the answers of a chat"
+
+
+class Span(MeanOverMask):
+    """The mean of a marked span of a text, such as an entity."""
+
+    pattern = mask = "span"
+    note = "mean of the letters of --span"
 
 
 class Std(Pooling):
@@ -156,9 +168,7 @@ class Min(Pooling):
             return states.ranked((states.lengths * 0)[:, None])
         return states.filled(float("inf")).amin(dim=1)[:, None]
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
         return np.minimum.reduceat(values, starts)
@@ -174,9 +184,7 @@ class Max(Pooling):
             return states.ranked((states.lengths - 1)[:, None])
         return states.filled(float("-inf")).amax(dim=1)[:, None]
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
         return np.maximum.reduceat(values, starts)
@@ -294,12 +302,10 @@ class Compete(Pooling):
         means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
         return _side_by_side(means.sqrt())
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        return np.sqrt(_weighted_average(np.square(values), lengths, starts))
+        return np.sqrt(_weighted_average(np.square(values), counts, starts))
 
 
 class Above(Pooling):
@@ -465,7 +471,7 @@ class Around(Pooling):
 
 
 _KINDS: tuple[type[Pooling], ...] = (
-    *(Last, Mean, Words, Std, Min, Max, First, ClassToken),
+    *(Last, Mean, Words, LastPrompt, Assistant, Span, Std, Min, Max, First, ClassToken),
     *(
         Segments,
         Quantiles,
@@ -500,6 +506,11 @@ def check_poolings(names: Iterable[str]) -> None:
     """Raise `InputError` if one of the poolings is unknown."""
     for name in names:
         find_pooling(name)
+
+
+def masks_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the masks that poolings read, without duplicates."""
+    return tuple(dict.fromkeys(mask for name in names if (mask := find_pooling(name).mask)))
 
 
 def pooling_help() -> str:

@@ -216,9 +216,16 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         return
     letters = holds_letters(reading, roles.sequence)
     one_label_column = len(roles.labels) == 1
-    labels_tokens = one_label_column and read_token_labels(
-        reading, roles.labels[0], roles.sequence, letters=letters
+    labels_tokens = (
+        one_label_column
+        and not reading.options.chat
+        and read_token_labels(reading, roles.labels[0], roles.sequence, letters=letters)
     )
+    if labels_tokens and roles.span:
+        raise InputError(
+            f"{reading.table.path}: every token has a label, so that no span of a row is read",
+            f"pass --drop {','.join(roles.span)}",
+        )
     if not labels_tokens:
         reading.read_labels()
     reading.read_groups_and_split()

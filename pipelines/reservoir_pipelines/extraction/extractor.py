@@ -14,7 +14,7 @@ from torch import Tensor
 from reservoir import devices
 from reservoir.backbones import describe_weights
 from reservoir.errors import InputError
-from reservoir.features import Launched, Loaded, launch, load
+from reservoir.features import Launched, Loaded, column_masks, launch, load
 from reservoir.inputs.native import TextReader
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
@@ -179,12 +179,14 @@ class Extractor:
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
         """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""
         layout, store = entry.layout, entry.spec.store
+        masks = column_masks(self.columns)
 
         def read(split: str, low: int, high: int) -> Iterator[tuple[int, Loaded]]:
             for start in range(low, high, layout.offset_rows):
                 rows = self.rows[split][start : min(start + layout.offset_rows, high)]
                 part = self.prepared.split(split).take(rows)
-                loaded = load(self.model, self.prepared.scaling, part.x, part.lengths, layout.batch_rows)
+                arrays = part.x, part.lengths
+                loaded = load(self.model, self.prepared.scaling, *arrays, layout.batch_rows, masks)
                 yield start, loaded
 
         def compute(
