@@ -1,7 +1,8 @@
 """Poolings: summaries of a layer's hidden states over the real tokens of each sequence.
 
 Each pooling is one class, with its name, its shape, its computation, and how the pieces of a long text are
-joined. To add one, write a class and put it into `_KINDS`; options, plan, cache and readouts take it from there.
+joined (`reservoir.pooling_base.Pooling`). To add one, write a class and put it into `_KINDS`; options, plan, cache
+and readouts take it from there.
 torch and NumPy are imported when a pooling computes, so that ``--help`` lists the poolings without waiting for them.
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from reservoir.errors import InputError
+from reservoir.masked_pooling import Assistant, LastPrompt, Span, Words
+from reservoir.picture_poolings import Excess, Mirrored
+from reservoir.pooling_base import Pooling, side_by_side, weighted_average
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,60 +31,6 @@ MAX_WINDOWS_AROUND = 10  # the widest has 177,147 tokens
 # constant, the responses are rounding errors, of which the largest would win by chance.
 LEAST_RESPONSE = 1e-3
 PIECE_VALUES = 2**17  # values of hidden states that some poolings read at once, 512 KB
-
-
-@dataclass(frozen=True)
-class Pooling(ABC):
-    """A summary of the hidden states (batch, tokens, width) of a layer.
-
-    Parameters
-    ----------
-    number : int, default 0
-        The K of poolings such as ``segmentsK``; 0 for the others.
-    """
-
-    number: int = 0
-
-    pattern: ClassVar[str]  # the name, in which K stands for a number
-    note: ClassVar[str] = ""  # what ``--help`` says beside the name
-    needs_class_token: ClassVar[bool] = False  # whether only models with a class token have it
-    per_token: ClassVar[bool] = False  # whether a row keeps all its tokens, each of which is a sample
-    by_position: ClassVar[bool] = False  # whether each feature is attributed to one token, by its position
-    by_segment: ClassVar[bool] = False  # whether each feature is attributed to one stretch of the sequence
-    sorts: ClassVar[bool] = False  # whether it sorts all values, which takes time for long sequences
-    # Whether its values are exactly 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
-    # zeros, and standardisation scales the errors up to variance 1 if all training rows are 0.
-    needs_float32: ClassVar[bool] = False
-    mask: ClassVar[str] = ""  # the mask of tokens that it reads; empty if it reads all real tokens
-
-    @property
-    def name(self) -> str:
-        """The name, as in ``--pool``."""
-        return self.pattern.replace("K", str(self.number))
-
-    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-        """Return the tokens and the width that a row keeps; ``max_tokens`` is the length of the longest sequence."""
-        return 1, width * max(1, self.number)
-
-    @abstractmethod
-    def of(self, states: HiddenStates) -> Tensor:
-        """Return the pooling of hidden states as float32 (batch, kept tokens, kept width), in new memory."""
-
-    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Return the pooling of whole texts from that of their pieces.
-
-        By default, the average of the pieces, weighted by their tokens; for means this is exact.
-
-        Parameters
-        ----------
-        values : array of shape (pieces, kept tokens, kept width)
-            The pooling of each piece.
-        counts : array of shape (pieces,)
-            The number of tokens of each piece that the pooling reads.
-        starts : array of shape (texts,)
-            The first piece of each text.
-        """
-        return _weighted_average(values, counts, starts)
 
 
 class Last(Pooling):
@@ -108,43 +56,6 @@ class Mean(Pooling):
 
     def of(self, states: HiddenStates) -> Tensor:
         return states.segment_means(1)
-
-
-class MeanOverMask(Pooling):
-    """The mean of the tokens of a mask that comes with each row; zero if the mask has none."""
-
-    def of(self, states: HiddenStates) -> Tensor:
-        inside = states.mask(self.mask)
-        weights = inside.float() / inside.sum(dim=1, keepdim=True).clamp(min=1)
-        return weights[:, None].bmm(states.filled(0.0))
-
-
-class Words(MeanOverMask):
-    """The mean without the special tokens that a model's tokenizer or chat template adds."""
-
-    pattern = mask = "words"
-    note = "mean without special tokens"
-
-
-class LastPrompt(MeanOverMask):
-    """The last token before the answer that ends a chat; of other texts, the last token."""
-
-    pattern = mask = "last-prompt"
-    note = "the last token before the answer of a chat"
-
-
-class Assistant(MeanOverMask):
-    """The mean of what the assistant says in a chat."""
-
-    pattern = mask = "assistant"
-    note = "mean of the answers of a chat"
-
-
-class Span(MeanOverMask):
-    """The mean of a marked span of a text, such as an entity."""
-
-    pattern = mask = "span"
-    note = "mean of the letters of --span"
 
 
 class Std(Pooling):
@@ -213,7 +124,7 @@ class Segments(Pooling):
     by_segment = True
 
     def of(self, states: HiddenStates) -> Tensor:
-        return _side_by_side(states.segment_means(self.number))
+        return side_by_side(states.segment_means(self.number))
 
 
 class Quantiles(Pooling):
@@ -233,7 +144,7 @@ class Quantiles(Pooling):
         low = scaled_rank // (self.number + 1)
         rest = ((scaled_rank % (self.number + 1)).float() / (self.number + 1))[:, :, None]
         high = torch.minimum(low + 1, lengths - 1)
-        return _side_by_side(torch.lerp(states.ranked(low), states.ranked(high), rest))
+        return side_by_side(torch.lerp(states.ranked(low), states.ranked(high), rest))
 
 
 class Shares(Pooling):
@@ -256,7 +167,7 @@ class Shares(Pooling):
             # A GPU compares all values with each level faster than it searches.
             values = states.filled(float("-inf"))
             above = torch.stack([(values > level).float().sum(dim=1) for level in levels], dim=1)
-        return _side_by_side(above / lengths)
+        return side_by_side(above / lengths)
 
 
 class Compete(Pooling):
@@ -300,12 +211,12 @@ class Compete(Pooling):
             ]
             of_pieces.append(torch.stack([values.flatten(1) for values in sums], dim=1))
         means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
-        return _side_by_side(means.sqrt())
+        return side_by_side(means.sqrt())
 
     def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        return np.sqrt(_weighted_average(np.square(values), counts, starts))
+        return np.sqrt(weighted_average(np.square(values), counts, starts))
 
 
 class Above(Pooling):
@@ -317,7 +228,7 @@ class Above(Pooling):
 
     def of(self, states: HiddenStates) -> Tensor:
         counts, _ = _above_levels(states, self.number)
-        return _side_by_side(counts / states.lengths[:, None, None])
+        return side_by_side(counts / states.lengths[:, None, None])
 
 
 class Places(Pooling):
@@ -333,7 +244,7 @@ class Places(Pooling):
         import torch
 
         counts, sums = _above_levels(states, self.number)
-        return _side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
+        return side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
 
 
 class Sustained(Pooling):
@@ -370,7 +281,7 @@ class Sustained(Pooling):
         is_long_enough = states.lengths[:, None] >= torch.tensor(stretches, device=states.lengths.device)
         values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
         missing = len(all_stretches) - len(stretches)
-        return _side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
+        return side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
 
 
 class Grid(Pooling):
@@ -403,7 +314,7 @@ class Grid(Pooling):
             [cell.amax(1) for cell in cells],
             [cell.amin(1) for cell in cells],
         )
-        return _side_by_side(torch.cat([torch.stack(of_cells, dim=1) for of_cells in statistics], dim=1))
+        return side_by_side(torch.cat([torch.stack(of_cells, dim=1) for of_cells in statistics], dim=1))
 
 
 class TokensSideBySide(Pooling):
@@ -425,7 +336,7 @@ class TokensSideBySide(Pooling):
         from torch.nn.functional import pad
 
         missing = states.max_tokens - states.values.shape[1]
-        return _side_by_side(pad(states.filled(0.0), (0, 0, 0, missing)))
+        return side_by_side(pad(states.filled(0.0), (0, 0, 0, missing)))
 
 
 class AllTokens(Pooling):
@@ -481,6 +392,8 @@ _KINDS: tuple[type[Pooling], ...] = (
         Places,
         Sustained,
         Grid,
+        Excess,
+        Mirrored,
         TokensSideBySide,
         AllTokens,
         Around,
@@ -576,16 +489,3 @@ def channel_levels(width: int, number: int) -> list[list[float]]:
     places = [((count + 0.5) * golden) % 1 for count in range(width * number)]
     levels = [0.3 * math.sinh(top * (2 * place - 1)) for place in places]
     return [levels[first::number] for first in range(number)]
-
-
-def _side_by_side(values: Tensor) -> Tensor:
-    """Return (batch, parts, width) as one token (batch, 1, parts * width)."""
-    return values.flatten(1)[:, None]
-
-
-def _weighted_average(values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the average of the pieces of each text, weighted by ``counts`` (pieces,); zeros if all counts are 0."""
-    import numpy as np
-
-    weights = counts.astype(np.float32)[:, None, None]
-    return np.add.reduceat(values * weights, starts) / np.maximum(np.add.reduceat(weights, starts), 1)

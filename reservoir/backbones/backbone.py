@@ -39,6 +39,9 @@ class Backbone(nn.Module):
         self.causal = self.shape.causal
         self.compute = torch.float32
         self.can_pad = True  # whether rows of several lengths can be in one batch
+        # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
+        # weights that are not quantised.
+        self.stored_digest: str | None = None
         self._tokens = 0
         for path in family.unused:
             _replace(model, path, nn.Identity())

@@ -89,8 +89,7 @@ class FolderLoader:
 
     def load(self, config: Any, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
         """Return a model with these tensors in ``dtype``, and a report on them."""
-        with torch.device("meta"), SkipInitialisation():
-            model = self.module(config)
+        model = self.outline(config)
         # Tensors that are missing become zeros, and are reported. Only those of this model are read, one after the
         # other.
         own_tensors = model.state_dict()
@@ -102,10 +101,14 @@ class FolderLoader:
         unexpected = sorted(tensors.keys() - own_tensors.keys())
         return model, {"missing_keys": missing.keys(), "unexpected_keys": unexpected}
 
+    def outline(self, config: Any) -> nn.Module:
+        """Return a model whose tensors have shapes and no memory."""
+        with torch.device("meta"), SkipInitialisation():
+            return self.module(config)
+
     def count(self, config: Any) -> int:
         """Return the number of parameters."""
-        with torch.device("meta"), SkipInitialisation():
-            return sum(parameter.numel() for parameter in self.module(config).parameters())
+        return sum(parameter.numel() for parameter in self.outline(config).parameters())
 
 
 @dataclass(frozen=True)
@@ -153,11 +156,14 @@ class HubLoader:
         )
         return self._adapted(model, config), info
 
+    def outline(self, config: Any) -> nn.Module:
+        """Return a model, not adapted, whose tensors have shapes and no memory."""
+        with torch.device("meta"):
+            return self._class(config)(deepcopy(config), **self.options)
+
     def count(self, config: Any) -> int:
         """Return the number of parameters of the whole model, token embeddings included, without building it."""
-        with torch.device("meta"):
-            model = self._class(config)(deepcopy(config), **self.options)
-        return sum(parameter.numel() for parameter in model.parameters())
+        return sum(parameter.numel() for parameter in self.outline(config).parameters())
 
     def _class(self, config: Any) -> Any:
         import transformers

@@ -19,7 +19,7 @@ Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a tas
 
 
 class NativeInput(nn.Module):
-    """The embeddings of a pretrained model, in place of a random input layer.
+    """The model's own embeddings, in place of a random input layer.
 
     ``special`` counts the special tokens before and after those of the data.
     """
@@ -37,10 +37,10 @@ class NativeInput(nn.Module):
 
 def open_reader(task: Task, name: str, init: str) -> Reader:
     """Return the reader that converts rows of a task to a pretrained model's tokens, without loading the model."""
-    if init != "pretrained":
+    if init not in ("pretrained", "random"):
         raise InputError(
             f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}",
-            "leave one of the two options out",
+            "leave one of the two options out, or pass --init random, which draws the embeddings, too",
         )
     family, config = find(name)
     has_media = {"pixels": shows_images, "sounds": holds_samples}.get(family.reads)
@@ -58,7 +58,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
 
 @dataclass(frozen=True)
 class NativeModel:
-    """A pretrained model with its own input."""
+    """A model with its own input."""
 
     seen: Task  # the task with the model's own tokens
     backbone: Backbone
@@ -68,11 +68,11 @@ class NativeModel:
 
 
 def open_native(
-    task: Task, name: str, init: str, depth: int | None, *, own_precision: bool = False
+    task: Task, name: str, init: str, seed: int, depth: int | None, *, own_precision: bool = False
 ) -> NativeModel:
-    """Return a pretrained model with its embeddings and its reader of a task; see `load_backbone`."""
+    """Return a model with its embeddings and its reader of a task; see `load_native`."""
     reader = open_reader(task, name, init)
-    backbone, embedding = load_native(name, depth, own_precision=own_precision)
+    backbone, embedding = load_native(name, init, seed, depth, own_precision=own_precision)
     if isinstance(reader, SoundReader):
         reader.convolutions = embedding.get_submodule("convolutions")
     elif isinstance(reader, PixelReader):

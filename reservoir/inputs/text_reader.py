@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from reservoir.backbone_names import gguf_path
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.chat_template import ChatTemplate
@@ -390,7 +391,11 @@ def _letters_apart(tokenizer: Any, words: Sequence[str]) -> bool:
 def has_tokenizer(name: str) -> bool:
     """Return whether a backbone's folder has a tokenizer; True for a file or a hub name, which may have one."""
     folder = Path(SHIPPED.get(name, name))
-    return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZERS)
+    return (
+        not folder.is_dir()
+        or gguf_path(name) is not None
+        or any((folder / file).is_file() for file in TOKENIZERS)
+    )
 
 
 def read_tokenizer(

@@ -8,18 +8,33 @@ from typing import Any
 
 import numpy as np
 import torch
-from reservoir_cache import STORED_DTYPE, Arrays, Encoded, Entry, Layout, Spec, encode
+from reservoir_cache import (
+    STORED_DTYPE,
+    Arrays,
+    Encoded,
+    Entry,
+    Layout,
+    Spec,
+    encode,
+    load_arrays,
+    save_arrays,
+)
 from torch import Tensor
 
 from reservoir import devices
-from reservoir.backbones import describe_weights
+from reservoir.backbones import describe_weights, find_shape
 from reservoir.errors import InputError
 from reservoir.features import Launched, Loaded, column_masks, launch, load
 from reservoir.inputs.native import TextReader
+from reservoir.inputs.picture_patches import UNITS, PatchUnits, draw_units
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan import Plan, resolve
-from reservoir.reservoir import LoadedModel, load_model
+from reservoir.random import generator
+from reservoir.raw_input import read_values
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks.patches import joined
+from reservoir.tasks.picture_windows import Picture
 from reservoir_pipelines.extraction.entries import (
     Advance,
     Compute,
@@ -38,6 +53,7 @@ from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.weight_files import weight_stamps
 
 CHECKED_ROWS = 256  # texts that are tokenized at a time before an extraction
+PICTURES = 4000  # training pictures from which patches are drawn; more would take memory and add nothing
 SUMMED = 256  # rows whose float64 copy, from which offsets are computed, is in memory at once
 
 
@@ -61,8 +77,9 @@ def load_extractor(
     ``splits`` are those to compute, by default all.
     """
     plan = plan_of(prepared, options, planned)
-    model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
     rows = draw_rows(prepared, options.limit)
+    units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
+    model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute, units=units)
     for split, index in rows.items():  # refuse rows that are shorter than a window
         model.windows.checked_counts(prepared.split(split).lengths[index])
     spec = make_spec(prepared, rows, model, plan.store)
@@ -88,6 +105,20 @@ def load_extractor(
         splits=splits or list(rows),
         notes=[*filter(None, notes)],
     )
+
+
+def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.ndarray]) -> PatchUnits:
+    """Return the units of ``--input patches``, drawn from some of the training ``rows`` of an extraction."""
+    picture = Picture.of(prepared.task, reservoir.patch, reservoir.stride)
+    index = rows["train"]
+    if len(index) > PICTURES:
+        drawn = generator(reservoir.seed, "pictures").permutation(len(index))[:PICTURES]
+        index = index[np.sort(drawn)]
+    part = prepared.split("train").take(index)
+    values = read_values(prepared.task, prepared.scaling, part.x, part.lengths)
+    pictures = joined(values, picture.side, picture.patch).astype(np.float32, copy=False)
+    width = find_shape(reservoir.backbone, reservoir.depth)[1].width
+    return draw_units(pictures, picture.window, width, reservoir.seed)
 
 
 @dataclass
@@ -121,7 +152,7 @@ class Extractor:
         }
         if not entry_folder(self.root, self.title, self.spec).is_dir():
             self._refuse_long_texts()
-        return start_entry(
+        entry, missing = start_entry(
             self.root,
             self.title,
             self.spec,
@@ -131,6 +162,10 @@ class Extractor:
             made_with,
             label=partial(write_labels, prepared=self.prepared, rows=self.rows),
         )
+        # `fit` saves the units with its readout, because new rows have no training rows to draw them from.
+        if model.units and not load_arrays(entry, UNITS):
+            save_arrays(entry, UNITS, model.units.to_arrays(), {})
+        return entry, missing
 
     def _refuse_long_texts(self) -> None:
         """Refuse texts of too many tokens before the first batch, if every token has a label."""

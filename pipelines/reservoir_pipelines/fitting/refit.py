@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
+from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.cost import refit_work, work_meter
@@ -42,6 +43,8 @@ class FinalReadout:
     rows: dict[KnownSplit, slice | np.ndarray]
     # 95% interval of the validation score, which ``predictions`` have
     valid_interval: tuple[float, float] | None
+    # The probability of the second of two classes, for each held-out row of the first one, (n,); empty for other tasks.
+    held_out_negatives: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,7 +112,7 @@ def refit(choice: Choice, task: Task) -> FinalReadout:
     readout, alpha = fit.readout, fit.result.alpha
     # Cross-validation has calibrated its readout on held-out rows.
     calibrates = task.classes and fitter.calibrates and not fitter.folds
-    if calibrates and isinstance(readout, LinearReadout):
+    if calibrates and isinstance(readout, LinearReadout | KernelReadout):
         readout = readout.calibrate(source.blocks("valid"))
     scores_of_rows = partial(nonconformity_scores, readout, source, fitter, alpha)
     if task.horizon and fit.held_out:
@@ -132,6 +135,7 @@ def refit(choice: Choice, task: Task) -> FinalReadout:
             for split, predicted in predictions.items()
         },
         valid_interval=valid_interval,
+        held_out_negatives=_held_out_negatives(predictions, predicted_source, task),
     )
 
 
@@ -199,12 +203,32 @@ def _valid_interval(
     splits = list(predictions)
     predicted = np.concatenate([predictions[split].labels for split in splits])
     # Folds in time never hold out the oldest samples, each of which is a row.
-    labels = np.concatenate([source.labels(split) for split in splits])[-len(predicted) :]
+    labels = _held_out_labels(predictions, source)
     counts = np.concatenate([source.counts(split) for split in splits])[-len(predicted) :]
     names = [str(task.label(number)) for number in range(task.classes)]
     groups = groups_of_splits(source.view, splits)
     valid = evaluate_labels(labels, predicted, names, counts=counts, groups=groups)
     return balanced_interval(valid) if metric == "balanced_accuracy" else valid.interval
+
+
+def _held_out_labels(predictions: Mapping[KnownSplit, Predicted], source: EntrySource) -> np.ndarray:
+    """Return the labels (n, outputs) of the samples that have predictions."""
+    # Folds in time never hold out the oldest samples.
+    samples = sum(len(predicted.labels) for predicted in predictions.values())
+    return np.concatenate([source.labels(split) for split in predictions])[-samples:]
+
+
+def _held_out_negatives(
+    predictions: Mapping[KnownSplit, Predicted], source: EntrySource, task: Task
+) -> np.ndarray:
+    """Return the probability of the second of two classes for each held-out row of the first; see `FinalReadout`."""
+    labels = _held_out_labels(predictions, source)
+    has_one_label_per_row = source.tokens() == 1 and labels.shape[1] == 1
+    chances = [part.probabilities for part in predictions.values() if part.probabilities is not None]
+    if task.classes != 2 or not has_one_label_per_row or len(chances) < len(predictions):
+        return np.zeros(0)
+    # Rounded as predict does, so that equal probabilities compare equal.
+    return np.round(np.concatenate(chances)[labels == 0].astype(np.float64), 6)
 
 
 def nonconformity_scores(
