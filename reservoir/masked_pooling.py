@@ -19,6 +19,7 @@ class MeanOverMask(Pooling):
     """The mean of the tokens of a mask; zero if the mask has none."""
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the means (batch, 1, width) as float32."""
         inside = states.mask(self.mask)
         weights = inside.float() / inside.sum(dim=1, keepdim=True).clamp(min=1)
         return weights[:, None].bmm(states.filled(0.0))
