@@ -48,6 +48,7 @@ class Batch:
     tokens: int  # number of tokens to which rows are padded
     stored: Tensor | None  # lengths in values, if the device will cut the windows
     places: Tensor | None  # the token of each label, if every token has one
+    is_full: bool  # whether all rows have this number of tokens
     masks: Mapping[str, Tensor]  # (rows, tokens) of bool, by the poolings that read them
 
 
@@ -111,6 +112,7 @@ def load(
             tokens=tokens,
             stored=None if stored is None else put(stored[rows].astype(np.int64)),
             places=None if places is None else put(places[rows]),
+            is_full=int(lengths[rows].min()) == tokens,
             masks={name: put(mask[rows, :tokens]) for name, mask in masks.items()},
         )
         for rows, tokens in model_batches(model, lengths, batch_rows)
@@ -173,7 +175,7 @@ def launch(
             # The responses of a convolution lie in memory channel by channel, as poolings read them.
             x = x if model.convolution else x.contiguous()
         masks = {name: put(mask) for name, mask in batch.masks.items()}
-        for column, pooled in model.fpt.features(x, lengths, columns, masks).items():
+        for column, pooled in model.fpt.features(x, lengths, columns, batch.is_full, masks).items():
             values = pooled if places is None else _at(places, pooled)
             tokens = values.shape[1]
             out[column][rows, :tokens] = values

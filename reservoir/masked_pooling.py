@@ -20,9 +20,7 @@ class MeanOverMask(Pooling):
 
     def of(self, states: HiddenStates) -> Tensor:
         """Return the means (batch, 1, width) as float32."""
-        inside = states.mask(self.mask)
-        weights = inside.float() / inside.sum(dim=1, keepdim=True).clamp(min=1)
-        return weights[:, None].bmm(states.filled(0.0))
+        return states.mask_weights(self.mask).bmm(states.filled(0.0))
 
 
 class Words(MeanOverMask):
