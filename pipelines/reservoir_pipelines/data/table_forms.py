@@ -45,6 +45,7 @@ class TableArrays:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     chosen: dict[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()  # of the class numbers in ``y``, if the labels are such numbers
 
     @property
     def new(self) -> bool:
@@ -154,9 +155,7 @@ def _read_channels(reading: TableArrays, names: list[str]) -> None:
 
 
 def holds_letters(reading: TableArrays, name: str) -> bool:
-    """Return whether the cells of a column of sequences are letters, not numbers; chats are."""
-    if reading.options.chat:
-        return True
+    """Return whether the cells of a column of sequences are letters, not numbers."""
     if _holds_numbers(reading, name):
         return False
     cells = reading.table.frame[name]
