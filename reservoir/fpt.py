@@ -1,6 +1,6 @@
 """The frozen pretrained transformer (FPT) of Lu et al. 2021, section 2.2: input layer, backbone and output."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -60,11 +60,17 @@ class FPT(nn.Module):
 
     @torch.inference_mode()
     def features(
-        self, x: Tensor, lengths: Tensor, columns: Sequence[Column], is_full: bool | None = None
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        columns: Sequence[Column],
+        is_full: bool | None = None,
+        masks: Mapping[str, Tensor] | None = None,
     ) -> dict[Column, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
 
-        ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``.
+        ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``. ``masks``
+        are those (batch, tokens) of bool that the poolings read.
         """
         pooled: dict[Column, Tensor] = {}
         of_layer: dict[str, list[Column]] = {}
@@ -72,7 +78,7 @@ class FPT(nn.Module):
             of_layer.setdefault(column.layer, []).append(column)
 
         embeds = self.inputs(x)
-        real_tokens = RealTokens(lengths, embeds.shape[1], is_full)
+        real_tokens = RealTokens(lengths, embeds.shape[1], is_full, masks)
 
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:

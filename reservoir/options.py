@@ -71,6 +71,14 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     )
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts or sequences, else x, sequence or text.")
+    chat: bool = option(
+        False, "Read the column --text, else messages, as chats, which the model's chat template renders."
+    )
+    span: str | None = option(
+        None,
+        "Columns START,END of the first letter of a span of each text and of the one after it, or a column of lists "
+        "[START, END], else span.",
+    )
     decimal: str = option(".", "Decimal mark of the numbers in a text table: . or ,", one_of(".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
@@ -114,6 +122,9 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
             ("values", "symbols"),
             ("regression", "classes"),
             ("resample", "symbols"),
+            ("chat", "span"),
+            ("chat", "symbols"),
+            ("chat", "values"),
             ("forecast", "window"),
             ("forecast", "resample"),
         )

@@ -24,7 +24,7 @@ from torch import Tensor
 from reservoir import devices
 from reservoir.backbones import describe_weights, find_shape
 from reservoir.errors import InputError
-from reservoir.features import Launched, Loaded, launch, load
+from reservoir.features import Launched, Loaded, column_masks, launch, load
 from reservoir.inputs.native import TextReader
 from reservoir.inputs.picture_patches import UNITS, PatchUnits, draw_units
 from reservoir.option_fields import as_group
@@ -244,7 +244,8 @@ class Extractor:
         if self.entry_tokens:
             return self.entry_tokens.load(self.model, split, low, high, batch_rows)
         part = self.prepared.split(split).take(self.rows[split][low:high])
-        return load(self.model, self.prepared.scaling, part.x, part.lengths, batch_rows)
+        masks = column_masks(self.columns)
+        return load(self.model, self.prepared.scaling, part.x, part.lengths, batch_rows, masks)
 
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
         """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""

@@ -87,6 +87,7 @@ def _input_spec(model: LoadedModel) -> InputSpec:
             tokenizer=model.input_digests.get("tokenizer"),
             processor=model.input_digests.get("processor"),
             embeddings=model.input_digests.get("embeddings"),
+            template=model.input_digests.get("template"),
             long=None if settings.long == "cut" else settings.long,
         )
     return InputSpec(
