@@ -273,6 +273,10 @@ def test_single_vectors_and_a_dataset_of_tokens(fitted):
         assert np.array_equal(part.token("block01/all", text, number), everything[row])
     with pytest.raises(IndexError):
         part.token("block01/all", 0, 99)
+    words = sentences()
+    assert (
+        features.letters("train")[:5] == [word for text in part.ids[part.pointers[:9]] for word in words[text][0]][:5]
+    )
     rows = features.store.to_torch("train", "block01/all")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     batches = list(torch.utils.data.DataLoader(rows, batch_size=16, sampler=order))
