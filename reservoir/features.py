@@ -45,6 +45,7 @@ class Batch:
     tokens: int  # number of tokens to which rows are padded
     stored: Tensor | None  # lengths in values, if the device will cut the windows
     places: Tensor | None  # the token of each label, if every token has one
+    is_full: bool  # whether all rows have this number of tokens
     picked: "Picked | None" = None  # if rows are words or tokens of the sequences
 
 
@@ -99,6 +100,7 @@ def load(
             tokens=tokens,
             stored=None if stored is None else put(stored[rows].astype(np.int64)),
             places=None if places is None else put(places[rows]),
+            is_full=int(lengths[rows].min()) == tokens,
         )
         for rows, tokens in model_batches(model, lengths, batch_rows)
     ]
@@ -130,6 +132,7 @@ def load_tokens(model: LoadedModel, part: TokenPart, batch_rows: int) -> Loaded:
                 tokens=tokens,
                 stored=None,
                 places=None,
+                is_full=int(part.lengths[sequences].min()) == tokens,
                 picked=picked,
             )
         )
@@ -189,7 +192,7 @@ def launch(
             x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
             # The responses of a convolution lie in memory channel by channel, as poolings read them.
             x = x if model.convolution else x.contiguous()
-        pooled_columns = model.fpt.features(x, lengths, columns)
+        pooled_columns = model.fpt.features(x, lengths, columns, batch.is_full)
         if batch.picked is not None:
             picked_rows, sequences, positions = map(put, vars(batch.picked).values())
             for column, pooled in pooled_columns.items():

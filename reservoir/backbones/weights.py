@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from reservoir.backbone_names import gguf_path
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, HubLoader, SkipInitialisation, draw_normal
-from reservoir.backbones.generic import check_backbone, check_words
+from reservoir.backbones.generic_checks import check_backbone, check_native
 from reservoir.backbones.gguf_file import open_gguf, scale_positions, tensors_by_name
 from reservoir.backbones.gguf_file import stored_digest as gguf_digest
 from reservoir.backbones.names import (
@@ -69,7 +69,7 @@ def load_backbone(
 
     All weights are float32, unless ``own_precision`` leaves the matrices of pretrained blocks in the half
     precision in which they are stored. `weights_digest` is the same for both. A generic family is tested when
-    it is loaded, so its weights are always float32.
+    it is loaded, and becomes float32 if half precision changes what it computes.
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
@@ -83,12 +83,8 @@ def load_backbone(
             check_tied(family)
         if init in ("random", "random-flat", "tied"):
             lean = family.loader.lean(config, depth, words=family.is_generic)
-            _check_memory(name, family, lean, torch.float32)
-            # A class that nobody has described may draw constants, such as the time steps of Mamba.
-            with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                model = family.loader.build(lean)
-            backbone = Backbone(model, family, config, depth)
+            backbone = Backbone(_build(name, family, lean, seed), family, config, depth)
+            model = backbone.model
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
             draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
             if init == "tied":
@@ -96,7 +92,7 @@ def load_backbone(
             if family.is_generic:
                 check_backbone(backbone)
             return backbone
-        own_precision = own_precision and init == "pretrained" and not family.is_generic
+        own_precision = own_precision and init == "pretrained"
         loaded = _load(name, family, config, depth, own_precision=own_precision)
         backbone = loaded.backbone(family, depth)
         draw_parameters(backbone.model, family.draw, backbone.config, seed, family.unsaved)
@@ -109,24 +105,42 @@ def load_backbone(
 
 
 def load_native(
-    name: str, depth: int | None = None, *, own_precision: bool = False
+    name: str,
+    init: str = "pretrained",
+    seed: int = 0,
+    depth: int | None = None,
+    *,
+    own_precision: bool = False,
 ) -> tuple[Backbone, nn.Module]:
-    """Return a frozen backbone with its pretrained weights, and its native input module; see `load_backbone`."""
+    """Return a frozen backbone and its native input module, both pretrained or ``random``; see `load_backbone`."""
     with _LOADING:
         family, config = find(name, depth)
         if not family.native_input:
             raise InputError(f"--input native: {family.name} has no native input", "leave --input out")
-        own_precision = own_precision and not family.is_generic
-        loaded = _load(name, family, config, depth, native=True, own_precision=own_precision)
+        if init == "random":
+            model = _build(name, family, family.loader.lean(config, depth, words=True), seed)
+            draw_parameters(model, family.draw, config, seed)
+            loaded = Loaded(model, config, stored_digest=None)
+        else:
+            loaded = _load(name, family, config, depth, native=True, own_precision=own_precision)
         embeddings = loaded.model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
         embeddings = embeddings if type(embeddings) is nn.Embedding else embeddings.float()
         if family.is_generic:
-            check_words(loaded.model, loaded.config, embeddings)
+            check_native(loaded.model, loaded.config, embeddings)
         backbone = loaded.backbone(family, depth)
         if family.is_generic:
             check_backbone(backbone)
         return backbone, embeddings
+
+
+def _build(name: str, family: Family, config: Any, seed: int) -> nn.Module:
+    """Return a model in float32 whose weights will be drawn."""
+    _check_memory(name, family, config, torch.float32)
+    # A class that nobody has described may draw constants, such as the time steps of Mamba.
+    with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return family.loader.build(config)
 
 
 def _check_memory(name: str, family: Family, lean: Any, dtype: torch.dtype) -> None:
@@ -233,7 +247,7 @@ def frozen_unchanged(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A pretrained model with its configuration."""
+    """A model with its configuration."""
 
     model: nn.Module
     config: Any
@@ -326,7 +340,7 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
     Nobody has listed the heads of a generic family, so it is any tensor outside the blocks that are kept.
     """
     if family.is_generic:
-        number = _block_number(key, family.blocks)
+        number = _block_number(key, family.stored_blocks)
         return number is None or (depth is not None and number >= depth)
     return key.removeprefix(prefix).startswith(family.heads)
 
@@ -334,6 +348,8 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
     """Return the whole configuration with the settings that the model's class changed, which the digest covers."""
     built: Any = getattr(model, "config", lean)
+    if type(built) is not type(lean):  # a part of the model, which has its own
+        return config
     before = lean.to_dict()
     changed = {
         key: value

@@ -8,18 +8,33 @@ from typing import Any
 
 import numpy as np
 import torch
-from reservoir_cache import STORED_DTYPE, Arrays, Encoded, Entry, Layout, Spec, encode
+from reservoir_cache import (
+    STORED_DTYPE,
+    Arrays,
+    Encoded,
+    Entry,
+    Layout,
+    Spec,
+    encode,
+    load_arrays,
+    save_arrays,
+)
 from torch import Tensor
 
 from reservoir import devices
-from reservoir.backbones import describe_weights
+from reservoir.backbones import describe_weights, find_shape
 from reservoir.errors import InputError
 from reservoir.features import Launched, Loaded, launch, load
 from reservoir.inputs.native import TextReader
+from reservoir.inputs.picture_patches import UNITS, PatchUnits, draw_units
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan import Plan, resolve
-from reservoir.reservoir import LoadedModel, load_model
+from reservoir.random import generator
+from reservoir.raw_input import read_values
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks.patches import joined
+from reservoir.tasks.picture_windows import Picture
 from reservoir_pipelines.extraction.entries import (
     Advance,
     Compute,
@@ -45,6 +60,7 @@ from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.weight_files import weight_stamps
 
 CHECKED_ROWS = 256  # texts that are tokenized at a time before an extraction
+PICTURES = 4000  # training pictures from which patches are drawn; more would take memory and add nothing
 SUMMED = 256  # rows whose float64 copy, from which offsets are computed, is in memory at once
 
 
@@ -77,8 +93,9 @@ def load_extractor(
         task = task_of_tokens(task)
         if plan.reservoir.input != "native":
             require_tokenizer(task, None)
-    model = load_model(task, plan.reservoir, plan.device, plan.compute)
     rows = draw_rows(prepared, options.limit)
+    units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
+    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units)
     if prepared.task.labels_text_tokens:
         entry_tokens = EntryTokens.read(prepared, rows, model)
     for split, index in rows.items():  # refuse rows that are shorter than a window
@@ -114,6 +131,20 @@ def load_extractor(
     )
 
 
+def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.ndarray]) -> PatchUnits:
+    """Return the units of ``--input patches``, drawn from some of the training ``rows`` of an extraction."""
+    picture = Picture.of(prepared.task, reservoir.patch, reservoir.stride)
+    index = rows["train"]
+    if len(index) > PICTURES:
+        drawn = generator(reservoir.seed, "pictures").permutation(len(index))[:PICTURES]
+        index = index[np.sort(drawn)]
+    part = prepared.split("train").take(index)
+    values = read_values(prepared.task, prepared.scaling, part.x, part.lengths)
+    pictures = joined(values, picture.side, picture.patch).astype(np.float32, copy=False)
+    width = find_shape(reservoir.backbone, reservoir.depth)[1].width
+    return draw_units(pictures, picture.window, width, reservoir.seed)
+
+
 @dataclass
 class Extractor:
     """A frozen model with prepared data, ready to compute the features of one entry."""
@@ -129,9 +160,7 @@ class Extractor:
     settings: dict[str, Any]  # options that the entry records, with all defaults resolved
     splits: Sequence[str]
     notes: list[str]  # lines to print on the input and the precision of the model
-    entry_tokens: EntryTokens | None = (
-        None  # if the rows of the entry are words or tokens of the prepared ``rows``
-    )
+    entry_tokens: EntryTokens | None = None  # if rows are words or tokens of ``rows``
 
     def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:
         """Create or open the entry, which records the call; return it and the blocks that it lacks."""
@@ -151,7 +180,7 @@ class Extractor:
         label = partial(write_labels, prepared=self.prepared, rows=self.rows)
         if self.entry_tokens:
             label = self.entry_tokens.write_labels
-        return start_entry(
+        entry, missing = start_entry(
             self.root,
             self.title,
             self.spec,
@@ -161,6 +190,10 @@ class Extractor:
             made_with,
             label=label,
         )
+        # `fit` saves the units with its readout, because new rows have no training rows to draw them from.
+        if model.units and not load_arrays(entry, UNITS):
+            save_arrays(entry, UNITS, model.units.to_arrays(), {})
+        return entry, missing
 
     def _refuse_long_texts(self) -> None:
         """Refuse texts of too many tokens before the first batch, if every token has a label."""

@@ -31,18 +31,20 @@ from reservoir.tasks.words import UNKNOWN, shown
 from reservoir_pipelines.data.columns import listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
 from reservoir_pipelines.data.rows import RecordingWindows, Rows, Skipped
+from reservoir_pipelines.extraction.engine_folder import EngineFolder
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.source import rows_of_tokens
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
 from reservoir_pipelines.prediction.new_texts import BLOCK_TOKENS, NewTexts
 from reservoir_pipelines.prediction.prediction import Prediction, join_windows
+from reservoir_pipelines.prediction.request_rows import request_rows
 
 
 def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions":
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
     # Refuse flags that do not fit the readout.
-    bundle = open_readout(readout, trust=options.trust)
+    bundle = open_readout(readout, trust=options.trust, requests=True)
     task = bundle.task
     if options.windows and not task.cuts_recordings:
         raise InputError(
@@ -60,6 +62,13 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
         notify(
             f"coverage {options.coverage:g} is approximate, because validation rows also chose the readout"
         )
+    if any(part.engine for part in bundle.parts):
+        rows, requests = request_rows(file, bundle, options.labels)
+        truths = (
+            [None] * len(rows) if rows.y is None else _truths(file, task, rows.y, np.asarray(rows.lengths))
+        )
+        models = [requests] * len(bundle.parts)
+        return Predictions(bundle, models, file, rows, truths, radius, options.abstain)
     # Read the file, and refuse one that does not fit the task.
     new = read_new(file, task, options.labels)
     are_texts = new.x.dtype.kind == "U"  # whose lengths are known
@@ -146,7 +155,7 @@ class Predictions(Iterator[Prediction]):
     """
 
     bundle: Bundle
-    models: Sequence[LoadedModel | None]
+    models: Sequence[LoadedModel | EngineFolder | None]
     file: Path
     rows: Rows
     truths: Sequence[Any]
@@ -168,7 +177,10 @@ class Predictions(Iterator[Prediction]):
         task, raw_rows = self.bundle.task, BLOCK_ROWS["cpu"]
         if task.labels_each_token:
             raw_rows = rows_of_tokens(raw_rows, task.readout_tokens)
-        sizes = [_sizes(model, part.columns) if model else (raw_rows, 1) for part, model in parts]
+        sizes = [
+            _sizes(model, part.columns) if isinstance(model, LoadedModel) else (raw_rows, 1)
+            for part, model in parts
+        ]
         self._block_rows = min(block for block, _ in sizes)
         self._batch_rows = [batch for _, batch in sizes]
         if self.texts:
@@ -269,9 +281,13 @@ class Predictions(Iterator[Prediction]):
                 columns = {part.columns[0]: values}
             elif part.windows:
                 columns = {part.columns[0]: RawWindows(task, scaling, part.windows)(x, lengths)}
+            elif part.engine:
+                assert isinstance(model, EngineFolder)
+                columns = model.pooled(rows.start, rows.start + len(x), part.engine.layers, part.columns)
             elif model is None:
                 columns = {RAW.name: raw_features(task, scaling, x, lengths)}
             else:
+                assert isinstance(model, LoadedModel)
                 columns = forward(model, scaling, x, lengths, part.columns, batch_rows)
             for column in part.columns:
                 values = columns[column].reshape(len(x), -1, columns[column].shape[-1])
