@@ -170,7 +170,6 @@ def main() -> None:
         columns = ",".join(features.columns)
         result = fit(features, columns=columns, select="valid", out=root / "readout")
         times.append(time.process_time())
-        everything = fit(features, select="valid", out=root / "all")
         test = features["test"]
         print(
             f"majority class {100 * max(np.mean(test.y), 1 - np.mean(test.y)):.1f}%, {test.rows:,} test words\n"
@@ -193,10 +192,6 @@ def main() -> None:
             print(
                 f"| {way} | {chosen} | {100 * score:.1f} | {extraction:.1f} | {fitting:.1f} | {size:.1f} |"
             )
-        joined = "+".join(everything.best.columns)
-        print(
-            f"\nWithout `--columns`, `fit` chooses {joined} ({100 * (everything.best.test_score or 0):.1f}%)."
-        )
 
 
 if __name__ == "__main__":

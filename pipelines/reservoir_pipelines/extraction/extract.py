@@ -23,6 +23,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.tasks import TASKS
+from reservoir.tasks.task import Task
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.data.table import data_exists
@@ -278,7 +279,7 @@ def _holds(entry: Entry, reading: Prepared | InputError, limit: int | None) -> b
     rows = draw_rows(reading, limit)
     if entry.spec.data.digest != data_digest(reading, rows):
         return False
-    if not reading.task.labels_text_tokens:
+    if not Task.from_dict(entry.spec.task).labels_text_tokens:  # their ids are those of texts
         write_labels(entry, reading, rows)  # ids may have changed, because they are not part of the digest
     return True
 
