@@ -326,6 +326,9 @@ class LayerOptions(Options, panel="Features"):
 class FeatureOptions(LayerOptions, PrecisionOptions, panel="Features"):
     """Which hidden states are computed and stored, and in which batches and precision."""
 
+    each_token: bool = option(
+        False, "Texts: store every token as a row of its own, with the label of its text if there is one."
+    )
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
 
 

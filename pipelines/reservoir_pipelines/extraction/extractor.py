@@ -51,7 +51,7 @@ from reservoir_pipelines.extraction.entry_tokens import (
     EntryTokens,
     estimated_counts,
     require_tokenizer,
-    task_of_tokens,
+    task_of_entry,
 )
 from reservoir_pipelines.extraction.spec import draw_rows, make_spec
 from reservoir_pipelines.files import versions
@@ -67,10 +67,11 @@ SUMMED = 256  # rows whose float64 copy, from which offsets are computed, is in 
 def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
     """Return the plan of an extraction of prepared data, or of a similar task with ``rows`` in each split."""
     options = replace(options, limit=None) if rows else options
-    if prepared.task.labels_text_tokens:
+    task = task_of_entry(prepared.task, each_token=options.each_token)
+    if task.labels_text_tokens:
         # Rows are words or tokens, each of which is all that its row has.
-        task = replace(task_of_tokens(prepared.task), max_tokens=1)
-        return resolve(task, replace(options, limit=None), rows or estimated_counts(prepared), 1)
+        tokens = rows or estimated_counts(prepared)
+        return resolve(replace(task, max_tokens=1), replace(options, limit=None), tokens, 1)
     return resolve(
         prepared.task, options, rows or prepared.rows, int(prepared.split("train").lengths.max())
     )
@@ -88,19 +89,16 @@ def load_extractor(
     ``splits`` are those to compute, by default all.
     """
     plan = plan_of(prepared, options, planned)
-    task, entry_tokens = prepared.task, None
-    if task.labels_text_tokens:
-        task = task_of_tokens(task)
-        if plan.reservoir.input != "native":
-            require_tokenizer(task, None)
+    task, entry_tokens = task_of_entry(prepared.task, each_token=options.each_token), None
+    if task.labels_text_tokens and plan.reservoir.input != "native":
+        require_tokenizer(task, None)
+    model = load_model(task, plan.reservoir, plan.device, plan.compute)
     rows = draw_rows(prepared, options.limit)
-    units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
-    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units)
-    if prepared.task.labels_text_tokens:
-        entry_tokens = EntryTokens.read(prepared, rows, model)
+    if task.labels_text_tokens:
+        entry_tokens = EntryTokens.read(prepared, task, rows, model)
     for split, index in rows.items():  # refuse rows that are shorter than a window
         model.windows.checked_counts(prepared.split(split).lengths[index])
-    spec = make_spec(prepared, rows, model, plan.store, entry_tokens and entry_tokens.counts)
+    spec = make_spec(prepared, rows, model, plan.store, entry_tokens)
     if entry_tokens:
         layout = token_layout(plan, sum(spec.rows.values()))
     else:
