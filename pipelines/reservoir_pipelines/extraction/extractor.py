@@ -63,11 +63,20 @@ def load_extractor(
     plan = plan_of(prepared, options, planned)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
     rows = draw_rows(prepared, options.limit)
+    has_one_length = True
     for split, index in rows.items():  # refuse rows that are shorter than a window
-        model.windows.checked_counts(prepared.split(split).lengths[index])
+        lengths = prepared.split(split).lengths[index]
+        model.windows.checked_counts(lengths)
+        has_one_length &= len(np.unique(lengths)) <= 1
+    padding_note = ""
+    if not (model.fpt.backbone.can_pad or has_one_length):
+        family = model.fpt.backbone.family.name
+        padding_note = (
+            f"{family}: padding changes its hidden states, so all rows of a batch have one length"
+        )
     spec = make_spec(prepared, rows, model, plan.store)
     reader_note = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    notes = (reader_note, plan.input_note, plan.model_note(model.compute), plan.note)
+    notes = (reader_note, plan.input_note, plan.model_note(model.compute), plan.note, padding_note)
     return Extractor(
         root=root,
         prepared=prepared,
