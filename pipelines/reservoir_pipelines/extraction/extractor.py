@@ -92,12 +92,22 @@ def load_extractor(
     task, entry_tokens = task_of_entry(prepared.task, each_token=options.each_token), None
     if task.labels_text_tokens and plan.reservoir.input != "native":
         require_tokenizer(task, None)
-    model = load_model(task, plan.reservoir, plan.device, plan.compute)
     rows = draw_rows(prepared, options.limit)
+    units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
+    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units)
     if task.labels_text_tokens:
         entry_tokens = EntryTokens.read(prepared, task, rows, model)
+    has_one_length = True
     for split, index in rows.items():  # refuse rows that are shorter than a window
-        model.windows.checked_counts(prepared.split(split).lengths[index])
+        lengths = prepared.split(split).lengths[index]
+        model.windows.checked_counts(lengths)
+        has_one_length &= len(np.unique(lengths)) <= 1
+    padding_note = ""
+    if not (model.fpt.backbone.can_pad or has_one_length):
+        family = model.fpt.backbone.family.name
+        padding_note = (
+            f"{family}: padding changes its hidden states, so all rows of a batch have one length"
+        )
     spec = make_spec(prepared, rows, model, plan.store, entry_tokens)
     if entry_tokens:
         layout = token_layout(plan, sum(spec.rows.values()))
@@ -105,7 +115,8 @@ def load_extractor(
         layout = new_layout(plan, task.max_tokens, sum((planned or spec.rows).values()))
     reader_note = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
     token_notes = entry_tokens.notes if entry_tokens else ()
-    notes = (reader_note, *token_notes, plan.input_note, plan.model_note(model.compute), plan.note)
+    model_notes = (plan.input_note, plan.model_note(model.compute), plan.note, padding_note)
+    notes = (reader_note, *token_notes, *model_notes)
     return Extractor(
         root=root,
         prepared=prepared,
