@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.devices import exact_products, fetch, kind, pinned
 from reservoir.errors import InputError
@@ -139,22 +141,58 @@ def launch(
     def put(x: Tensor) -> Tensor:
         return x.to(model.device, non_blocking=True)
 
-    for batch in loaded.batches:
+    for leg in legs(model.fpt.backbone, loaded.batches, columns):
+        batch = leg.batch
         rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
         places = None if batch.places is None else put(batch.places)
         if batch.stored is not None:
             x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
             # The responses of a convolution lie in memory channel by channel, as poolings read them.
             x = x if model.convolution else x.contiguous()
-        for column, pooled in model.fpt.features(x, lengths, columns).items():
+        for column, pooled in model.fpt.features(x, lengths, leg.columns, leg.deepest).items():
             values = pooled if places is None else _at(places, pooled)
             tokens = values.shape[1]
             out[column][rows, :tokens] = values
             if tokens < out[column].shape[1]:
                 out[column][rows, tokens:] = 0
-        if loaded.owner is None:  # pieces of texts are not rows
+        if leg.is_last and loaded.owner is None:  # pieces of texts are not rows
             advance(len(batch.rows))
     return Launched({str(column): values for column, values in out.items()}, loaded)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A forward pass of a batch, through all blocks or a single one."""
+
+    batch: Batch
+    columns: Sequence[Column]  # those that it computes
+    deepest: str | None = None  # the layer at which it ends, if no column says so
+    is_last: bool = True  # whether it is the last one of the batch
+
+
+def legs(backbone: Backbone, batches: Sequence[Batch], columns: Sequence[Column]) -> Iterator[Leg]:
+    """Yield the forward passes of batches; streamed blocks run over all batches, one block after the other.
+
+    Each pass has to run before the next one is taken. The values are the same in both cases.
+    """
+    last = max(backbone.layers.index(column.layer) for column in columns)
+    if backbone.streamed is None or last == 0:
+        yield from (Leg(batch, columns) for batch in batches)
+        return
+    # A block gives its own layer, the first one its input, too, and the last one the output of the norm.
+    last_block = min(last, backbone.depth)
+    outputs: list[Any] = [None for _ in batches]
+    for number in range(1, last_block + 1):
+        layers = {
+            backbone.layers[number],
+            "embed" if number == 1 else "",
+            "final" if number == backbone.depth else "",
+        }
+        columns_of_block = [column for column in columns if column.layer in layers]
+        for index, batch in enumerate(batches):
+            with backbone.streamed.relay(number - 1, outputs[index]) as output:
+                yield Leg(batch, columns_of_block, backbone.layers[number], number == last_block)
+                outputs[index] = output()
 
 
 def _at(places: Tensor, values: Tensor) -> Tensor:

@@ -59,12 +59,19 @@ class FPT(nn.Module):
         return self.output(pooled).unflatten(-1, (self.task.outputs, max(self.task.classes, 1)))
 
     @torch.inference_mode()
-    def features(self, x: Tensor, lengths: Tensor, columns: Sequence[Column]) -> dict[Column, Tensor]:
-        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone."""
+    def features(
+        self, x: Tensor, lengths: Tensor, columns: Sequence[Column], deepest: str | None = None
+    ) -> dict[Column, Tensor]:
+        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
+
+        The forward pass goes to the layer ``deepest``, if that is given.
+        """
         pooled: dict[Column, Tensor] = {}
         of_layer: dict[str, list[Column]] = {}
         for column in columns:
             of_layer.setdefault(column.layer, []).append(column)
+        if deepest:
+            of_layer.setdefault(deepest, [])
 
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:

@@ -19,6 +19,7 @@ from reservoir.inputs.native import Reader, open_native
 from reservoir.inputs.random_input import NoInputLayer, draw_input
 from reservoir.options import GAIN, ReservoirOptions
 from reservoir.processor import faster_precision
+from reservoir.size_limits import free_memory
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
@@ -106,6 +107,10 @@ class Reservoir(ReservoirOptions):
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
+MODEL_SHARE = 0.8
+"""Share of the free memory that a model may fill; hidden states and features need the rest."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """A model on its device, with the SHA-256 of its float32 weights and of its native input."""
@@ -132,9 +137,11 @@ def load_model(
     device: str = "auto",
     compute: str = "auto",
     output_init: str = "orthogonal",
+    stream: str = "never",
 ) -> LoadedModel:
-    """Load or draw the model for a task, in evaluation mode on its device."""
+    """Load or draw the model for a task, in evaluation mode on its device; ``stream`` is that of `StreamOptions`."""
     place = choose_device(device)
+    memory_limit = _memory_limit(stream, place)
     dtype_name = choose_compute(compute, place)
     # Weights that are rounded for the products anyway need no float32 copy.
     own_precision = dtype_name == "bfloat16"
@@ -146,14 +153,24 @@ def load_model(
     convolution: KernelConvolution | None = None
     if settings.input == "native":
         native = open_native(
-            seen, settings.backbone, settings.init, settings.depth, own_precision=own_precision
+            seen,
+            settings.backbone,
+            settings.init,
+            settings.depth,
+            own_precision=own_precision,
+            memory_limit=memory_limit,
         )
         seen, backbone = native.seen, native.backbone
         inputs, reader = native.inputs, native.reader
         input_digests = native.digests
     else:
         backbone = load_backbone(
-            settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
+            settings.backbone,
+            settings.init,
+            settings.seed,
+            settings.depth,
+            own_precision=own_precision,
+            memory_limit=memory_limit,
         )
         if settings.input == "kernels" and not backbone.depth and not windows.plain:
             channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
@@ -183,6 +200,16 @@ def load_model(
         compute=str(backbone.compute).removeprefix("torch."),
         convolution=convolution,
     )
+
+
+def _memory_limit(stream: str, device: torch.device) -> int | None:
+    """Return the bytes of parameters above which blocks are streamed; None for no limit."""
+    if stream != "auto":
+        return 0 if stream == "always" else None
+    free = free_memory()
+    if device.type == "cuda":
+        free = min(free, torch.cuda.mem_get_info(device)[0])
+    return int(MODEL_SHARE * free)
 
 
 def choose_device(name: str) -> torch.device:

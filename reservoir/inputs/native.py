@@ -68,11 +68,17 @@ class NativeModel:
 
 
 def open_native(
-    task: Task, name: str, init: str, depth: int | None, *, own_precision: bool = False
+    task: Task,
+    name: str,
+    init: str,
+    depth: int | None,
+    *,
+    own_precision: bool = False,
+    memory_limit: int | None = None,
 ) -> NativeModel:
     """Return a pretrained model with its embeddings and its reader of a task; see `load_backbone`."""
     reader = open_reader(task, name, init)
-    backbone, embedding = load_native(name, depth, own_precision=own_precision)
+    backbone, embedding = load_native(name, depth, own_precision=own_precision, memory_limit=memory_limit)
     if isinstance(reader, SoundReader):
         reader.convolutions = embedding.get_submodule("convolutions")
     elif isinstance(reader, PixelReader):

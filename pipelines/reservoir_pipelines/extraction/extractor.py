@@ -61,13 +61,19 @@ def load_extractor(
     ``splits`` are those to compute, by default all.
     """
     plan = plan_of(prepared, options, planned)
-    model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
+    model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute, stream=options.stream)
     rows = draw_rows(prepared, options.limit)
     for split, index in rows.items():  # refuse rows that are shorter than a window
         model.windows.checked_counts(prepared.split(split).lengths[index])
     spec = make_spec(prepared, rows, model, plan.store)
     reader_note = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    notes = (reader_note, plan.input_note, plan.model_note(model.compute), plan.note)
+    stream_note = ""
+    if model.fpt.backbone.streamed:
+        reason = "the model does not fit into memory" if options.stream == "auto" else "--stream always"
+        stream_note = (
+            f"{prepared.task.name}: {reason}, so its blocks are read from their file while they run"
+        )
+    notes = (reader_note, plan.input_note, plan.model_note(model.compute), plan.note, stream_note)
     return Extractor(
         root=root,
         prepared=prepared,
