@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
 from reservoir.column import Column
-from reservoir.hidden_states import HiddenStates
+from reservoir.hidden_states import HiddenStates, RealTokens
 from reservoir.inputs.native import NativeInput
 from reservoir.inputs.random_input import InputLayer, NoInputLayer
 from reservoir.options import GAIN
@@ -60,11 +60,17 @@ class FPT(nn.Module):
 
     @torch.inference_mode()
     def features(
-        self, x: Tensor, lengths: Tensor, columns: Sequence[Column], deepest: str | None = None
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        columns: Sequence[Column],
+        is_full: bool | None = None,
+        deepest: str | None = None,
     ) -> dict[Column, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
 
-        The forward pass goes to the layer ``deepest``, if that is given.
+        ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``. The
+        forward pass goes to the layer ``deepest``, if that is given.
         """
         pooled: dict[Column, Tensor] = {}
         of_layer: dict[str, list[Column]] = {}
@@ -73,14 +79,17 @@ class FPT(nn.Module):
         if deepest:
             of_layer.setdefault(deepest, [])
 
+        embeds = self.inputs(x)
+        real_tokens = RealTokens(lengths, embeds.shape[1], is_full)
+
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # autocast would round means
                 sizes = self.task.readout_tokens, self.task.max_tokens
-                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special)
+                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special, real_tokens)
                 for column in of_layer[layer]:
                     pooled[column] = find_pooling(column.pooling).of(states)
 
         with self.backbone.recording({layer: partial(record, layer) for layer in of_layer}):
-            self.backbone(self.inputs(x), lengths)
+            self.backbone(embeds, lengths, is_full=is_full)
         return pooled

@@ -33,6 +33,7 @@ from reservoir.pooling import pooling_help
 BY_DATA = "depends on the data; extract --dry-run prints it"
 GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
 KERNEL_GAIN = 6.0  # of kernels: makes the learned positions small compared with the values
+PATCH_GAIN = 1.0  # of patches: their responses have a standard deviation of about 1, as poolings expect
 
 
 def flag_instead(parameters: Mapping[str, Any]) -> str | None:
@@ -218,8 +219,9 @@ class ReservoirOptions(ModelOptions, panel="Model"):
 
     input: str | None = option(
         None,
-        "Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images).",
-        one_of("native", "gaussian", "orthogonal", "kernels", "edges"),
+        "Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images), patches "
+        "(of training images).",
+        one_of("native", "gaussian", "orthogonal", "kernels", "edges", "patches"),
         shown=BY_DATA,
     )
     long: str = option(
@@ -228,7 +230,10 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         one_of("cut", "windows"),
     )
     gain: float | None = option(
-        None, "Scale of the input layer.", positive, shown=f"{KERNEL_GAIN:g} for kernels, else {GAIN}"
+        None,
+        "Scale of the input layer.",
+        positive,
+        shown=f"{KERNEL_GAIN:g} for kernels, {PATCH_GAIN:g} for patches, else {GAIN}",
     )
     patch: int | None = option(None, "Values per token (window length).", at_least(1), shown=BY_DATA)
     stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown=BY_DATA)
@@ -294,7 +299,7 @@ class PrecisionOptions(ComputeOptions, panel="Features"):
     )
 
 
-class FeatureOptions(PrecisionOptions, panel="Features"):
+class LayerOptions(Options, panel="Features"):
     """Which hidden states are stored, and how they are pooled."""
 
     layers: str | Sequence[str] | None = option(
@@ -305,6 +310,11 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
         f"Poolings over the tokens, comma-separated: {pooling_help()}.",
         shown=BY_DATA,
     )
+
+
+class FeatureOptions(LayerOptions, PrecisionOptions, panel="Features"):
+    """Which hidden states are computed and stored, and in which batches and precision."""
+
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
 
 
@@ -347,7 +357,8 @@ class FitOptions(OutOptions, panel="Readout"):
     )
     readout: str = option(
         "ridge",
-        "ridge, logistic, or an estimator's path: sklearn.svm.LinearSVC:C=0.1,1.",
+        "ridge, logistic, arccos (ridge with the arc-cosine kernel, an infinitely wide layer), or an estimator's "
+        "path: sklearn.svm.LinearSVC:C=0.1,1.",
     )
     alphas: str | None = option(None, "Penalties to try, LO:HI:N, on standardised features.")
     select: str = option(
@@ -357,6 +368,9 @@ class FitOptions(OutOptions, panel="Readout"):
         None, "balanced: every class has the same weight.", one_of("balanced")
     )
     curve: str | None = option(None, "Numbers of training rows of a learning curve, such as 100,1000.")
+    control: bool = option(
+        False, "Fit random labels, too, and show each score minus theirs (selectivity of a probe)."
+    )
 
 
 class StepOptions(Options, panel="Training"):

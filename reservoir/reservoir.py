@@ -16,10 +16,12 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native
+from reservoir.inputs.picture_patches import PatchConvolution, PatchUnits
 from reservoir.inputs.random_input import NoInputLayer, draw_input
 from reservoir.options import GAIN, ReservoirOptions
 from reservoir.processor import faster_precision
 from reservoir.size_limits import free_memory
+from reservoir.tasks.picture_windows import Picture, PictureWindows
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
@@ -52,6 +54,11 @@ class Reservoir(ReservoirOptions):
 
     def windows(self, task: Task) -> Windows:
         """Return the windows that become the tokens of a task."""
+        if self.input == "patches":
+            picture = Picture.of(task, self.patch, self.stride)
+            return PictureWindows(
+                patch=self.patch, stride=self.stride, stored=task.max_tokens, places=picture.places
+            )
         dilations = tuple(map(int, self.with_dilations(task.max_tokens).dilations.split(",")))
         symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
         return Windows(
@@ -78,6 +85,9 @@ class Reservoir(ReservoirOptions):
         windows = self.windows(task)
         if windows.plain:
             return task
+        if isinstance(windows, PictureWindows):
+            picture = Picture.of(task, self.patch, self.stride)
+            return replace(task, form=Vectors(picture.window_values), max_tokens=picture.places)
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MAX_SYMBOLS:
             raise InputError(
@@ -124,7 +134,8 @@ class LoadedModel:
     reader: Reader | None = None
     input_digests: Mapping[str, str] = field(default_factory=dict)
     # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
-    convolution: KernelConvolution | None = None
+    convolution: KernelConvolution | PatchConvolution | None = None
+    units: PatchUnits | None = None  # of ``--input patches``, which learns them from training rows
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
@@ -137,9 +148,13 @@ def load_model(
     device: str = "auto",
     compute: str = "auto",
     output_init: str = "orthogonal",
+    units: PatchUnits | None = None,
     stream: str = "never",
 ) -> LoadedModel:
-    """Load or draw the model for a task, in evaluation mode on its device; ``stream`` is that of `StreamOptions`."""
+    """Load or draw the model for a task, in evaluation mode on its device.
+
+    ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`.
+    """
     place = choose_device(device)
     memory_limit = _memory_limit(stream, place)
     dtype_name = choose_compute(compute, place)
@@ -150,12 +165,13 @@ def load_model(
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
-    convolution: KernelConvolution | None = None
+    convolution: KernelConvolution | PatchConvolution | None = None
     if settings.input == "native":
         native = open_native(
             seen,
             settings.backbone,
             settings.init,
+            settings.seed,
             settings.depth,
             own_precision=own_precision,
             memory_limit=memory_limit,
@@ -172,7 +188,16 @@ def load_model(
             own_precision=own_precision,
             memory_limit=memory_limit,
         )
-        if settings.input == "kernels" and not backbone.depth and not windows.plain:
+        if settings.input == "patches":
+            if units is None:
+                raise InputError(
+                    "--input patches: its units are drawn from the training rows of an extraction",
+                    "use reservoir extract, then fit and predict, or another --input",
+                )
+            picture = Picture.of(task, settings.patch, settings.stride)
+            convolution = PatchConvolution(units, picture, settings.gain).to(place)
+            inputs = NoInputLayer()
+        elif settings.input == "kernels" and not backbone.depth and not windows.plain:
             channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
             convolution = KernelConvolution(
                 windows, channels, backbone.width, settings.seed, settings.gain
@@ -199,6 +224,7 @@ def load_model(
         # Recurrent backbones stay in float32.
         compute=str(backbone.compute).removeprefix("torch."),
         convolution=convolution,
+        units=units if settings.input == "patches" else None,
     )
 
 
@@ -234,5 +260,6 @@ def choose_compute(name: str, device: torch.device) -> str:
 
 def reads_samples(model: ReservoirOptions) -> bool:
     """Return whether the named backbone was pretrained on samples of sounds."""
-    native = model.input in {None, "native"} and model.init in {None, "pretrained"}
+    # By default, only a pretrained model reads by its own input.
+    native = model.input == "native" or (model.input is None and model.init in {None, "pretrained"})
     return bool(model.backbone) and native and find(full_name(str(model.backbone)))[0].reads == "sounds"

@@ -138,10 +138,12 @@ def load_pretrained(
         # A model that nobody has described may use the size of its vocabulary in other places.
         words = native or family.is_generic
         source = _open(name, family, config, depth, words=words)
-        # Quantised matrices are rounded to bfloat16 one at a time, if products run in it.
-        is_rounded = source.rule is not None and own_precision and family.allows_bfloat16
+        # Quantised matrices are rounded to bfloat16 one at a time, if products run in it. A generic family is tested
+        # in the precision in which it is stored.
+        is_quantised = source.rule is not None
+        is_rounded = is_quantised and own_precision and family.allows_bfloat16 and not family.is_generic
         dtype = torch.float32
-        if own_precision and source.rule is None:
+        if own_precision and not is_quantised:
             dtype = common_half(source.tensors.values())
         matrix_dtype = torch.bfloat16 if is_rounded else dtype
         is_streamed = _is_streamed(name, family, source.lean, matrix_dtype, memory_limit)
@@ -259,7 +261,7 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
     Nobody has listed the heads of a generic family, so it is any tensor outside the blocks that are kept.
     """
     if family.is_generic:
-        number = _block_number(key, family.blocks)
+        number = _block_number(key, family.stored_blocks)
         return number is None or (depth is not None and number >= depth)
     return key.removeprefix(prefix).startswith(family.heads)
 
@@ -267,6 +269,8 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
     """Return the whole configuration with the settings that the model's class changed, which the digest covers."""
     built: Any = getattr(model, "config", lean)
+    if type(built) is not type(lean):  # a part of the model, which has its own
+        return config
     before = lean.to_dict()
     changed = {
         key: value

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.backbone import Backbone
-from reservoir.backbones.family import Draw, SkipInitialisation, draw_normal
-from reservoir.backbones.generic import check_backbone, check_words
-from reservoir.backbones.loading import check_memory, load_pretrained
+from reservoir.backbones.family import Draw, Family, SkipInitialisation, draw_normal
+from reservoir.backbones.generic_checks import check_backbone, check_native
+from reservoir.backbones.loading import Loaded, check_memory, load_pretrained
 from reservoir.backbones.names import find, usable_configuration
 from reservoir.backbones.tied import check_tied, tie_queries_and_keys
 from reservoir.errors import InputError
@@ -56,7 +56,8 @@ def load_backbone(
 
     All weights are float32, unless ``own_precision`` leaves the matrices of pretrained blocks in the half
     precision in which they are stored, or rounds quantised ones to bfloat16, one at a time. `weights_digest` is
-    the same for both. A generic family is tested when it is loaded, so its weights are always float32.
+    the same for both. A generic family is tested when it is loaded, and becomes float32 if half precision changes
+    what it computes.
 
     If the parameters take more than ``memory_limit`` bytes, the blocks of pretrained weights are streamed (see
     `reservoir.backbones.streaming`); with 0 they always are, with None never.
@@ -75,12 +76,8 @@ def load_backbone(
             memory_limit = None  # drawn weights are in no file
         if init in ("random", "random-flat", "tied"):
             lean = family.loader.lean(config, depth, words=family.is_generic)
-            check_memory(name, family, lean, torch.float32)
-            # A class that nobody has described may draw constants, such as the time steps of Mamba.
-            with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                model = family.loader.build(lean)
-            backbone = Backbone(model, family, config, depth)
+            backbone = Backbone(_build(name, family, lean, seed), family, config, depth)
+            model = backbone.model
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
             draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
             if init == "tied":
@@ -88,7 +85,7 @@ def load_backbone(
             if family.is_generic:
                 check_backbone(backbone)
             return backbone
-        own_precision = own_precision and init == "pretrained" and not family.is_generic
+        own_precision = own_precision and init == "pretrained"
         loaded = load_pretrained(
             name, family, config, depth, own_precision=own_precision, memory_limit=memory_limit
         )
@@ -104,35 +101,50 @@ def load_backbone(
 
 def load_native(
     name: str,
+    init: str = "pretrained",
+    seed: int = 0,
     depth: int | None = None,
     *,
     own_precision: bool = False,
     memory_limit: int | None = None,
 ) -> tuple[Backbone, nn.Module]:
-    """Return a frozen backbone with its pretrained weights, and its native input module; see `load_backbone`."""
+    """Return a frozen backbone and its native input module, both pretrained or ``random``; see `load_backbone`."""
     with _LOADING:
         family, config = find(name, depth)
         if not family.native_input:
             raise InputError(f"--input native: {family.name} has no native input", "leave --input out")
-        own_precision = own_precision and not family.is_generic
-        loaded = load_pretrained(
-            name,
-            family,
-            config,
-            depth,
-            native=True,
-            own_precision=own_precision,
-            memory_limit=memory_limit,
-        )
+        if init == "random":
+            model = _build(name, family, family.loader.lean(config, depth, words=True), seed)
+            draw_parameters(model, family.draw, config, seed)
+            loaded = Loaded(model, config, stored_digest=None)
+        else:
+            loaded = load_pretrained(
+                name,
+                family,
+                config,
+                depth,
+                native=True,
+                own_precision=own_precision,
+                memory_limit=memory_limit,
+            )
         embeddings = loaded.model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
         embeddings = embeddings if type(embeddings) is nn.Embedding else embeddings.float()
         if family.is_generic:
-            check_words(loaded.model, loaded.config, embeddings)
+            check_native(loaded.model, loaded.config, embeddings)
         backbone = loaded.backbone(family, depth)
         if family.is_generic:
             check_backbone(backbone)
         return backbone, embeddings
+
+
+def _build(name: str, family: Family, config: Any, seed: int) -> nn.Module:
+    """Return a model in float32 whose weights will be drawn."""
+    check_memory(name, family, config, torch.float32)
+    # A class that nobody has described may draw constants, such as the time steps of Mamba.
+    with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return family.loader.build(config)
 
 
 def describe_weights(backbone: Backbone, init: str) -> str:
