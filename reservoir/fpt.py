@@ -66,16 +66,20 @@ class FPT(nn.Module):
         columns: Sequence[Column],
         is_full: bool | None = None,
         masks: Mapping[str, Tensor] | None = None,
+        deepest: str | None = None,
     ) -> dict[Column, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
 
         ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``. ``masks``
-        are those (batch, tokens) of bool that the poolings read.
+        are those (batch, tokens) of bool that the poolings read. The forward pass goes to the layer ``deepest``, if
+        that is given.
         """
         pooled: dict[Column, Tensor] = {}
         of_layer: dict[str, list[Column]] = {}
         for column in columns:
             of_layer.setdefault(column.layer, []).append(column)
+        if deepest:
+            of_layer.setdefault(deepest, [])
 
         embeds = self.inputs(x)
         real_tokens = RealTokens(lengths, embeds.shape[1], is_full, masks)

@@ -332,7 +332,18 @@ class FeatureOptions(LayerOptions, PrecisionOptions, panel="Features"):
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
 
 
-class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
+class StreamOptions(Options, panel="Run"):
+    """Whether a model is larger than memory."""
+
+    stream: str = option(
+        "auto",
+        "Read the blocks of the model from its file while they run: always, never, or auto (if memory is too small).",
+        one_of("auto", "always", "never"),
+        where=True,
+    )
+
+
+class ExtractOptions(StreamOptions, PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
     """Which rows pass through which reservoir, which features are stored, and where."""
 
 

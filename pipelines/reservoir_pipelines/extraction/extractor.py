@@ -23,6 +23,7 @@ from torch import Tensor
 
 from reservoir import devices
 from reservoir.backbones import describe_weights, find_shape
+from reservoir.backbones.backbone import Backbone
 from reservoir.errors import InputError
 from reservoir.features import Launched, Loaded, column_masks, launch, load
 from reservoir.inputs.native import TextReader
@@ -94,29 +95,23 @@ def load_extractor(
         require_tokenizer(task, None)
     rows = draw_rows(prepared, options.limit)
     units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
-    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units)
+    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units, stream=options.stream)
     if task.labels_text_tokens:
         entry_tokens = EntryTokens.read(prepared, task, rows, model)
-    has_one_length = True
     for split, index in rows.items():  # refuse rows that are shorter than a window
-        lengths = prepared.split(split).lengths[index]
-        model.windows.checked_counts(lengths)
-        has_one_length &= len(np.unique(lengths)) <= 1
-    padding_note = ""
-    if not (model.fpt.backbone.can_pad or has_one_length):
-        family = model.fpt.backbone.family.name
-        padding_note = (
-            f"{family}: padding changes its hidden states, so all rows of a batch have one length"
-        )
+        model.windows.checked_counts(prepared.split(split).lengths[index])
     spec = make_spec(prepared, rows, model, plan.store, entry_tokens)
     if entry_tokens:
         layout = token_layout(plan, sum(spec.rows.values()))
     else:
         layout = new_layout(plan, task.max_tokens, sum((planned or spec.rows).values()))
-    reader_note = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    token_notes = entry_tokens.notes if entry_tokens else ()
-    model_notes = (plan.input_note, plan.model_note(model.compute), plan.note, padding_note)
-    notes = (reader_note, *token_notes, *model_notes)
+    notes = (
+        f"{prepared.task.name}: read by {model.reader.description}" if model.reader else "",
+        *(entry_tokens.notes if entry_tokens else ()),
+        *(plan.input_note, plan.model_note(model.compute), plan.note),
+        _padding_note(prepared, rows, model.fpt.backbone),
+        _stream_note(prepared, options, model.fpt.backbone),
+    )
     return Extractor(
         root=root,
         prepared=prepared,
@@ -138,6 +133,24 @@ def load_extractor(
         splits=splits or list(rows),
         notes=[*filter(None, notes)],
     )
+
+
+def _padding_note(prepared: Prepared, rows: Mapping[str, np.ndarray], backbone: Backbone) -> str:
+    """Return that all rows of a batch have one length, if the rows have several and the model allows no padding."""
+    lengths = [len(np.unique(prepared.split(split).lengths[index])) for split, index in rows.items()]
+    if backbone.can_pad or max(lengths) <= 1:
+        return ""
+    return (
+        f"{backbone.family.name}: padding changes its hidden states, so all rows of a batch have one length"
+    )
+
+
+def _stream_note(prepared: Prepared, options: ExtractOptions, backbone: Backbone) -> str:
+    """Return that blocks are read while they run, if they are, and why."""
+    if not backbone.streamed:
+        return ""
+    reason = "the model does not fit into memory" if options.stream == "auto" else "--stream always"
+    return f"{prepared.task.name}: {reason}, so its blocks are read from their file while they run"
 
 
 def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.ndarray]) -> PatchUnits:
