@@ -14,6 +14,7 @@ from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
+from reservoir.inputs.counter import BracketCounter, Brackets
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native
 from reservoir.inputs.picture_patches import PatchConvolution, PatchUnits
@@ -176,6 +177,10 @@ def load_model(
             picture = Picture.of(task, settings.patch, settings.stride)
             convolution = PatchConvolution(units, picture, settings.gain).to(place)
             inputs = NoInputLayer()
+        elif settings.input == "counter":
+            if not windows.plain:
+                raise InputError("--input counter: it reads symbols, not windows", "leave out the window options")
+            inputs = BracketCounter(Brackets.of(task), backbone.width, settings.gain)
         elif settings.input == "kernels" and not backbone.depth and not windows.plain:
             channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
             convolution = KernelConvolution(

@@ -95,40 +95,51 @@ class KernelFitter(Fitter):
         training, labels = _standardised(source, ("train",))
         coded = targets.coded(labels)
         if len(coded) <= CHOICE_ROWS:
-            readouts = self._path(training, coded, targets)
-            results = self._results(source, targets, readouts, self.alphas, self.kind)
+            duals = self._duals(training, coded)
+            results = self._results(source, training, targets, coded, duals, self.alphas, self.kind)
             best = best_of(results)
-            chosen = readouts[best]
+            chosen = self._readout(training, targets, coded, duals[best])
         else:
             # The readout of all rows has the penalty that is best for some of them, and a result of its own.
-            results = self._results_of_some(source, training, coded, targets) if self.settings > 1 else []
-            alpha = float(self.alphas[best_of(results) if results else 0])
-            chosen = self._solved(source, training, coded, targets, alpha)
-            results += self._results(source, targets, [chosen], np.array([alpha]), self.kind)
+            results = self._results_of_some(source, training, targets, coded) if self.settings > 1 else []
+            alphas = self.alphas[[best_of(results) if results else 0]]
+            dual = self._solved(source, training, coded, float(alphas[0]))
+            results += self._results(source, training, targets, coded, dual[None], alphas, self.kind)
             best = len(results) - 1
+            chosen = self._readout(training, targets, coded, dual)
         return ColumnFit(columns=source.columns, results=tuple(results), best=best, solve=lambda: chosen)
 
     def _results_of_some(
-        self, source: Source, training: Standardised, coded: np.ndarray, targets: Targets
+        self, source: Source, training: Standardised, targets: Targets, coded: np.ndarray
     ) -> list[Result]:
         """Return the result of each penalty for `CHOICE_ROWS` of the training rows."""
         drawn = np.sort(generator(0, "kernel choice").permutation(len(coded))[:CHOICE_ROWS])
-        readouts = self._path(training.take(drawn), coded[drawn], targets)
+        some, coded_some = training.take(drawn), coded[drawn]
         name = f"{self.kind} on {len(drawn):,} of {len(coded):,} training rows"
-        return self._results(source, targets, readouts, self.alphas, name)
+        duals = self._duals(some, coded_some)
+        return self._results(source, some, targets, coded_some, duals, self.alphas, name)
 
     def _results(
         self,
         source: Source,
+        training: Standardised,
         targets: Targets,
-        readouts: Sequence[KernelReadout],
+        coded: np.ndarray,
+        duals: np.ndarray,
         alphas: np.ndarray,
         name: str,
     ) -> list[Result]:
-        """Return the results of readouts on valid, with their penalties and the name of the kind of readout."""
+        """Return the results on valid of solutions (A, n, T) with their penalties; ``name`` is the kind of readout."""
+        # The solutions of all penalties stand side by side, so that the kernel of a row is computed once for all.
+        side_by_side = np.concatenate([*duals], axis=1)
+        readout = replace(
+            self._readout(training, targets, coded, side_by_side),
+            offset=np.tile(coded.mean(axis=0, dtype=np.float64), len(alphas)),
+        )
         tally = Tally(targets)
         for x, y in source.blocks("valid"):
-            tally.update(np.stack([readout.scores(x) for readout in readouts]), y)
+            scores = readout.scores(x).reshape(len(x), len(alphas), -1)
+            tally.update(scores.transpose(1, 0, 2), y)
         return [
             Result(
                 columns=names_of(source.columns),
@@ -148,26 +159,30 @@ class KernelFitter(Fitter):
         assert isinstance(chosen, KernelReadout)
         training, labels = _standardised(source, KNOWN)
         coded = chosen.targets.coded(labels)
-        readout = self._solved(source, training, coded, chosen.targets, float(alpha or 1))
+        dual = self._solved(source, training, coded, float(alpha or 1))
+        readout = self._readout(training, chosen.targets, coded, dual)
         return replace(readout, temperature=chosen.temperature)
 
-    def _path(self, training: Standardised, coded: np.ndarray, targets: Targets) -> list[KernelReadout]:
-        """Return the readout of each penalty, by one reduction of the whole kernel."""
+    def _readout(
+        self, training: Standardised, targets: Targets, coded: np.ndarray, dual: np.ndarray
+    ) -> KernelReadout:
+        """Return the readout of a solution (n, T) for coded labels (n, T)."""
         offset = coded.mean(axis=0, dtype=np.float64)
+        return KernelReadout.of(training, self.kind, dual, offset, targets)
+
+    def _duals(self, training: Standardised, coded: np.ndarray) -> np.ndarray:
+        """Return the solution of each penalty, (A, n, T), by one reduction of the whole kernel."""
         everything = slice(0, len(coded))
         matrix = training.products(self.kind, everything, everything)
-        duals = solve_penalties(matrix, coded - offset, self.alphas)
-        return [KernelReadout.of(training, self.kind, dual, offset, targets) for dual in duals]
+        return solve_penalties(matrix, coded - coded.mean(axis=0, dtype=np.float64), self.alphas)
 
     def _solved(
-        self, source: Source, training: Standardised, coded: np.ndarray, targets: Targets, alpha: float
-    ) -> KernelReadout:
-        """Return the readout of one penalty, by a factorisation in panels."""
-        offset = coded.mean(axis=0, dtype=np.float64)
+        self, source: Source, training: Standardised, coded: np.ndarray, alpha: float
+    ) -> np.ndarray:
+        """Return the solution (n, T) of one penalty, by a factorisation in panels."""
         with self._panels(source, training, alpha) as panels:
             factorise(training, self.kind, alpha, panels)
-            dual = solve_factored(panels, coded - offset)
-        return KernelReadout.of(training, self.kind, dual, offset, targets)
+            return solve_factored(panels, coded - coded.mean(axis=0, dtype=np.float64))
 
     @contextmanager
     def _panels(self, source: Source, training: Standardised, alpha: float) -> Iterator[Panels]:
