@@ -59,11 +59,27 @@ def check_backbone_name(name: str) -> None:
         )
 
 
+def gguf_path(backbone: str) -> Path | None:
+    """Return the GGUF file that a backbone is: by its path, or by that of a folder with one and no config.json."""
+    path = Path(backbone)
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        raise InputError(
+            f"backbone {backbone!r}: the folder has {len(files)} GGUF files",
+            f"give the path of one, such as {files[0]}",
+        )
+    return files[0] if files else None
+
+
 def full_name(backbone: str) -> str:
     """Return the absolute path of a folder or GGUF file, the full name for a short name, or else the name itself."""
     path = Path(backbone)
     if backbone in SHORT and not path.is_dir():
         return SHORT[backbone]
-    if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
+    if backbone != DEFAULT_BACKBONE and (path.is_dir() or gguf_path(backbone)):
         return str(path.resolve())
     return backbone

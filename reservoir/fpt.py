@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
 from reservoir.column import Column
-from reservoir.hidden_states import HiddenStates
+from reservoir.hidden_states import HiddenStates, RealTokens
 from reservoir.inputs.counter import BracketCounter
 from reservoir.inputs.native import NativeInput
 from reservoir.inputs.random_input import InputLayer, NoInputLayer
@@ -60,21 +60,29 @@ class FPT(nn.Module):
         return self.output(pooled).unflatten(-1, (self.task.outputs, max(self.task.classes, 1)))
 
     @torch.inference_mode()
-    def features(self, x: Tensor, lengths: Tensor, columns: Sequence[Column]) -> dict[Column, Tensor]:
-        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone."""
+    def features(
+        self, x: Tensor, lengths: Tensor, columns: Sequence[Column], is_full: bool | None = None
+    ) -> dict[Column, Tensor]:
+        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
+
+        ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``.
+        """
         pooled: dict[Column, Tensor] = {}
         of_layer: dict[str, list[Column]] = {}
         for column in columns:
             of_layer.setdefault(column.layer, []).append(column)
 
+        embeds = self.inputs(x)
+        real_tokens = RealTokens(lengths, embeds.shape[1], is_full)
+
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # autocast would round means
                 sizes = self.task.readout_tokens, self.task.max_tokens
-                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special)
+                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special, real_tokens)
                 for column in of_layer[layer]:
                     pooled[column] = find_pooling(column.pooling).of(states)
 
         with self.backbone.recording({layer: partial(record, layer) for layer in of_layer}):
-            self.backbone(self.inputs(x), lengths)
+            self.backbone(embeds, lengths, is_full=is_full)
         return pooled

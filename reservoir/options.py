@@ -301,7 +301,7 @@ class PrecisionOptions(ComputeOptions, panel="Features"):
     )
 
 
-class FeatureOptions(PrecisionOptions, panel="Features"):
+class LayerOptions(Options, panel="Features"):
     """Which hidden states are stored, and how they are pooled."""
 
     layers: str | Sequence[str] | None = option(
@@ -312,6 +312,11 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
         f"Poolings over the tokens, comma-separated: {pooling_help()}.",
         shown=BY_DATA,
     )
+
+
+class FeatureOptions(LayerOptions, PrecisionOptions, panel="Features"):
+    """Which hidden states are computed and stored, and in which batches and precision."""
+
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
 
 
@@ -354,6 +359,9 @@ class FitOptions(OutOptions, panel="Readout"):
         None, "balanced: every class has the same weight.", one_of("balanced")
     )
     curve: str | None = option(None, "Numbers of training rows of a learning curve, such as 100,1000.")
+    control: bool = option(
+        False, "Fit random labels, too, and show each score minus theirs (selectivity of a probe)."
+    )
 
 
 class StepOptions(Options, panel="Training"):

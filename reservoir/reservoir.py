@@ -159,7 +159,12 @@ def load_model(
     convolution: KernelConvolution | PatchConvolution | None = None
     if settings.input == "native":
         native = open_native(
-            seen, settings.backbone, settings.init, settings.depth, own_precision=own_precision
+            seen,
+            settings.backbone,
+            settings.init,
+            settings.seed,
+            settings.depth,
+            own_precision=own_precision,
         )
         seen, backbone = native.seen, native.backbone
         inputs, reader = native.inputs, native.reader
@@ -234,5 +239,6 @@ def choose_compute(name: str, device: torch.device) -> str:
 
 def reads_samples(model: ReservoirOptions) -> bool:
     """Return whether the named backbone was pretrained on samples of sounds."""
-    native = model.input in {None, "native"} and model.init in {None, "pretrained"}
+    # By default, only a pretrained model reads by its own input.
+    native = model.input == "native" or (model.input is None and model.init in {None, "pretrained"})
     return bool(model.backbone) and native and find(full_name(str(model.backbone)))[0].reads == "sounds"

@@ -19,7 +19,7 @@ from reservoir_cache.catalog import (
 )
 from reservoir_cache.entry import Entry, check_column_name
 from reservoir_cache.errors import CacheError, Problem
-from reservoir_cache.locks import locked, open_lock, untracked
+from reservoir_cache.locks import is_file_locked, locked, open_lock, untracked
 from reservoir_cache.paths import file_crc32, open_regular, path_below, read_regular, refuse_links
 from reservoir_cache.publish import (
     make_folder,
@@ -82,6 +82,7 @@ __all__ = [
     "encode",
     "file_crc32",
     "folder_bytes",
+    "is_file_locked",
     "is_url",
     "last_entry",
     "list_entries",

@@ -95,6 +95,21 @@ def is_locked_elsewhere(path: Path) -> bool:
         os.close(descriptor)
 
 
+def is_file_locked(path: Path) -> bool:
+    """Return whether a process has an exclusive lock on a whole file; a file that does not exist has none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @contextmanager
 def untracked() -> Iterator[None]:
     """Context for the steps of another command, whose entries do not become the last of their task."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.api import report as report
     from reservoir_pipelines.api import reproduce as reproduce
     from reservoir_pipelines.api import train as train
+    from reservoir_pipelines.api import twin as twin
     from reservoir_pipelines.comparison import Comparison as Comparison
     from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
     from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.preparation.prepared import Prepared as Prepared
     from reservoir_pipelines.reports.report import Report as Report
     from reservoir_pipelines.training.result import Training as Training
+    from reservoir_pipelines.untrained import Twin as Twin
 
 FUNCTIONS = (
     *(
@@ -60,7 +62,7 @@ FUNCTIONS = (
         "import_features",
         "plan",
     ),
-    *("predict", "prepare", "pretrain", "report", "reproduce", "train"),
+    *("predict", "prepare", "pretrain", "report", "reproduce", "train", "twin"),
 )
 """The functions of ``api.py``."""
 
@@ -85,6 +87,7 @@ PLACES = {
     "ReservoirTransformer": "estimators.estimators",
     "Result": "fitting.results",
     "Training": "training.result",
+    "Twin": "untrained",
 }
 """The modules of all other public names."""
 

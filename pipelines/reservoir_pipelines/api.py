@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reservoir import options as opt
-from reservoir.errors import require_path
+from reservoir.errors import InputError, require_path
 from reservoir.option_fields import Options, argument, as_group, option, required
 from reservoir_pipelines.signatures import takes
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.reports.report import Report
     from reservoir_pipelines.training.result import Training
+    from reservoir_pipelines.untrained import Twin
 
     StrPath = str | PathLike[str]
     Features = Extraction | FeatureStore | Path | str
@@ -117,19 +118,21 @@ def extract(arguments: ExtractArguments) -> Extraction:
     return run(task, options, cluster=arguments, splits=arguments.splits)
 
 
-class ImportFeaturesArguments(opt.CacheOptions, opt.TaskOptions):
-    """The arguments of `import_features`."""
+class ImportFeaturesArguments(opt.CacheOptions, opt.LayerOptions, opt.TaskOptions):
+    """The arguments of `import_features`; ``layers``, ``pool`` and ``revision`` are those of an engine's folder."""
 
     file: StrPath = argument(
-        "An .npz, .h5, .parquet or .safetensors file of the features, or a folder of export-features."
+        "An .npz, .h5, .parquet or .safetensors file of the features, a folder of export-features, or one of an "
+        "inference engine (a .safetensors file for each request)."
     )
     task: StrPath | None = option(
         None,
-        "The task whose rows have these features; not needed for a folder, which has labels of its own.",
+        "The task whose rows have these features; a folder of export-features has labels of its own.",
     )
     name: str | None = option(
-        None, "Name of the entry, such as the model that computed the features; a folder names it."
+        None, "The model that computed the features, which names the entry; exported folders name it."
     )
+    revision: str | None = option(None, "Revision of the model of an engine's folder, a part of the key.")
 
 
 @takes(ImportFeaturesArguments)
@@ -144,6 +147,11 @@ def import_features(arguments: ImportFeaturesArguments) -> Extraction:
 
     A folder that `export_features` wrote is compared with its checksums first. With ``task`` its rows
     must be those of the task; without, the entry has no raw input, and `fit` tries no baselines.
+
+    A folder that vLLM or speculators wrote has the hidden states of each request in a file, which is
+    named by the id of its row in the task, or by the number of the row. ``layers`` are the numbers
+    that the engine was told: 0 is the input of the first block, k the output of block k before the
+    final norm. Each file is read alone and pooled, and an interrupted import goes on.
 
     Returns
     -------
@@ -160,11 +168,23 @@ def import_features(arguments: ImportFeaturesArguments) -> Extraction:
     >>> fit(import_features("pixels.safetensors", task="digits", name="pixels")).best.columns
     ('imported/mean',)
     """
-    from reservoir_pipelines.extraction.import_features import import_features as run
+    from reservoir_pipelines.extraction.engine_folder import is_engine_folder
 
     file = Path(require_path(arguments.file, "import_features: file"))
     task = None if arguments.task is None else require_path(arguments.task, "import_features: task")
-    return run(file, task, arguments.name, as_group(arguments, opt.TaskOptions), arguments)
+    options = as_group(arguments, opt.TaskOptions)
+    if is_engine_folder(file):
+        from reservoir_pipelines.extraction.import_requests import import_requests
+
+        return import_requests(
+            file, task, arguments.name, arguments.revision, arguments, options, arguments
+        )
+    from reservoir_pipelines.extraction.import_features import import_features as run
+
+    for flag in ("layers", "pool", "revision"):
+        if getattr(arguments, flag) is not None:
+            raise InputError(f"{file}: --{flag} is for the folder of an inference engine", "leave it out")
+    return run(file, task, arguments.name, options, arguments)
 
 
 class ExportFeaturesArguments(opt.CacheOptions, panel="Output"):
@@ -295,6 +315,37 @@ def compare(arguments: CompareArguments) -> Comparison:
     first = require_path(arguments.first, "compare: first")
     second = require_path(arguments.second, "compare: second")
     return run(Path(first), Path(second))
+
+
+class TwinArguments(opt.FitOptions, opt.ExtractOptions, TaskArgument):
+    """The arguments of `twin`."""
+
+
+@takes(TwinArguments)
+def twin(arguments: TwinArguments) -> Twin:
+    """Compare a trained model with its untrained twin and with the raw input.
+
+    The task is extracted with the pretrained model and with the same model of random weights, unless
+    both are cached, and every column of both is fitted. For each layer, and for the readouts that
+    validation chose, the result has the test scores of both models and their differences, also to the
+    best readout of the raw input, with 95% intervals that are paired over rows. The same call later
+    returns the saved result.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import twin
+    >>> result = twin("digits", backbone="mini", limit=60, layers="block01,block02", pool="mean")
+    >>> [contrast.layer for contrast in result.layers]
+    ['block01', 'block02']
+    """
+    from reservoir_pipelines.untrained import twin as run
+
+    return run(
+        require_path(arguments.task, "twin: task"),
+        as_group(arguments, opt.ExtractOptions),
+        as_group(arguments, opt.FitOptions),
+        as_group(arguments, opt.DeviceOptions),
+    )
 
 
 class PredictArguments(opt.PredictOptions, ReadoutArguments):

@@ -54,6 +54,7 @@ command(
     opt.RowOptions,
 )
 public_command(app, api.compare, show=stages.comparison_answer)
+public_command(app, api.twin, show=stages.twin_answer)
 command(app, stages.predict, opt.PredictOptions)
 public_command(app, api.explain, show=stages.explanation_answer)
 public_command(app, api.export, show=stages.export_answer)

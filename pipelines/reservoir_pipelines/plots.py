@@ -272,6 +272,22 @@ def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> N
     style(axes, "training rows", unit)
 
 
+def draw_twin(
+    axes: Axes, layers: Sequence[str], models: Mapping[str, np.ndarray], raw: float | None, metric: str
+) -> None:
+    """Draw test scores of models by layer, and that of the raw input; each (layers, 3): the score, its 95% interval."""
+    factor, unit = in_unit(metric)
+    places = range(len(layers))
+    for colour, (name, values) in zip(COLOURS, models.items(), strict=False):
+        scores, lowest, highest = factor * values.T
+        axes.plot(places, scores, "o-", color=colour, label=name, markersize=4)
+        axes.fill_between(places, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+    if raw is not None:
+        axes.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
+    _name_ticks(axes.xaxis, layers, rotation=90)
+    style(axes, "layer", f"test {unit}")
+
+
 def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
     """Draw ``counts`` of each class (rows) predicted as each class (columns), coloured by their share of the row."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

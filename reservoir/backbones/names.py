@@ -4,14 +4,17 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT
+from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT, gguf_path
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
 from reservoir.backbones.generic import generic_family
+from reservoir.backbones.gguf_file import gguf_package, open_gguf
 from reservoir.backbones.registry import families
 from reservoir.errors import InputError, as_input_error, first_line, nearest
 
@@ -35,7 +38,8 @@ def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
         if settings:
             config = _with_settings(name, config, settings)
     else:
-        config = _from_gguf(name) if is_gguf(name) else _from_folder(name)
+        gguf = gguf_path(name)
+        config = _from_gguf(name, gguf) if gguf else _from_folder(name)
     family = _family_of(name, config.model_type)
     if family is None:
         _refuse_code(name, config)  # first, because the parts of the model are looked up in the model
@@ -78,20 +82,16 @@ def choose_init(name: str, init: str | None, *, random_inits: Mapping[str, str] 
     return "random" if init == "random-scaled" else init
 
 
-def is_gguf(name: str) -> bool:
-    """Return whether a backbone is a GGUF file."""
-    return name.endswith(".gguf") and Path(name).is_file()
-
-
 @contextmanager
 def pretrained_files(name: str, *files: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the folder of a backbone (see `folder_of`), or an empty folder and the option that names a GGUF file."""
     silence_transformers()
-    if not is_gguf(name):
+    gguf = gguf_path(name)
+    if gguf is None:
         yield folder_of(name, *files), {}
         return
     with TemporaryDirectory() as empty:  # so that no other file is read
-        yield Path(empty), {"gguf_file": str(Path(name).absolute())}
+        yield Path(empty), {"gguf_file": str(gguf.absolute())}
 
 
 def folder_of(name: str, *files: str) -> Path:
@@ -228,15 +228,27 @@ def _from_folder(name: str) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _from_gguf(name: str) -> Any:
-    """Return the configuration in a GGUF file."""
+def _from_gguf(name: str, path: Path) -> Any:
+    """Return the configuration in the GGUF file of a backbone."""
+    gguf_package()
+    status = path.stat()
+    problem = f"backbone {name!r}: its configuration is not readable"
+    with as_input_error(problem, "give an intact GGUF file"):
+        # A copy, because callers may change it.
+        return deepcopy(_read_gguf_config(path, status.st_size, status.st_mtime_ns))
+
+
+# transformers reads the whole header, the vocabulary included, in seconds, and a command needs it several times.
+@lru_cache(maxsize=4)
+def _read_gguf_config(path: Path, _size: int, _changed: int) -> Any:
+    """Return the configuration in a GGUF file of this size and time of change."""
     from transformers import AutoConfig
 
-    problem = f"backbone {name!r}: its configuration is not readable"
-    with as_input_error(problem, "give an intact GGUF file"), pretrained_files(name) as (empty, gguf):
+    open_gguf(path)  # checks the counts and sizes that transformers believes
+    with pretrained_files(str(path)) as (empty, gguf):
         config = AutoConfig.from_pretrained(empty, **gguf)
         vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
-        family = _family_of(name, config.model_type)
+        family = _family_of(str(path), config.model_type)
         own_class = family.config if family else None
         return own_class(**config.to_dict()) if own_class else config
 

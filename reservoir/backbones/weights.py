@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reservoir.backbone_names import gguf_path
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, HubLoader, SkipInitialisation, draw_normal
-from reservoir.backbones.generic import check_backbone, check_words
+from reservoir.backbones.generic_checks import check_backbone, check_native
+from reservoir.backbones.gguf_file import open_gguf, scale_positions, tensors_by_name
+from reservoir.backbones.gguf_file import stored_digest as gguf_digest
 from reservoir.backbones.names import (
     find,
     folder_of,
-    is_gguf,
     may_have_weights,
-    pretrained_files,
     usable_configuration,
 )
 from reservoir.backbones.tied import check_tied, tie_queries_and_keys
@@ -68,7 +69,7 @@ def load_backbone(
 
     All weights are float32, unless ``own_precision`` leaves the matrices of pretrained blocks in the half
     precision in which they are stored. `weights_digest` is the same for both. A generic family is tested when
-    it is loaded, so its weights are always float32.
+    it is loaded, and becomes float32 if half precision changes what it computes.
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
@@ -82,12 +83,8 @@ def load_backbone(
             check_tied(family)
         if init in ("random", "random-flat", "tied"):
             lean = family.loader.lean(config, depth, words=family.is_generic)
-            _check_memory(name, family, lean, torch.float32)
-            # A class that nobody has described may draw constants, such as the time steps of Mamba.
-            with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                model = family.loader.build(lean)
-            backbone = Backbone(model, family, config, depth)
+            backbone = Backbone(_build(name, family, lean, seed), family, config, depth)
+            model = backbone.model
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
             draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
             if init == "tied":
@@ -95,36 +92,55 @@ def load_backbone(
             if family.is_generic:
                 check_backbone(backbone)
             return backbone
-        own_precision = own_precision and init == "pretrained" and not family.is_generic
-        model, config = _load(name, family, config, depth, own_precision=own_precision)
-        backbone = Backbone(model, family, config, depth)
-        draw_parameters(model, family.draw, config, seed, family.unsaved)
+        own_precision = own_precision and init == "pretrained"
+        loaded = _load(name, family, config, depth, own_precision=own_precision)
+        backbone = loaded.backbone(family, depth)
+        draw_parameters(backbone.model, family.draw, backbone.config, seed, family.unsaved)
         if init == "statistics":
-            draw_parameters(model, None, config, seed)
+            draw_parameters(backbone.model, None, backbone.config, seed)
+            backbone.stored_digest = None
         if family.is_generic:
             check_backbone(backbone)
         return backbone
 
 
 def load_native(
-    name: str, depth: int | None = None, *, own_precision: bool = False
+    name: str,
+    init: str = "pretrained",
+    seed: int = 0,
+    depth: int | None = None,
+    *,
+    own_precision: bool = False,
 ) -> tuple[Backbone, nn.Module]:
-    """Return a frozen backbone with its pretrained weights, and its native input module; see `load_backbone`."""
+    """Return a frozen backbone and its native input module, both pretrained or ``random``; see `load_backbone`."""
     with _LOADING:
         family, config = find(name, depth)
         if not family.native_input:
             raise InputError(f"--input native: {family.name} has no native input", "leave --input out")
-        own_precision = own_precision and not family.is_generic
-        model, config = _load(name, family, config, depth, native=True, own_precision=own_precision)
-        embeddings = model.get_submodule(family.native_input)
+        if init == "random":
+            model = _build(name, family, family.loader.lean(config, depth, words=True), seed)
+            draw_parameters(model, family.draw, config, seed)
+            loaded = Loaded(model, config, stored_digest=None)
+        else:
+            loaded = _load(name, family, config, depth, native=True, own_precision=own_precision)
+        embeddings = loaded.model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
         embeddings = embeddings if type(embeddings) is nn.Embedding else embeddings.float()
         if family.is_generic:
-            check_words(model, config, embeddings)
-        backbone = Backbone(model, family, config, depth)
+            check_native(loaded.model, loaded.config, embeddings)
+        backbone = loaded.backbone(family, depth)
         if family.is_generic:
             check_backbone(backbone)
         return backbone, embeddings
+
+
+def _build(name: str, family: Family, config: Any, seed: int) -> nn.Module:
+    """Return a model in float32 whose weights will be drawn."""
+    _check_memory(name, family, config, torch.float32)
+    # A class that nobody has described may draw constants, such as the time steps of Mamba.
+    with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return family.loader.build(config)
 
 
 def _check_memory(name: str, family: Family, lean: Any, dtype: torch.dtype) -> None:
@@ -181,7 +197,8 @@ def draw_parameters(
 def weights_digest(backbone: Backbone) -> str:
     """Return the SHA-256 of a backbone: its family, configuration, and every tensor's name, shape and bytes.
 
-    `Backbone.set_compute` rounds weights, so the digest is taken before.
+    Tensors of quantised files count as they are stored, with the rule of their dequantisation. `Backbone.set_compute`
+    rounds weights, so the digest is taken before.
     """
     digest = hashlib.sha256(backbone.family.name.encode())
     # The digest stays the same when a folder moves or is renamed.
@@ -193,7 +210,17 @@ def weights_digest(backbone: Backbone) -> str:
         settings["pad_token_id"] = values["pad_token_id"]
     shape = asdict(backbone.shape) | {"depth": backbone.depth}
     digest.update(json.dumps([shape, settings], sort_keys=True, default=str).encode())
-    return content_digest(backbone.model, digest=digest)
+    if backbone.stored_digest is None:
+        return content_digest(backbone.model, digest=digest)
+    # Quantised weights count as they are stored; the other parameters are those that were drawn.
+    digest.update(backbone.stored_digest.encode())
+    names = backbone.model.state_dict()
+    stored = {
+        name
+        for name in names
+        if not backbone.family.unsaved or not name.startswith(backbone.family.unsaved)
+    }
+    return content_digest(backbone.model, stored, digest)
 
 
 def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any = None) -> str:
@@ -218,6 +245,21 @@ def frozen_unchanged(model: nn.Module) -> Iterator[None]:
         raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its configuration."""
+
+    model: nn.Module
+    config: Any
+    stored_digest: str | None  # see `Backbone`
+
+    def backbone(self, family: Family, depth: int | None) -> Backbone:
+        """Return the backbone, which takes the model apart."""
+        backbone = Backbone(self.model, family, self.config, depth)
+        backbone.stored_digest = self.stored_digest
+        return backbone
+
+
 def _load(
     name: str,
     family: Family,
@@ -226,29 +268,42 @@ def _load(
     *,
     native: bool = False,
     own_precision: bool = False,
-) -> tuple[nn.Module, Any]:
-    """Return a pretrained model and its configuration; only what is kept is read (see `load_backbone`)."""
+) -> Loaded:
+    """Return a pretrained model; only what is kept is read (see `load_backbone`)."""
     if not may_have_weights(name):
         raise InputError(f"backbone {name!r}: nobody has published weights for it", "use --init random")
     remedy = "give a folder with safetensors, or use --init random"
     with as_input_error(f"backbone {name!r}: its weights cannot be loaded", remedy):
-        if is_gguf(name):
-            tensors = _read_gguf_tensors(name)
-        else:
+        path = gguf_path(name)
+        file = open_gguf(path) if path else None
+        if file is None:
             folder = folder_of(name, "config.json", *WEIGHTS)
             if isinstance(family.loader, HubLoader):
                 _, config = find(str(folder), depth)  # for a known name, its published settings
-            tensors = _open_tensors(folder)
         # A model that nobody has described may use the size of its vocabulary in other places.
         words = native or family.is_generic
         lean = family.loader.lean(config, depth, words=words)
         kept_depth = None if lean is config else depth
+        if file is None:
+            tensors = _open_tensors(folder)
+        else:
+            tensors = tensors_by_name(file, family.loader.outline(lean), config, family.shape(lean).depth)
         tensors = {
             key: tensor for key, tensor in tensors.items() if _is_kept(key, family, kept_depth, words=words)
         }
         dtype = _common_half(tensors.values()) if own_precision else torch.float32
         _check_memory(name, family, lean, dtype)
         model, info = family.loader.load(lean, tensors, dtype)
+        stored_digest = None
+        if file is not None:
+            scale_positions(file, config, model)
+            # Token embeddings and heads are not part of the backbone.
+            own_tensors = [
+                tensor
+                for key, tensor in tensors.items()
+                if key not in info["unexpected_keys"] and _is_kept(key, family, kept_depth, words=False)
+            ]
+            stored_digest = gguf_digest(file, own_tensors)
     may_miss = family.unused + family.unsaved
     if native:  # only training reads the mask token of a vision model, so exporters leave it out
         may_miss = (
@@ -276,7 +331,7 @@ def _load(
             raise InputError(
                 f"backbone {name!r}: weight {key} holds NaN or infinity", "get an intact checkpoint"
             )
-    return model, _as_built(config, lean, model)
+    return Loaded(model, _as_built(config, lean, model), stored_digest)
 
 
 def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> bool:
@@ -285,7 +340,7 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
     Nobody has listed the heads of a generic family, so it is any tensor outside the blocks that are kept.
     """
     if family.is_generic:
-        number = _block_number(key, family.blocks)
+        number = _block_number(key, family.stored_blocks)
         return number is None or (depth is not None and number >= depth)
     return key.removeprefix(prefix).startswith(family.heads)
 
@@ -293,6 +348,8 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
     """Return the whole configuration with the settings that the model's class changed, which the digest covers."""
     built: Any = getattr(model, "config", lean)
+    if type(built) is not type(lean):  # a part of the model, which has its own
+        return config
     before = lean.to_dict()
     changed = {
         key: value
@@ -343,14 +400,3 @@ def _open_tensors(folder: Path) -> dict[str, Any]:
         file = safe_open(path, framework="pt")
         tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     return tensors
-
-
-def _read_gguf_tensors(name: str) -> dict[str, Tensor]:
-    """Return the tensors of a GGUF file, with the names that transformers gives them."""
-    from transformers import AutoModel
-
-    with pretrained_files(name) as (empty, gguf):
-        model, info = AutoModel.from_pretrained(
-            empty, dtype=torch.float32, output_loading_info=True, **gguf
-        )
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in info["missing_keys"]}

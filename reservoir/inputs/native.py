@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import Backbone, content_digest, find, load_native
+from reservoir.backbones.generic import count_image_tokens, part_settings
 from reservoir.backbones.names import pretrained_files
+from reservoir.backbones.vector_model import FrontEnd
 from reservoir.errors import InputError
 from reservoir.inputs.media_readers import PatchInput, PixelReader, SoundReader, read_processor
 from reservoir.inputs.text_reader import TextReader, read_tokenizer
@@ -19,7 +22,7 @@ Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a tas
 
 
 class NativeInput(nn.Module):
-    """The embeddings of a pretrained model, in place of a random input layer.
+    """The model's own embeddings, in place of a random input layer.
 
     ``special`` counts the special tokens before and after those of the data.
     """
@@ -31,16 +34,16 @@ class NativeInput(nn.Module):
         self.dropout = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, tokens) integers, or patches (batch, tokens - 1, values), to float32 (batch, tokens, width)."""
+        """Map (batch, tokens) integers, or patches (batch, patches, values), to float32 (batch, tokens, width)."""
         return self.dropout(self.map(x).float())
 
 
 def open_reader(task: Task, name: str, init: str) -> Reader:
     """Return the reader that converts rows of a task to a pretrained model's tokens, without loading the model."""
-    if init != "pretrained":
+    if init not in ("pretrained", "random"):
         raise InputError(
             f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}",
-            "leave one of the two options out",
+            "leave one of the two options out, or pass --init random, which draws the embeddings, too",
         )
     family, config = find(name)
     has_media = {"pixels": shows_images, "sounds": holds_samples}.get(family.reads)
@@ -52,13 +55,16 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
     files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model")
     with pretrained_files(name, *files) as (folder, gguf):
         if has_media:
-            return read_processor(task, name, folder, family.reads, config)
+            if not family.is_generic:
+                return read_processor(task, name, folder, family.reads, config)
+            count_tokens = partial(count_image_tokens, family, config)
+            return read_processor(task, name, folder, family.reads, part_settings(config), count_tokens)
         return read_tokenizer(name, folder, family.shape(config).max_tokens, **gguf)
 
 
 @dataclass(frozen=True)
 class NativeModel:
-    """A pretrained model with its own input."""
+    """A model with its own input."""
 
     seen: Task  # the task with the model's own tokens
     backbone: Backbone
@@ -68,13 +74,15 @@ class NativeModel:
 
 
 def open_native(
-    task: Task, name: str, init: str, depth: int | None, *, own_precision: bool = False
+    task: Task, name: str, init: str, seed: int, depth: int | None, *, own_precision: bool = False
 ) -> NativeModel:
-    """Return a pretrained model with its embeddings and its reader of a task; see `load_backbone`."""
+    """Return a model with its embeddings and its reader of a task; see `load_native`."""
     reader = open_reader(task, name, init)
-    backbone, embedding = load_native(name, depth, own_precision=own_precision)
+    backbone, embedding = load_native(name, init, seed, depth, own_precision=own_precision)
     if isinstance(reader, SoundReader):
         reader.convolutions = embedding.get_submodule("convolutions")
+    elif isinstance(reader, PixelReader) and isinstance(embedding, FrontEnd):
+        embedding.set_pixels((reader.pixels[0], reader.height, reader.width))
     elif isinstance(reader, PixelReader):
         # The positions of the pretrained size are interpolated to the size that the reader gives.
         with torch.no_grad():

@@ -140,7 +140,6 @@ def test_a_tokenizer_whose_regular_expression_panics_is_refused(tmp_path: Path):
 
 def test_mutated_gguf_files_are_read_or_refused(tmp_path: Path, monkeypatch):
     pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
     file, rng = tmp_path / "model.gguf", np.random.default_rng(0)
     save_as_gguf(save("llama", tmp_path / "model"), file)
     data = file.read_bytes()

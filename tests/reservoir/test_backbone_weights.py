@@ -299,7 +299,6 @@ def test_an_activation_whose_parameters_are_in_bfloat16_is_loaded_in_float32(tmp
 
 def test_a_gguf_file_is_a_backbone_with_its_weights(tmp_path):
     pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
     folder = save("llama", tmp_path / "llama")
     save_as_gguf(folder, tmp_path / "tiny.gguf")
     from_gguf, from_folder = (load_backbone(str(path), "pretrained") for path in (tmp_path / "tiny.gguf", folder))
@@ -312,7 +311,7 @@ def test_a_dry_run_reads_the_settings_of_a_gguf_file_and_dequantises_nothing(cac
     save_as_gguf(save("llama", tmp_path / "llama"), tmp_path / "tiny.gguf")
     for place in (gguf, gguf.quants):
         monkeypatch.setattr(place, "dequantize", lambda *_: pytest.fail("the weights were dequantised"))
-    reader = "reservoir.backbones.weights._read_gguf_tensors"
-    monkeypatch.setattr(reader, lambda name: pytest.fail("the weights were read"))
+    reader = "reservoir.backbones.gguf_file.GGUFFile.stored_bytes"
+    monkeypatch.setattr(reader, lambda *_: pytest.fail("the weights were read"))
     values = answer("extract", "digits", "--backbone", tmp_path / "tiny.gguf", "--dry-run")
     assert values["layers"]["value"] == "embed,block01,block02,block03,final"

@@ -94,6 +94,30 @@ def test_text_features_equal_a_script_with_transformers(kind: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_random_weights_come_with_random_embeddings_and_the_tokenizer_of_the_folder(kind: str, tmp_path: Path):
+    from transformers import AutoConfig, AutoModel
+
+    folder = save_with_tokenizer(kind, tmp_path / kind)
+    options = ReservoirOptions(backbone=str(folder), input="native", init="random", seed=3)
+    drawn = load_model(TEXT_TASK, resolve_model(options), "cpu", "float32")
+    assert drawn.input_digests["tokenizer"] == load_text(folder).input_digests["tokenizer"]
+    # transformers gets the drawn weights, and computes the same layers from the same tokens.
+    model = AutoModel.from_config(AutoConfig.from_pretrained(folder))
+    name, embeddings = next((n, p) for n, p in model.named_parameters() if p.shape[0] == model.config.vocab_size)
+    weights = drawn.fpt.backbone.model.state_dict() | {name: drawn.fpt.inputs.map.weight}
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert all(name.startswith("pooler") for name in missing)
+    model.save_pretrained(folder)
+    assert float(embeddings.detach().std()) == pytest.approx(model.config.initializer_range, rel=0.2)
+    columns = ["embed/mean", "block02/last", "final/mean"]
+    found = text_features(drawn, TEXTS, columns)
+    for row, text in enumerate(TEXTS):
+        expected = text_by_hand(kind, folder, text)
+        for column in columns:
+            np.testing.assert_allclose(found[column][row, 0], expected[column], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_long_texts_are_cut_as_in_transformers_and_counted(kind: str, tmp_path: Path):
     folder = save_with_tokenizer(kind, tmp_path / kind)
     model, text = load_text(folder), "the cat sat on a mat and " * 9
@@ -151,7 +175,7 @@ def test_texts_that_the_model_cannot_read_are_refused(tmp_path: Path):
         chosen = resolve_model(ReservoirOptions(backbone=str(folder), input="native", **settings))
         return outcome(load_model, task, chosen, "cpu", "float32")
 
-    assert "drawn by --init random" in refused(init="random")
+    assert "drawn by --init statistics" in refused(init="statistics")
     assert "gpt2 reads text" in refused(replace(TEXT_TASK, alphabet=""))
     (folder / "tokenizer.json").write_text("{")
     assert "tokenizer is not readable" in refused()

@@ -22,6 +22,7 @@ MIN_FREE_BYTES = 10**9
 EXTRAS = {
     "parquet": "pyarrow",
     "audio": "soundfile",
+    "gguf": "gguf",
     "onnx": "onnxscript",
     "gpu": "accelerate",
     "remote": "s3fs",

@@ -30,8 +30,10 @@ from reservoir_pipelines.output import (
 from reservoir_pipelines.tables import (
     Facts,
     FitScores,
+    Lines,
     ResultTable,
     Shown,
+    difference_ends,
     evaluation_facts,
     interval_text,
     numbers,
@@ -43,6 +45,7 @@ from reservoir_pipelines.tables import (
     texts,
     training_facts,
     training_tables,
+    twin_table,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.training.result import Training
+    from reservoir_pipelines.untrained import Twin
 
 
 def tasks(options: dict[str, Any]) -> Answer:
@@ -177,7 +181,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
     ]
     columns = (*texts(""), *numbers(metric), *texts(f"95% interval{over}"))
     scores = ResultTable(columns, rows, f"on the same {count_text(comparison.rows, 'test row')}")
-    ends = " to ".join(signed_difference(end, metric) for end in comparison.difference_interval or ())
+    ends = difference_ends(comparison.difference_interval, metric)
     unit = " points" if is_share(metric) else ""
     spread = f" (paired 95% interval{over}: {ends})" if ends else ""
     facts = [("difference", f"{signed_difference(comparison.difference, metric)}{unit}{spread}")]
@@ -191,6 +195,14 @@ def comparison_answer(comparison: Comparison) -> Answer:
         if number:
             facts.append(("left out", f"{count_text(number, 'test row')} that only {folder} has"))
     return Answer(comparison, [scores, Facts(facts)])
+
+
+def twin_answer(twin: Twin) -> Answer:
+    """Return the table of layers of a trained and an untrained model, what the differences show, and the files."""
+    files = [("each layer", twin.saved), ("plot", twin.plot)]
+    files += [(f"fit of the {name} model", twin.saved.parent / name) for name in ("trained", "untrained")]
+    sentences = Lines([comparison.sentence for comparison in twin.against])
+    return Answer(twin, [twin_table(twin), sentences, Facts(files)])
 
 
 def predict(

@@ -152,9 +152,10 @@ def open_source(entry: Entry) -> dict[str, Any]:
     if isinstance(source := record.get("source"), dict):
         return source
     call, model = record.get("call", {}), record.get("reservoir", {})
+    name_of_entry = entry.path.name.rpartition("-")[0]
     return {
         "key": entry.key,
-        "model": _name(model.get("backbone", entry.path.name.rpartition("-")[0])),
+        "model": record.get("engine", {}).get("name") or _name(model.get("backbone", name_of_entry)),
         "family": entry.spec.backbone.family,
         "weights": record.get("weights", "those of another program"),
         "weights_sha256": None if entry.spec.init.kind == IMPORTED else entry.spec.backbone.digest,

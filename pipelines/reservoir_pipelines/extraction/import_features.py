@@ -58,6 +58,12 @@ class Form:
     compute: str
 
 
+UNKNOWN_FORM = Form(
+    InputSpec(kind=IMPORTED, seed=0, gain=1, patch=1, stride=1), padding="none", compute="float32"
+)
+"""The form of features whose program does not say how it computed them."""
+
+
 @dataclass(frozen=True)
 class Incoming:
     """Features to import, and the rows that they belong to, after `of_task` or `of_labels`."""
@@ -137,10 +143,7 @@ def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
     """Return the arrays of a file, which hold all rows of the prepared data."""
     before = stamp(file)
     features = _by_column(file, open_arrays(file, stack), prepared)
-    form = Form(
-        InputSpec(kind=IMPORTED, seed=0, gain=1, patch=1, stride=1), padding="none", compute="float32"
-    )
-    return Incoming(features, {file: before}, form).of_task(prepared, draw_rows(prepared, None))
+    return Incoming(features, {file: before}, UNKNOWN_FORM).of_task(prepared, draw_rows(prepared, None))
 
 
 def _from_folder(
@@ -170,6 +173,8 @@ def _from_folder(
         return incoming.of_labels(
             described, {split: _checked_labels(described.task, labels[split]) for split in splits}
         )
+    if prepared.task.labels_text_tokens:
+        raise InputError(f"{folder}: its rows are words or tokens of texts", "leave out --task")
     index = {split: labels[split]["index"].astype(np.int64) for split in splits}
     if index.keys() != prepared.rows.keys() or data_digest(prepared, index) != described.data_digest:
         raise InputError(
@@ -236,23 +241,46 @@ def _write(
     for split, column in itertools.product(rows, shapes):
         for low, high in layout.blocks(rows[split]):
             digest.update(read((split, low, high), [column])[column].astype("<f4").data)
-    spec = Spec(
-        task=incoming.task,
-        data=incoming.data,
-        backbone=BackboneSpec(family=IMPORTED, digest=digest.hexdigest()),
+    spec = imported_spec(incoming.task, incoming.data, digest.hexdigest(), incoming.form)
+    record = {**made_with, **incoming.made_with, "versions": versions("h5py", "numpy")}
+    return write_entry(root, name, spec, layout, shapes, record, incoming.label, read)
+
+
+def imported_spec(task: Mapping[str, Any], data: DataSpec, digest: str, form: Form) -> Spec:
+    """Return the specification of an entry of features whose ``digest`` stands for the model and its input."""
+    return Spec(
+        task=task,
+        data=data,
+        backbone=BackboneSpec(family=IMPORTED, digest=digest),
         init=InitSpec(kind=IMPORTED, seed=0),
-        input=incoming.form.input,
-        padding=incoming.form.padding,
-        compute=incoming.form.compute,
+        input=form.input,
+        padding=form.padding,
+        compute=form.compute,
         store="float32",
     )
-    made_with = {**made_with, **incoming.made_with, "versions": versions("h5py", "numpy")}
-    entry, todo = start_entry(root, name, spec, layout, shapes, [*rows], made_with, incoming.label)
-    with meter("import", row_count(entry, todo)) as bar:
+
+
+def write_entry(
+    root: Path,
+    name: str,
+    spec: Spec,
+    layout: Layout,
+    shapes: Mapping[str, tuple[int, int]],
+    made_with: Mapping[str, Any],
+    label: Callable[[Entry], None],
+    read: Callable[[tuple[str, int, int], Sequence[str]], dict[str, np.ndarray]],
+) -> tuple[Entry, int]:
+    """Write the blocks that an entry lacks; return it and the number of rows written.
+
+    ``label`` writes the labels, and ``read`` returns some columns of the rows of a split from one number to another.
+    """
+    splits = [*spec.data.rows]
+    entry, missing = start_entry(root, name, spec, layout, shapes, splits, made_with, label)
+    with meter("import", row_count(entry, missing)) as bar:
         # Of the steps, the first passes each block on whole, and the second reads it.
         written = compute_missing(
             entry,
-            [*rows],
+            splits,
             [*shapes],
             lambda *place: [place],
             lambda place, columns, _: partial(read, place, columns),
@@ -273,7 +301,7 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
     form = (
         f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
     )
-    if prepared.task.labels_each_token:
+    if prepared.task.labels_each_token or prepared.task.labels_text_tokens:
         raise InputError(f"{file}: the task labels every token", "give a task with one label per row")
     for key, array in arrays.items():
         split, _, column = key.partition("/")

@@ -26,6 +26,7 @@ from reservoir.records import check_arrays, from_json
 from reservoir.reservoir import MAX_WINDOW, Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir.tasks.windows import Windows
+from reservoir_pipelines.extraction.engine_folder import EngineModel
 from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
@@ -58,12 +59,12 @@ class Part:
     units: PatchUnits | None = field(default=None, compare=False)  # of --input patches
     statistic: Statistic | None = None  # of the raw sequences, which is then the only column
     windows: Windows | None = None  # of the raw input around each token, which are then the only column
+    engine: EngineModel | None = None  # that computed the columns, whose requests new rows are, too
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the folder of this machine."""
-        absent = {"run", "units"} | {
-            name for name in ("statistic", "windows") if getattr(self, name) is None
-        }
+        optional = ("statistic", "windows", "engine")
+        absent = {"run", "units"} | {name for name in optional if getattr(self, name) is None}
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
@@ -217,19 +218,26 @@ def _parts_of(known: Known, source: EntrySource) -> tuple[Part, ...]:
         if isinstance(of_column, RawSource):
             parts.append(_raw_part(of_column))
             continue
-        spec, columns = of_column.view.spec, names_of(of_column.columns)
+        spec = of_column.view.spec
         if spec.init.kind == IMPORTED:
-            parts.append(Part(reservoir=None, digest=spec.backbone.digest, compute="", columns=columns))
-            continue
-        part = Part(
-            reservoir=Reservoir(**of_column.view.made_with["reservoir"]),
-            digest=spec.backbone.digest,
-            compute=spec.compute,
-            columns=(of_column.column.name,),
-            input_digests=spec.input.digests,
-            units=_stored_units(of_column) if spec.input.kind == "patches" else None,
-        )
-        # One forward pass gives neighbouring columns of the same model.
+            engine = of_column.view.made_with.get("engine")
+            part = Part(
+                reservoir=None,
+                digest=spec.backbone.digest,
+                compute="",
+                columns=(of_column.column.name,),
+                engine=engine and from_json(EngineModel, engine),
+            )
+        else:
+            part = Part(
+                reservoir=Reservoir(**of_column.view.made_with["reservoir"]),
+                digest=spec.backbone.digest,
+                compute=spec.compute,
+                columns=(of_column.column.name,),
+                input_digests=spec.input.digests,
+                units=_stored_units(of_column) if spec.input.kind == "patches" else None,
+            )
+        # One forward pass, or one reading of the requests, gives neighbouring columns of the same model.
         if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
             part = replace(part, columns=parts.pop().columns + part.columns)
         parts.append(part)
@@ -307,6 +315,8 @@ def _part(values: dict[str, Any]) -> Part:
         too_large = windows.patch * max(sizes) > MAX_REACH or windows.patch * len(sizes) > MAX_WINDOW
         if not are_around_tokens or too_large:
             raise ValueError("its windows are not around tokens, or are too large")
+    if values.get("engine"):
+        parsed["engine"] = from_json(EngineModel, values["engine"])
     part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | parsed)
     # Without a model or imported features, the only column is the raw input, its windows, or a statistic of it.
     has_features = bool(part.reservoir or part.digest)

@@ -49,14 +49,19 @@ class Candidates:
         return self.all_columns if self.chooses else self.all_columns[:1]
 
 
-def choose_candidates(known: Known, options: FitOptions) -> Candidates:
-    """Return the columns to try, the fitter that compares their readouts, and the rows of a race and a curve."""
+def choose_candidates(known: Known, options: FitOptions, *, every_column: bool = False) -> Candidates:
+    """Return the columns to try, the fitter that compares their readouts, and the rows of a race and a curve.
+
+    With ``every_column``, the defaults are joined by each column alone, and none is left out by a race.
+    """
     task, rows, groups = known.task, known.rows, known.groups
     number_of_groups = None if groups is None else len(np.unique(groups))
     folds, repeats = choose_folds(options, rows, number_of_groups, in_time=task.horizon > 0)
     # The columns are those that the user names, or the defaults of the task.
     named = _named_columns(known, options.columns)
     columns = _default_columns(known, cross_validated=bool(folds)) if named is None else named
+    if every_column and named is None and not (task.horizon or task.labels_each_token):
+        columns = tuple(dict.fromkeys([*columns, *((column,) for column in known.widths)]))
     if not columns:
         remedy = "extract it to the end, or name the key of another entry"
         if known.columns:
@@ -67,6 +72,7 @@ def choose_candidates(known: Known, options: FitOptions) -> Candidates:
     curve_sizes = _curve_sizes(options, rows["train"])
     # Columns race (are fitted to some rows first) if they are many. Those that the user names are all fitted to all.
     may_race = named is None and options.select == "auto" and len(columns) >= RACED_COLUMNS
+    may_race &= not every_column
     may_race &= not task.horizon  # random rows have no folds in time
     race = _race(known, groups, cross_validated=bool(folds)) if may_race else None
     # Of several series, as many windows begin at one time.

@@ -4,7 +4,7 @@ With several seeds, the task is extracted and fitted once for each: how a score 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -17,16 +17,18 @@ from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.reservoir import choose_device
+from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.files import IMPORTED, writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
 from reservoir_pipelines.fitting.candidates import choose_candidates
+from reservoir_pipelines.fitting.control import check_control
 from reservoir_pipelines.fitting.cost import announce
-from reservoir_pipelines.fitting.evaluate import Test, evaluate_all, evaluate_curve
+from reservoir_pipelines.fitting.evaluate import Scores, Test, evaluate_all, evaluate_curve
 from reservoir_pipelines.fitting.pool import Features, Pool
 from reservoir_pipelines.fitting.predictions import PREDICTIONS
-from reservoir_pipelines.fitting.refit import refit_all
+from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts, refit_all
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.save import save
 from reservoir_pipelines.fitting.select import select
@@ -34,13 +36,31 @@ from reservoir_pipelines.fitting.verdicts import judge
 from reservoir_pipelines.output import notify
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoredFit:
+    """A fit with its readouts and their test predictions, which another fit of the same rows is compared with."""
+
+    fit: Fit
+    finals: FinalReadouts
+    scores: Mapping[FinalReadout, Scores]
+    task: Task
+
+
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
     """Fit a readout to every column under every setting, and choose one by validation."""
+    return fit_and_score(Pool.open_entries(features), options, place).fit
+
+
+def fit_and_score(
+    pool: Pool, options: FitOptions, place: DeviceOptions, *, every_column: bool = False
+) -> ScoredFit:
+    """Fit and score the columns of a pool; ``every_column`` fits each to all rows, so no layer is missing."""
     started = time.monotonic()
-    # Open the entries. All that selects gets ``known``, which has no test rows.
-    pool = Pool.open_entries(features)
+    # All that selects gets ``known``, which has no test rows.
     known, task = pool.known, pool.task
-    candidates = choose_candidates(known, options)
+    candidates = choose_candidates(known, options, every_column=every_column)
+    if options.control:
+        check_control(task, candidates.fitter)
     arithmetic = _arithmetic(place)
     default_folder = known.folder(candidates.all_columns, options)
     folder = Path(options.out) if options.out else default_folder
@@ -50,7 +70,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     with products_on(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
         selection = select(known, candidates, fit_baselines)
-        finals = refit_all(selection, task)
+        finals = refit_all(selection, task, control=options.control)
         # Nothing can change any more. Read the test rows, once for each readout that is shown.
         test = Test(pool.stores)
         scores = evaluate_all(finals, test, task)
@@ -70,6 +90,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         table=tuple(result for fit in selection.fits for result in fit.results),
         layer_scores=verdicts.layer_scores,
         curve=curve,
+        operating_points=verdicts.operating_points,
         readout=finals.saved.readout,
         results=folder / "results.csv",
         plot=folder / "sweep.png",
@@ -78,7 +99,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         seconds=round(time.monotonic() - started, 3),
     )
     save(result, known, finals, scores, default_folder, options)
-    return result
+    return ScoredFit(fit=result, finals=finals, scores=scores, task=task)
 
 
 def _arithmetic(place: DeviceOptions) -> Arithmetic:

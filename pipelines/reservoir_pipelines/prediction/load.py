@@ -18,14 +18,21 @@ from reservoir_pipelines.training.run_folder import CONFIG, RunFolder, is_run
 from reservoir_pipelines.training.trainable import check_digest, load_run
 
 
-def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:
-    """Return the readout that `fit` saved (see `Bundle.load`), or the output layer of a run of `train`."""
+def open_readout(
+    path: Path, *, trust: bool = False, linear: bool = False, requests: bool = False
+) -> Bundle:
+    """Return the readout that `fit` saved (see `Bundle.load`), or the output layer of a run of `train`.
+
+    A readout of features that another program computed is refused, except for those of an inference engine if the
+    caller can read its ``requests``.
+    """
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
         bundle = Bundle.load(path, trust=trust, linear=linear)
         if not bundle.parts:
             raise InputError(f"readout {path}: it names no features", "fit it again")
-        if imported := [part.columns[0] for part in bundle.parts if part.digest and not part.reservoir]:
+        without_model = [part for part in bundle.parts if part.digest and not part.reservoir]
+        if imported := [part.columns[0] for part in without_model if not (requests and part.engine)]:
             why = "features that another program computed, which cannot be computed for new rows"
             raise InputError(
                 f"readout {path}: it reads {imported[0]}, {why}", "fit the columns of an extraction instead"

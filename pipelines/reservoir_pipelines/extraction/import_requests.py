@@ -1,0 +1,172 @@
+"""Import a folder of an inference engine: the hidden states of each request are pooled into an entry of a task."""
+
+import hashlib
+import itertools
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from reservoir_cache import DataSpec, Entry, Layout, rows_per_block
+
+from reservoir.column import Column
+from reservoir.errors import InputError
+from reservoir.option_fields import typed
+from reservoir.options import CacheOptions, LayerOptions, TaskOptions
+from reservoir.pooling import find_pooling
+from reservoir_pipelines.extraction.engine_folder import (
+    EngineFolder,
+    EngineModel,
+    files_of_rows,
+    parse_layers,
+    request_columns,
+)
+from reservoir_pipelines.extraction.entries import data_record, write_labels
+from reservoir_pipelines.extraction.extract import Extraction, origin_of
+from reservoir_pipelines.extraction.import_features import UNKNOWN_FORM, imported_spec, write_entry
+from reservoir_pipelines.extraction.spec import data_digest, draw_rows
+from reservoir_pipelines.files import cache_root, versions
+from reservoir_pipelines.output import notify
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepared import Prepared
+
+DEFAULT_POOLINGS = "mean,last"  # what `extract` stores of a causal language model by default
+
+
+def import_requests(
+    folder: Path,
+    task: str | None,
+    name: str | None,
+    revision: str | None,
+    columns: LayerOptions,
+    options: TaskOptions,
+    place: CacheOptions,
+) -> Extraction:
+    """Write the pooled hidden states of a folder of requests as an entry of a task; see `api.import_features`."""
+    started = time.monotonic()
+    if task is None or name is None:
+        raise InputError(
+            f"{folder}: requests of an engine need --task and --name",
+            "name the table of their rows and labels, and the model",
+        )
+    flags = {"--task": task, "--name": name, "--revision": revision, **_flags_of(columns)}
+    words = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+    call = {
+        "command": typed("import-features", [str(folder), *words], options),
+        "file": str(folder.resolve()),
+        "task": origin_of(task),
+        "settings": options.to_dict(),
+    }
+    root = cache_root(place.cache)
+    prepared = prepare(task, options, cache=root)
+    if prepared.task.labels_each_token:
+        raise InputError(f"{folder}: the task labels every token", "give a task with one label per row")
+    layers = None if columns.layers is None else parse_layers(columns.layers)
+    engine = _open_folder(folder, prepared, lenient=options.skip_bad_rows)
+    model = _model_of(engine, name, revision, layers)
+    names = request_columns(model.layers, columns.pool or DEFAULT_POOLINGS)
+    notify(*_notes(engine, model))
+    entry, written = _write(root, engine, model, names, prepared, call)
+    return Extraction.of(entry, sorted(column.name for column in names), written, started)
+
+
+def _model_of(
+    engine: EngineFolder, name: str, revision: str | None, layers: tuple[int, ...] | None
+) -> EngineModel:
+    """Return the model of a folder; refuse it if it has another number of layers than the user names."""
+    if layers is None or len(layers) != engine.layers:
+        named = "without --layers" if layers is None else f"but --layers names {len(layers)}"
+        raise InputError(
+            f"{engine.folder}: its files have {engine.layers} layers, {named}",
+            "name those of eagle_aux_hidden_state_layer_ids, which the files do not have",
+        )
+    return EngineModel(
+        name=name, revision=revision, layers=layers, width=engine.width, first_tokens=engine.first_tokens
+    )
+
+
+def _write(
+    root: Path,
+    engine: EngineFolder,
+    model: EngineModel,
+    columns: Sequence[Column],
+    prepared: Prepared,
+    call: Mapping[str, Any],
+) -> tuple[Entry, int]:
+    """Pool the requests into an entry, block by block; return it and the number of rows written."""
+    shapes = {column.name: find_pooling(column.pooling).shape(engine.width, 1, 1) for column in columns}
+    row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
+    block_rows = rows_per_block(row_bytes, 1, max(prepared.rows.values()))
+    # The model, its revision and the layers are part of the key, because the values do not tell them.
+    identity = json.dumps([model.name, model.revision, model.layers, engine.digest])
+    index = draw_rows(prepared, None)
+    spec = imported_spec(
+        prepared.task.to_dict(),
+        DataSpec(digest=data_digest(prepared, index), rows=prepared.rows),
+        hashlib.sha256(identity.encode()).hexdigest(),
+        UNKNOWN_FORM,
+    )
+    record = {
+        "call": call,
+        "engine": vars(model),
+        "weights": f"those of an inference engine, layers {', '.join(map(str, model.layers))}",
+        "versions": versions("h5py", "numpy", "safetensors", "torch"),
+        **data_record(prepared),
+    }
+    # The number of the first request of each split.
+    starts = dict(zip(prepared.rows, itertools.accumulate(prepared.rows.values(), initial=0), strict=False))
+
+    def read(rows: tuple[str, int, int], names: Sequence[str]) -> dict[str, np.ndarray]:
+        split, low, high = rows
+        return engine.pooled(starts[split] + low, starts[split] + high, model.layers, names)
+
+    return write_entry(
+        root,
+        _title(model.name),
+        spec,
+        Layout(block_rows=block_rows, batch_rows=block_rows),
+        shapes,
+        record,
+        partial(write_labels, prepared=prepared, rows=index),
+        read,
+    )
+
+
+def _open_folder(folder: Path, prepared: Prepared, *, lenient: bool) -> EngineFolder:
+    """Return the requests of the rows of prepared data, in the order of its splits."""
+    ids = {split: prepared.split(split).ids for split in prepared.rows}
+    rows_left_out = lenient or sum(prepared.dropped.values()) > 0
+    files = files_of_rows(folder, ids, more_allowed=rows_left_out)
+    return EngineFolder(folder, [*itertools.chain.from_iterable(files.values())])
+
+
+def _flags_of(columns: LayerOptions) -> dict[str, str | None]:
+    """Return the options that name columns, as a command has them."""
+    return {
+        f"--{name}": value if value is None or isinstance(value, str) else ",".join(value)
+        for name, value in (("layers", columns.layers), ("pool", columns.pool))
+    }
+
+
+def _title(name: str) -> str:
+    """Return the name of a model as a part of a folder's name, such as ``Qwen-Qwen3-8B``."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "engine"
+
+
+def _notes(engine: EngineFolder, model: EngineModel) -> list[str]:
+    """Return what to print of a folder: its requests, the meaning of its layers, and whether `predict` can check it."""
+    tokens = [request.tokens for request in engine.requests]
+    notes = [
+        f"{engine.folder}: {len(tokens):,} requests of {min(tokens):,} to {max(tokens):,} tokens; layers "
+        f"{', '.join(map(str, model.layers))} are {', '.join(model.layer_names)}"
+    ]
+    if not engine.is_causal:
+        notes.append(
+            f"{engine.folder}: requests that begin with the same token have different states of it, because several "
+            "models wrote the files or the model is not causal; predict cannot recognise the model in other folders"
+        )
+    return notes
