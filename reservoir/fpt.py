@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.hidden_states import HiddenStates, RealTokens
+from reservoir.inputs.counter import BracketCounter
 from reservoir.inputs.native import NativeInput
 from reservoir.inputs.random_input import InputLayer, NoInputLayer
 from reservoir.options import GAIN
@@ -28,7 +29,7 @@ class FPT(nn.Module):
         self,
         task: Task,
         backbone: Backbone,
-        inputs: InputLayer | NoInputLayer | NativeInput,
+        inputs: InputLayer | NoInputLayer | BracketCounter | NativeInput,
         seed: int = 0,
         output_init: str = "orthogonal",
     ) -> None:

@@ -33,7 +33,9 @@ from reservoir.pooling import pooling_help
 BY_DATA = "depends on the data; extract --dry-run prints it"
 GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
 KERNEL_GAIN = 6.0  # of kernels: makes the learned positions small compared with the values
-PATCH_GAIN = 1.0  # of patches: their responses have a standard deviation of about 1, as poolings expect
+# Of patches, whose responses have a standard deviation of about 1, as poolings expect; and of the one-hot vectors of
+# the counter.
+UNIT_GAIN = 1.0
 
 
 def flag_instead(parameters: Mapping[str, Any]) -> str | None:
@@ -231,8 +233,8 @@ class ReservoirOptions(ModelOptions, panel="Model"):
     input: str | None = option(
         None,
         "Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images), patches "
-        "(of training images).",
-        one_of("native", "gaussian", "orthogonal", "kernels", "edges", "patches"),
+        "(of training images), counter (symbols with their level in brackets).",
+        one_of("native", "gaussian", "orthogonal", "kernels", "edges", "patches", "counter"),
         shown=BY_DATA,
     )
     long: str = option(
@@ -244,7 +246,7 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         None,
         "Scale of the input layer.",
         positive,
-        shown=f"{KERNEL_GAIN:g} for kernels, {PATCH_GAIN:g} for patches, else {GAIN}",
+        shown=f"{KERNEL_GAIN:g} for kernels, {UNIT_GAIN:g} for patches and counter, else {GAIN}",
     )
     patch: int | None = option(None, "Values per token (window length).", at_least(1), shown=BY_DATA)
     stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown=BY_DATA)

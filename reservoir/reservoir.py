@@ -15,6 +15,7 @@ from reservoir.backbones.backbone import Backbone
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
+from reservoir.inputs.counter import BracketCounter, Brackets
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native
 from reservoir.inputs.picture_patches import PatchConvolution, PatchUnits
@@ -192,6 +193,12 @@ def load_model(
         convolution = _convolution(task, settings, windows, backbone, units)
         if convolution:
             convolution, inputs = convolution.to(place), NoInputLayer()
+        elif settings.input == "counter":
+            if not windows.plain:
+                raise InputError(
+                    "--input counter: it reads symbols, not windows", "leave out the window options"
+                )
+            inputs = BracketCounter(Brackets.of(task), backbone.width, settings.gain)
         else:
             inputs = draw_input(
                 settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain

@@ -164,7 +164,7 @@ def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.
     values = read_values(prepared.task, prepared.scaling, part.x, part.lengths)
     pictures = joined(values, picture.side, picture.patch).astype(np.float32, copy=False)
     width = find_shape(reservoir.backbone, reservoir.depth)[1].width
-    return draw_units(pictures, picture.window, width, reservoir.seed)
+    return draw_units(pictures, picture, width, reservoir.seed)
 
 
 @dataclass

@@ -90,8 +90,9 @@ def _input_spec(model: LoadedModel) -> InputSpec:
             template=model.input_digests.get("template"),
             long=None if settings.long == "cut" else settings.long,
         )
+    draws_embeddings = isinstance(model.fpt.task.form, Tokens) and settings.input != "counter"
     return InputSpec(
-        kind="gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
+        kind="gaussian" if draws_embeddings else settings.input,
         seed=settings.seed,
         gain=settings.gain,
         patch=settings.patch,
