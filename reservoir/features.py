@@ -11,6 +11,7 @@ from reservoir.column import Column
 from reservoir.devices import exact_products, fetch, kind, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
+from reservoir.inputs.text_tokens import TokenPart
 from reservoir.pooling import find_pooling
 from reservoir.raw_input import read_values
 from reservoir.reservoir import LoadedModel
@@ -26,8 +27,9 @@ LENGTH_STEPS = 16
 
 def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Column, tuple[int, int]]:
     """Return the tokens and the width of one row of each column, at the hidden ``width`` of a model."""
-    # If each token has a label, a row keeps as many tokens as labels.
-    most = task.readout_tokens if task.labels_each_token else task.max_tokens
+    # If each token has a label, a row keeps as many tokens as labels. Words and tokens of texts are rows themselves.
+    is_row = task.labels_text_tokens
+    most = 1 if is_row else task.readout_tokens if task.labels_each_token else task.max_tokens
     return {
         column: find_pooling(column.pooling).shape(width, most, task.readout_tokens) for column in columns
     }
@@ -44,6 +46,16 @@ class Batch:
     stored: Tensor | None  # lengths in values, if the device will cut the windows
     places: Tensor | None  # the token of each label, if every token has one
     is_full: bool  # whether all rows have this number of tokens
+    picked: "Picked | None" = None  # if rows are words or tokens of the sequences
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Words or tokens of the sequences of a batch: their rows, the sequence of each in the batch, and its position."""
+
+    rows: Tensor
+    sequences: Tensor
+    positions: Tensor
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,7 @@ class Loaded:
     lengths: np.ndarray  # number of tokens of each row or piece
     owner: np.ndarray | None  # the row of each piece of a text
     special: tuple[int, int] = (0, 0)  # special tokens before and after each row or piece
+    picked_rows: int | None = None  # the number of rows, if they are words or tokens of the sequences
 
 
 def load(
@@ -92,6 +105,38 @@ def load(
         for rows, tokens in model_batches(model, lengths, batch_rows)
     ]
     return Loaded(batches, lengths, owner, model.fpt.inputs.special)
+
+
+def load_tokens(model: LoadedModel, part: TokenPart, batch_rows: int) -> Loaded:
+    """Make batches of the sequences that hold some words or tokens of texts, which are the rows of the result."""
+
+    def put(array: np.ndarray) -> Tensor:
+        return pinned(torch.from_numpy(np.ascontiguousarray(array)), model.device)
+
+    batches = []
+    for sequences, tokens in model_batches(model, part.lengths, batch_rows):
+        # The rows whose sequence is in this batch, and the number of that sequence in it.
+        number_in_batch = np.full(len(part.lengths), -1)
+        number_in_batch[sequences] = np.arange(len(sequences))
+        rows = np.flatnonzero(number_in_batch[part.sequence] >= 0)
+        picked = Picked(
+            rows=put(rows),
+            sequences=put(number_in_batch[part.sequence[rows]]),
+            positions=put(part.position[rows]),
+        )
+        batches.append(
+            Batch(
+                rows=put(sequences),
+                x=put(part.x[sequences, :tokens]),
+                lengths=put(part.lengths[sequences]),
+                tokens=tokens,
+                stored=None,
+                places=None,
+                is_full=int(part.lengths[sequences].min()) == tokens,
+                picked=picked,
+            )
+        )
+    return Loaded(batches, part.lengths, None, model.fpt.inputs.special, len(part.sequence))
 
 
 @dataclass(frozen=True)
@@ -134,9 +179,8 @@ def launch(
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     # A tensor for each column, because one large tensor returns its memory to the system, and new
     # memory is slow.
-    out = {
-        column: torch.empty(len(loaded.lengths), *shapes[column], device=model.device) for column in columns
-    }
+    count = len(loaded.lengths) if loaded.picked_rows is None else loaded.picked_rows
+    out = {column: torch.empty(count, *shapes[column], device=model.device) for column in columns}
 
     def put(x: Tensor) -> Tensor:
         return x.to(model.device, non_blocking=True)
@@ -148,7 +192,14 @@ def launch(
             x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
             # The responses of a convolution lie in memory channel by channel, as poolings read them.
             x = x if model.convolution else x.contiguous()
-        for column, pooled in model.fpt.features(x, lengths, columns, batch.is_full).items():
+        pooled_columns = model.fpt.features(x, lengths, columns, batch.is_full)
+        if batch.picked is not None:
+            picked_rows, sequences, positions = map(put, vars(batch.picked).values())
+            for column, pooled in pooled_columns.items():
+                out[column][picked_rows, 0] = pooled[sequences, positions]
+            advance(len(picked_rows))
+            continue
+        for column, pooled in pooled_columns.items():
             values = pooled if places is None else _at(places, pooled)
             tokens = values.shape[1]
             out[column][rows, :tokens] = values
@@ -177,6 +228,14 @@ def forward(
     # The result depends on these rows and the batch size alone, because rows of similar length share a batch.
     with exact_products():
         return launch(model, load(model, scaling, x, lengths, batch_rows), names)()
+
+
+def forward_tokens(
+    model: LoadedModel, part: TokenPart, names: Sequence[str], batch_rows: int
+) -> dict[str, np.ndarray]:
+    """Return the features (rows, 1, width) of words or tokens of texts by the names of their columns."""
+    with exact_products():
+        return launch(model, load_tokens(model, part, batch_rows), names)()
 
 
 def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:

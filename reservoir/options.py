@@ -357,6 +357,9 @@ class FitOptions(OutOptions, panel="Readout"):
         None, "balanced: every class has the same weight.", one_of("balanced")
     )
     curve: str | None = option(None, "Numbers of training rows of a learning curve, such as 100,1000.")
+    control: bool = option(
+        False, "Fit random labels, too, and show each score minus theirs (selectivity of a probe)."
+    )
 
 
 class StepOptions(Options, panel="Training"):

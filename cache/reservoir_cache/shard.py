@@ -33,10 +33,15 @@ _SLAB = 2**16  # values that are decoded while they are in the processor's cache
 _METADATA = 2**14  # more bytes than HDF5 needs for the name, type and attributes of a dataset
 _LARGE = 2**16  # bytes of a dataset that is not copied
 
-TARGET_RANKS = {"y": (3,), "lengths": (1,), "index": (1,), "groups": (1,), "ids": (1, 2)}
+TARGET_RANKS = {
+    **{"y": (3,), "lengths": (1,), "index": (1,), "groups": (1,), "ids": (1, 2)},
+    **{"pointers": (1,), "token_ids": (1,), "spans": (2,), "text_ids": (1, 2)},
+}
 """Possible numbers of dimensions of each dataset of ``targets.h5``, in the order in which they are written."""
 
-OPTIONAL_TARGETS = {"groups", "ids"}
+OPTIONAL_TARGETS = {*TARGET_RANKS} - {"y", "lengths", "index"}
+TEXT_TARGETS = {"pointers": 1, "text_ids": 0}
+"""The datasets with an item for each text, and how many more items they have than there are texts."""
 
 # The errors that HDF5 and h5py raise for a damaged file; CacheError is a ValueError.
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError)

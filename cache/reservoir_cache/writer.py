@@ -39,6 +39,7 @@ Arrays = Mapping[str, NDArray[np.float32] | Encoded]
 """Features by column, (rows of the block, tokens, width) each, perhaps encoded."""
 
 WRITERS = 3  # threads that encode and write blocks: one may wait for the disk while the others compute
+ID_DATASETS = ("ids", "text_ids")  # the names of rows, or of the texts whose tokens are rows
 PENDING = 6  # blocks in memory that are not on disk yet
 
 
@@ -46,14 +47,14 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     """Write the labels, lengths and row numbers of a split, unless they exist with the same ids.
 
     ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps
-    ``groups``, and perhaps ``ids`` (rows,) of texts or integers.
+    ``groups``, and perhaps ``ids`` (rows,) of texts or integers. If rows are tokens of texts, it has ``pointers``
+    (texts + 1,), ``token_ids`` (rows,), ``spans`` (rows, 2), and perhaps ``text_ids`` (texts,) instead of ``ids``.
     """
     folder = entry.path / split
     arrays = {name: np.asarray(targets[name]) for name in TARGET_RANKS if name in targets}
-    if "ids" in arrays:
-        arrays["ids"] = numbers_of_ids(arrays["ids"])
+    arrays |= {name: numbers_of_ids(arrays[name]) for name in ID_DATASETS if name in arrays}
     exists = is_sound(folder, entry.page(split, 0).targets)
-    if exists and _has_ids(folder / TARGETS_FILE, arrays.get("ids")):
+    if exists and _has_ids(folder / TARGETS_FILE, arrays):
         return  # without a lock, because taking one needs write permission
     locks = entry_locks(entry.path)
     with locks.at_work(), locks.mutex():
@@ -64,14 +65,17 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
         replace(page, targets=line).write(folder, 0)
 
 
-def _has_ids(path: Path, ids: NDArray | None) -> bool:
-    """Return whether a file of targets stores these ids; False if it cannot be read."""
+def _has_ids(path: Path, arrays: Mapping[str, NDArray]) -> bool:
+    """Return whether a file of targets stores the ids of these arrays; False if it cannot be read."""
     try:
         with open_hdf5(path) as file:
-            stored = read_array(file, "ids") if "ids" in file else None
+            stored = {name: read_array(file, name) for name in ID_DATASETS if name in file}
     except UNREADABLE:
         return False
-    return stored is ids if stored is None or ids is None else np.array_equal(stored, ids)
+    expected = {name: arrays[name] for name in ID_DATASETS if name in arrays}
+    return stored.keys() == expected.keys() and all(
+        np.array_equal(array, expected[name]) for name, array in stored.items()
+    )
 
 
 class ShardWriter:

@@ -206,7 +206,8 @@ class FitScores:
             readout_row("best", self.best),
             *(readout_row("baseline", result) for result in self.baselines),
         ]
-        return readout_table(rows, self.evaluation, self.title)
+        table = readout_table(rows, self.evaluation, self.title)
+        return with_selectivity(table, [self.best, *self.baselines])
 
 
 def readout_table(rows: Sequence[Sequence[str]], evaluation: Evaluation, title: str = "") -> ResultTable:
@@ -236,6 +237,21 @@ def readout_row(name: str, result: Result) -> tuple[str, ...]:
     )
 
 
+def with_selectivity(table: ResultTable, results: Sequence[Result]) -> ResultTable:
+    """Return a table of results with the scores of their control tasks and their selectivity, if they have any."""
+    if all(result.control_score is None for result in results):
+        return table
+    cells = [
+        (
+            score_text(result.control_score, result.metric),
+            "" if result.selectivity is None else signed_difference(result.selectivity, result.metric),
+        )
+        for result in results
+    ]
+    rows = [(*row, *more) for row, more in zip(table.rows, cells, strict=True)]
+    return replace(table, columns=(*table.columns, *numbers("control", "selectivity")), rows=rows)
+
+
 def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
     """Return the table of the best column of each layer; ``groups`` is the number of groups of test rows, or 0."""
     metric = scores[0].result.metric
@@ -262,7 +278,8 @@ def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
         rows.append((score.layer, result.title, valid, spread, test, *difference))
     unit = " in points" if is_share(compared) else ""
     what = f"{compared}{unit} minus that of the best layer, on the same test rows{over_groups(groups)}"
-    return ResultTable(columns, rows, f"the best column of each layer; difference: {what}")
+    table = ResultTable(columns, rows, f"the best column of each layer; difference: {what}")
+    return with_selectivity(table, [score.result for score in scores])
 
 
 def operating_table(points: Sequence[OperatingPoint], evaluation: Evaluation) -> ResultTable:

@@ -40,6 +40,7 @@ class Backbone(nn.Module):
         self.causal = self.shape.causal
         self.compute = torch.float32
         self.can_pad = True  # whether rows of several lengths can be in one batch
+        self.allows_bfloat16 = family.allows_bfloat16
         # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
         # weights that are not quantised.
         self.stored_digest: str | None = None
@@ -107,7 +108,7 @@ class Backbone(nn.Module):
 
     def set_compute(self, dtype: torch.dtype) -> None:
         """Run the matrix products in ``dtype`` (float32 or bfloat16); recurrent models stay in float32."""
-        if not self.family.allows_bfloat16:
+        if not self.allows_bfloat16:
             return
         self.compute = dtype
         # Trained weights stay in float32. So does the residual stream: the error of an untrained GPT-2
@@ -134,7 +135,9 @@ class Backbone(nn.Module):
         """Call callbacks with the hidden states of some layers during every forward pass inside the context."""
         check_layers(layers, self.family, self.depth)
         blocks = self.blocks
-        used = blocks[: max(self.layers.index(layer) for layer in layers)]
+        deepest = max(self.layers.index(layer) for layer in layers)
+        # A model that nobody has described may change what enters it before the first block and after the last.
+        used = blocks[: max(deepest, 1 if self.family.is_generic else 0)]
         # The blocks above the deepest requested layer are skipped, and the norm if nobody reads its output.
         skipped: dict[str, nn.Module] = {self.family.blocks: used} if self.family.blocks else {}
         if self.family.final_norm and "final" not in layers:
@@ -163,7 +166,7 @@ class Backbone(nn.Module):
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
         """Call a callback with the hidden states of a layer in each forward pass; return the handle of the hook."""
         # The layer `embed` is the input of the first block, or of the norm if no block runs. Modules of transformers
-        # get it by position or by name, and return it alone or first in a tuple.
+        # get it by position or by name, and return it alone or first in a tuple or a list.
         first = blocks[0] if len(blocks) else self.model.get_submodule(self.family.final_norm)
         if layer == "embed" and first is not self.model:  # the path "" of a missing norm is the model
             return first.register_forward_pre_hook(
@@ -176,7 +179,7 @@ class Backbone(nn.Module):
         module = self if layer in ("embed", "final") else blocks[self.layers.index(layer) - 1]
         return module.register_forward_hook(
             lambda _module, _inputs, out: callback(
-                (out[0] if isinstance(out, tuple) else out)[:, : self._tokens]
+                (out[0] if isinstance(out, tuple | list) else out)[:, : self._tokens]
             )
         )
 

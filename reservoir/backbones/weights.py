@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from reservoir.backbone_names import gguf_path
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, HubLoader, SkipInitialisation, draw_normal
-from reservoir.backbones.generic import check_backbone, check_words
+from reservoir.backbones.generic_checks import check_backbone, check_native
 from reservoir.backbones.gguf_file import open_gguf, scale_positions, tensors_by_name
 from reservoir.backbones.gguf_file import stored_digest as gguf_digest
 from reservoir.backbones.names import (
@@ -69,7 +69,7 @@ def load_backbone(
 
     All weights are float32, unless ``own_precision`` leaves the matrices of pretrained blocks in the half
     precision in which they are stored. `weights_digest` is the same for both. A generic family is tested when
-    it is loaded, so its weights are always float32.
+    it is loaded, and becomes float32 if half precision changes what it computes.
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
@@ -92,7 +92,7 @@ def load_backbone(
             if family.is_generic:
                 check_backbone(backbone)
             return backbone
-        own_precision = own_precision and init == "pretrained" and not family.is_generic
+        own_precision = own_precision and init == "pretrained"
         loaded = _load(name, family, config, depth, own_precision=own_precision)
         backbone = loaded.backbone(family, depth)
         draw_parameters(backbone.model, family.draw, backbone.config, seed, family.unsaved)
@@ -122,13 +122,12 @@ def load_native(
             draw_parameters(model, family.draw, config, seed)
             loaded = Loaded(model, config, stored_digest=None)
         else:
-            own_precision = own_precision and not family.is_generic
             loaded = _load(name, family, config, depth, native=True, own_precision=own_precision)
         embeddings = loaded.model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
         embeddings = embeddings if type(embeddings) is nn.Embedding else embeddings.float()
         if family.is_generic:
-            check_words(loaded.model, loaded.config, embeddings)
+            check_native(loaded.model, loaded.config, embeddings)
         backbone = loaded.backbone(family, depth)
         if family.is_generic:
             check_backbone(backbone)
@@ -341,7 +340,7 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
     Nobody has listed the heads of a generic family, so it is any tensor outside the blocks that are kept.
     """
     if family.is_generic:
-        number = _block_number(key, family.blocks)
+        number = _block_number(key, family.stored_blocks)
         return number is None or (depth is not None and number >= depth)
     return key.removeprefix(prefix).startswith(family.heads)
 
@@ -349,6 +348,8 @@ def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> boo
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
     """Return the whole configuration with the settings that the model's class changed, which the digest covers."""
     built: Any = getattr(model, "config", lean)
+    if type(built) is not type(lean):  # a part of the model, which has its own
+        return config
     before = lean.to_dict()
     changed = {
         key: value

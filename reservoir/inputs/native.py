@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import Backbone, content_digest, find, load_native
+from reservoir.backbones.generic import count_image_tokens, part_settings
 from reservoir.backbones.names import pretrained_files
+from reservoir.backbones.vector_model import FrontEnd
 from reservoir.errors import InputError
 from reservoir.inputs.media_readers import PatchInput, PixelReader, SoundReader, read_processor
 from reservoir.inputs.text_reader import TextReader, read_tokenizer
@@ -31,7 +34,7 @@ class NativeInput(nn.Module):
         self.dropout = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, tokens) integers, or patches (batch, tokens - 1, values), to float32 (batch, tokens, width)."""
+        """Map (batch, tokens) integers, or patches (batch, patches, values), to float32 (batch, tokens, width)."""
         return self.dropout(self.map(x).float())
 
 
@@ -52,7 +55,10 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
     files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model")
     with pretrained_files(name, *files) as (folder, gguf):
         if has_media:
-            return read_processor(task, name, folder, family.reads, config)
+            if not family.is_generic:
+                return read_processor(task, name, folder, family.reads, config)
+            count_tokens = partial(count_image_tokens, family, config)
+            return read_processor(task, name, folder, family.reads, part_settings(config), count_tokens)
         return read_tokenizer(name, folder, family.shape(config).max_tokens, **gguf)
 
 
@@ -75,6 +81,8 @@ def open_native(
     backbone, embedding = load_native(name, init, seed, depth, own_precision=own_precision)
     if isinstance(reader, SoundReader):
         reader.convolutions = embedding.get_submodule("convolutions")
+    elif isinstance(reader, PixelReader) and isinstance(embedding, FrontEnd):
+        embedding.set_pixels((reader.pixels[0], reader.height, reader.width))
     elif isinstance(reader, PixelReader):
         # The positions of the pretrained size are interpolated to the size that the reader gives.
         with torch.no_grad():

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ TOKENIZERS = (
     "vocab.txt",
     "vocab.json",
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Encodings:
+    """Texts as tokens: the pieces of each, as token IDs and spans of letters (tokens, 2); and how many are too long."""
+
+    pieces: list[list[tuple[list[int], np.ndarray]]]
+    long: int
 
 
 class TextReader:
@@ -90,6 +99,39 @@ class TextReader:
         self.long += int((np.bincount(owner) > 1).sum())
         token_ids, lengths = self._padded([texts[row] for row in owner], pieces["input_ids"])
         return token_ids, lengths, owner
+
+    def encodings(self, texts: Sequence[str], *, whole: bool) -> Encodings:
+        """Return the tokens of texts, with special tokens, and the letters that each has read.
+
+        A text with too many tokens is cut, or has several pieces if it is read as a ``whole``.
+        """
+        if not self._tokenizer.is_fast:
+            raise InputError(
+                "labels of words or tokens need a model with a tokenizer.json", "use another model"
+            )
+        # A tokenizer that needs spaces between letters reads letter n at position 2 n.
+        spread = 2 if self.spaced else 1
+        given = [" ".join(text) for text in texts] if self.spaced else list(texts)
+
+        def pieces(encoded: Any) -> list[tuple[list[int], np.ndarray]]:
+            spans = [np.array(offsets, np.int64).reshape(-1, 2) for offsets in encoded["offset_mapping"]]
+            letters = [(of_piece + np.array([0, spread - 1])) // spread for of_piece in spans]
+            return list(zip(encoded["input_ids"], letters, strict=True))
+
+        all_pieces = [[piece] for piece in pieces(self._tokenize(given, return_offsets_mapping=True))]
+        # Only long texts are tokenized again, because truncation slows the tokenizer down.
+        is_long = [len(ids) > self.max_tokens for ((ids, _),) in all_pieces]
+        for row in np.flatnonzero(is_long).tolist():
+            cut = self._tokenize(
+                [given[row]],
+                truncation=True,
+                max_length=self.max_tokens,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+            all_pieces[row] = pieces(cut)[: None if whole else 1]
+        self._refuse_unknown_ids([ids for of_text in all_pieces for ids, _ in of_text])
+        return Encodings(all_pieces, sum(is_long))
 
     def obstacle(self, letters: str) -> str:
         """Return why the tokenizer cannot read sequences of these letters; empty if it can."""
@@ -186,15 +228,27 @@ class TextReader:
         if not lengths.all():
             text = texts[int(np.argmin(lengths))]
             raise InputError(f"the text {text[:40]!r} has no token of the model", "leave the row out")
-        x = np.full((len(token_ids), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
+        x = np.full((len(token_ids), lengths.max()), self.pad, np.int64)
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(token_ids)
-        if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
+        self._refuse_unknown_ids([x.ravel()])
+        return x, lengths
+
+    def _refuse_unknown_ids(self, token_ids: Sequence[Sequence[int] | np.ndarray]) -> None:
+        """Refuse token IDs for which the model has no embedding."""
+        if self.embeddings is None:
+            return
+        ids = np.concatenate([np.empty(0, np.int64), *token_ids])
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.embeddings):
             raise InputError(
-                f"tokenizer: it gives the token ID {x.max():,}, but the model has embeddings only below "
+                f"tokenizer: it gives the token ID {int(ids.max()):,}, but the model has embeddings only below "
                 f"{self.embeddings:,}",
                 "use the tokenizer that the model was trained with",
             )
-        return x, lengths
+
+    @property
+    def pad(self) -> int:
+        """The token ID that pads rows; the model ignores tokens after the end of a row."""
+        return self._tokenizer.pad_token_id or 0
 
     @property
     def note(self) -> str:

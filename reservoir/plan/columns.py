@@ -283,7 +283,8 @@ def _check_columns(
 ) -> None:
     """Refuse unknown poolings, and layers or poolings that do not fit the task or the model."""
     check_poolings(poolings)
-    if task.labels_each_token and not all(find_pooling(name).per_token for name in poolings):
+    labels_tokens = task.labels_each_token or task.labels_text_tokens
+    if labels_tokens and not all(find_pooling(name).per_token for name in poolings):
         problem = "--pool: every token has its own label"
         raise InputError(problem, "pass --pool all or around4, or leave --pool out")
     of_class_token = [name for name in poolings if find_pooling(name).needs_class_token]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import reservoir_cache
 from reservoir_cache import FORMAT, Spec, publish, save_arrays
-from reservoir_cache.shard import Encoded, file_content, shard_content
+from reservoir_cache.shard import OPTIONAL_TARGETS, TARGET_RANKS, Encoded, file_content, shard_content
 from reservoir_cache.spec import BackboneSpec, DataSpec, InitSpec, InputSpec, canonical_json
 
 TEXT = (Path(__file__).resolve().parents[2] / "cache" / "FORMAT.md").read_text()
@@ -99,8 +99,8 @@ def test_the_tables_name_what_is_in_a_shard(tmp_path, toy, store):
             if store != "float32":
                 assert (file[f"{column}/offset"].shape, file[f"{column}/offset"].dtype) == ((shape[1],), np.float32)
     with h5py.File(entry.path / "train" / "targets.h5", "r") as file:
-        optional = {"groups", "ids"}
-        assert {*file} == {*names("dataset of targets")} - optional, "rows have neither groups nor ids here"
+        assert {*names("dataset of targets")} == {*TARGET_RANKS}
+        assert {*file} == {*TARGET_RANKS} - OPTIONAL_TARGETS, "rows have neither groups nor ids here, and no texts"
 
 
 def test_the_tree_in_the_format_names_every_file(toy, tmp_path, monkeypatch):

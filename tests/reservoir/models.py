@@ -56,6 +56,14 @@ MODELS = {
     "gemma2": ("Gemma2ForCausalLM", _LLAMA | {"pad_token_id": 0, "sliding_window": 4}),
     "gemma3_text": ("Gemma3ForCausalLM", _LLAMA | {"pad_token_id": 0, "sliding_window": 4}),
 }
+# Models of images that no family describes.
+OTHER_VISION = {
+    "dinov3_vit": ("DINOv3ViTModel", _VIT | {"image_size": 8, "patch_size": 4, "num_register_tokens": 2}),
+    "siglip": (
+        "SiglipModel",
+        {"vision_config": _VIT | {"image_size": 8, "patch_size": 4}, "text_config": _VIT | {"vocab_size": 20}},
+    ),
+}
 RECURRENT = {
     "lstm": {"model_type": "lstm", "depth": 3, "width": WIDTH},
     "lstm-star": {"model_type": "lstm", "depth": 3, "width": WIDTH, "residual": True, "positions": 20},
@@ -92,7 +100,7 @@ def save(kind: str, folder: Path) -> Path:
         return folder
     import transformers
 
-    name, settings = MODELS[kind]
+    name, settings = (MODELS | OTHER_VISION)[kind]
     model_class = getattr(transformers, name)
     torch.manual_seed(0)
     model = model_class(model_class.config_class(**settings))
@@ -172,8 +180,9 @@ def save_with_processor(kind: str, folder: Path, **settings: object) -> Path:
     import transformers
 
     save(kind, folder)
-    made = {"vit": "ViTImageProcessorPil", "dinov2": "BitImageProcessorPil"}[kind]
-    getattr(transformers, made)(**settings).save_pretrained(folder)
+    processors = {"vit": "ViTImageProcessorPil", "dinov2": "BitImageProcessorPil"}
+    processors |= {"dinov3_vit": "ViTImageProcessorPil", "siglip": "SiglipImageProcessorPil"}
+    getattr(transformers, processors[kind])(**settings).save_pretrained(folder)
     return folder
 
 

@@ -14,7 +14,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
-from reservoir.tasks.words import UNKNOWN, are_words, shown
+from reservoir.tasks.words import UNKNOWN, are_words, shown, word_starts
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import is_hub
@@ -264,8 +264,14 @@ class OwnData(Source):
 
     @cached_property
     def _labels_per_row(self) -> np.ndarray | None:
-        """Number of labels of each row, if every token has one."""
-        return self._lengths if self._rows.labels_tokens else None
+        """Number of labels of each row, if every token, letter or word has one."""
+        if self._rows.parameters.get("each") != "word":
+            return self._lengths if self._rows.labels_tokens else None
+        counts = [
+            word_starts(self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]).sum(axis=1)
+            for piece in self.pieces()
+        ]
+        return np.concatenate(counts)
 
     @cached_property
     def _labels(self) -> Labels:
@@ -274,7 +280,15 @@ class OwnData(Source):
             return no_labels(len(rows))
         # Values to forecast are numbers, also if all are whole.
         options = replace(self.options, regression=True) if self.options.forecast else self.options
-        return encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
+        if not rows.class_names:
+            return encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
+        if options.regression:
+            raise InputError(f"{self.origin}: spans have classes, not numbers", "leave out --regression")
+        options = replace(options, classes=True)
+        labels = encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
+        # The classes of rows that were skipped may be missing.
+        numbers = labels.names or range(labels.classes)
+        return replace(labels, names=tuple(rows.class_names[int(number)] for number in numbers))
 
     @cached_property
     def _split(self) -> np.ndarray:

@@ -33,12 +33,12 @@ from reservoir_pipelines.data.table import NO_NAME, Table
 from reservoir_pipelines.data.values import read_labels
 
 CONVENTIONAL = {
-    "label": ("label", "target", "class", "y"),
+    "label": ("label", "target", "class", "y", "ner_tags", "tags"),
     "id": ("id",),
     "group": ("group", "groups", "subject", "patient"),
     "time": ("time", "timestamp"),
     "split": ("split",),
-    "text": ("x", "sequence", "text"),
+    "text": ("x", "sequence", "text", "tokens", "words"),
 }
 """Conventional names of the columns of each role, in lower or upper case; a role is called like its flag."""
 

@@ -107,6 +107,8 @@ class Rows:
         Options that do not apply to the format, besides those of `UNUSED`.
     windows : RecordingWindows, optional
         The recording of each row, if the rows are windows of recordings.
+    class_names : tuple of str
+        The names of the classes whose numbers are in ``y``; empty if ``y`` holds the labels themselves.
     """
 
     x: Sequences
@@ -125,6 +127,7 @@ class Rows:
     label: str = "y"
     unused: tuple[str, ...] = ()
     windows: RecordingWindows | None = None
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return self.x.shape[0]

@@ -44,6 +44,7 @@ class TableArrays:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     chosen: dict[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()  # of the class numbers in ``y``, if the labels are such numbers
 
     @property
     def new(self) -> bool:

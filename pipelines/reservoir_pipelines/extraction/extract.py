@@ -261,7 +261,8 @@ def _holds(entry: Entry, reading: Prepared | InputError, limit: int | None) -> b
     rows = draw_rows(reading, limit)
     if entry.spec.data.digest != data_digest(reading, rows):
         return False
-    write_labels(entry, reading, rows)  # ids may have changed, because they are not part of the digest
+    if not reading.task.labels_text_tokens:
+        write_labels(entry, reading, rows)  # ids may have changed, because they are not part of the digest
     return True
 
 

@@ -44,7 +44,14 @@ from reservoir_pipelines.extraction.entries import (
     entry_folder,
     new_layout,
     start_entry,
+    token_layout,
     write_labels,
+)
+from reservoir_pipelines.extraction.entry_tokens import (
+    EntryTokens,
+    estimated_counts,
+    require_tokenizer,
+    task_of_tokens,
 )
 from reservoir_pipelines.extraction.spec import draw_rows, make_spec
 from reservoir_pipelines.files import versions
@@ -60,6 +67,10 @@ SUMMED = 256  # rows whose float64 copy, from which offsets are computed, is in 
 def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
     """Return the plan of an extraction of prepared data, or of a similar task with ``rows`` in each split."""
     options = replace(options, limit=None) if rows else options
+    if prepared.task.labels_text_tokens:
+        # Rows are words or tokens, each of which is all that its row has.
+        task = replace(task_of_tokens(prepared.task), max_tokens=1)
+        return resolve(task, replace(options, limit=None), rows or estimated_counts(prepared), 1)
     return resolve(
         prepared.task, options, rows or prepared.rows, int(prepared.split("train").lengths.max())
     )
@@ -77,22 +88,35 @@ def load_extractor(
     ``splits`` are those to compute, by default all.
     """
     plan = plan_of(prepared, options, planned)
+    task, entry_tokens = prepared.task, None
+    if task.labels_text_tokens:
+        task = task_of_tokens(task)
+        if plan.reservoir.input != "native":
+            require_tokenizer(task, None)
     rows = draw_rows(prepared, options.limit)
     units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
-    model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute, units=units)
+    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units)
+    if prepared.task.labels_text_tokens:
+        entry_tokens = EntryTokens.read(prepared, rows, model)
     for split, index in rows.items():  # refuse rows that are shorter than a window
         model.windows.checked_counts(prepared.split(split).lengths[index])
-    spec = make_spec(prepared, rows, model, plan.store)
+    spec = make_spec(prepared, rows, model, plan.store, entry_tokens and entry_tokens.counts)
+    if entry_tokens:
+        layout = token_layout(plan, sum(spec.rows.values()))
+    else:
+        layout = new_layout(plan, task.max_tokens, sum((planned or spec.rows).values()))
     reader_note = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    notes = (reader_note, plan.input_note, plan.model_note(model.compute), plan.note)
+    token_notes = entry_tokens.notes if entry_tokens else ()
+    notes = (reader_note, *token_notes, plan.input_note, plan.model_note(model.compute), plan.note)
     return Extractor(
         root=root,
         prepared=prepared,
         title=plan.title,
         shapes={str(column): shape for column, shape in plan.shapes.items()},  # the cache knows names only
-        layout=new_layout(plan, prepared.task.max_tokens, sum((planned or spec.rows).values())),
+        layout=layout,
         model=model,
         rows=rows,
+        entry_tokens=entry_tokens,
         spec=spec,
         settings={
             **plan.reservoir.to_dict(),
@@ -136,6 +160,7 @@ class Extractor:
     settings: dict[str, Any]  # options that the entry records, with all defaults resolved
     splits: Sequence[str]
     notes: list[str]  # lines to print on the input and the precision of the model
+    entry_tokens: EntryTokens | None = None  # if rows are words or tokens of ``rows``
 
     def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:
         """Create or open the entry, which records the call; return it and the blocks that it lacks."""
@@ -152,6 +177,9 @@ class Extractor:
         }
         if not entry_folder(self.root, self.title, self.spec).is_dir():
             self._refuse_long_texts()
+        label = partial(write_labels, prepared=self.prepared, rows=self.rows)
+        if self.entry_tokens:
+            label = self.entry_tokens.write_labels
         entry, missing = start_entry(
             self.root,
             self.title,
@@ -160,7 +188,7 @@ class Extractor:
             self.shapes,
             self.splits,
             made_with,
-            label=partial(write_labels, prepared=self.prepared, rows=self.rows),
+            label=label,
         )
         # `fit` saves the units with its readout, because new rows have no training rows to draw them from.
         if model.units and not load_arrays(entry, UNITS):
@@ -211,16 +239,23 @@ class Extractor:
             raise InputError(problem, again)
         return replace(self, layout=replace(self.layout, batch_rows=rows // 2))
 
+    def load(self, split: str, low: int, high: int, batch_rows: int) -> Loaded:
+        """Return the rows of the entry from ``low`` to ``high`` (not included), ready for the model."""
+        if self.entry_tokens:
+            return self.entry_tokens.load(self.model, split, low, high, batch_rows)
+        part = self.prepared.split(split).take(self.rows[split][low:high])
+        return load(self.model, self.prepared.scaling, part.x, part.lengths, batch_rows)
+
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
         """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""
         layout, store = entry.layout, entry.spec.store
 
         def read(split: str, low: int, high: int) -> Iterator[tuple[int, Loaded]]:
             for start in range(low, high, layout.offset_rows):
-                rows = self.rows[split][start : min(start + layout.offset_rows, high)]
-                part = self.prepared.split(split).take(rows)
-                loaded = load(self.model, self.prepared.scaling, part.x, part.lengths, layout.batch_rows)
-                yield start, loaded
+                yield (
+                    start,
+                    self.load(split, start, min(start + layout.offset_rows, high), layout.batch_rows),
+                )
 
         def compute(
             numbered_part: tuple[int, Loaded], columns: Sequence[str], count_rows: Callable[[int], None]

@@ -12,6 +12,7 @@ from torch import nn
 from reservoir import devices
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Tokens
+from reservoir_pipelines.extraction.entry_tokens import task_of_tokens
 from reservoir_pipelines.preparation.prepared import Prepared
 
 PADDING = "right, masked"
@@ -36,12 +37,18 @@ def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
-    """Return the specification of an entry of some rows of prepared data."""
-    counts = {split: len(index) for split, index in rows.items()}
-    return model_spec(
-        model, prepared.task.to_dict(), DataSpec(digest=data_digest(prepared, rows), rows=counts), store
-    )
+def make_spec(
+    prepared: Prepared,
+    rows: Mapping[str, np.ndarray],
+    model: LoadedModel,
+    store: str,
+    tokens: Mapping[str, int] | None = None,
+) -> Spec:
+    """Return the specification of an entry of some rows of prepared data, or of their ``tokens`` in each split."""
+    task = prepared.task if tokens is None else task_of_tokens(prepared.task)
+    counts = tokens or {split: len(index) for split, index in rows.items()}
+    data = DataSpec(digest=data_digest(prepared, rows), rows=counts)
+    return model_spec(model, task.to_dict(), data, store)
 
 
 def model_spec(model: LoadedModel, task: Mapping[str, Any], data: DataSpec, store: str) -> Spec:

@@ -10,6 +10,7 @@ from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.control import Control, fit_control
 from reservoir_pipelines.fitting.cost import refit_work, work_meter
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter
 from reservoir_pipelines.fitting.predictions import Predicted
@@ -45,6 +46,7 @@ class FinalReadout:
     valid_interval: tuple[float, float] | None
     # The probability of the second of two classes, for each held-out row of the first one, (n,); empty for other tasks.
     held_out_negatives: np.ndarray
+    control: Control | None  # the same setting fitted to random labels, if requested
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,8 +76,8 @@ class FinalReadouts:
         yield from (layer.final for layer in self.layers)
 
 
-def refit_all(selection: Selection, task: Task) -> FinalReadouts:
-    """Return the chosen readouts and those of layers, each fitted to all rows that may be used."""
+def refit_all(selection: Selection, task: Task, *, control: bool = False) -> FinalReadouts:
+    """Return the chosen readouts and those of layers, each fitted to all rows that may be used; see `refit`."""
     # The best readout of all columns is also that of its layer, and is not fitted twice.
     best_result = selection.best.fit.result
     other_layers = {
@@ -91,7 +93,7 @@ def refit_all(selection: Selection, task: Task) -> FinalReadouts:
         with work_meter(title, works) as part:
             for choice, work in zip(choices, works, strict=True):
                 with part(work):
-                    finals.append(refit(choice, task))
+                    finals.append(refit(choice, task, control=control))
     # They are in the order of the stages: the best readout, the baselines, and the other layers.
     best, *baselines = finals[: len(selection.choices)]
     final_of_layer = dict(zip(other_layers, finals[len(selection.choices) :], strict=True))
@@ -102,8 +104,11 @@ def refit_all(selection: Selection, task: Task) -> FinalReadouts:
     return FinalReadouts(best=best, baselines=baselines, saved=finals[selection.saved], layers=layers)
 
 
-def refit(choice: Choice, task: Task) -> FinalReadout:
-    """Return a chosen readout, calibrated on valid and fitted to train and valid, with predictions of held-out rows."""
+def refit(choice: Choice, task: Task, *, control: bool = False) -> FinalReadout:
+    """Return a chosen readout, calibrated on valid and fitted to train and valid, with predictions of held-out rows.
+
+    With ``control``, its setting is fitted to random labels, too.
+    """
     fit, source, fitter = choice
     assert isinstance(source, EntrySamples), "a readout of arrays has been fitted to all of them"
     # The choice of a layer has no model, so its setting is fitted once more.
@@ -136,6 +141,7 @@ def refit(choice: Choice, task: Task) -> FinalReadout:
         },
         valid_interval=valid_interval,
         held_out_negatives=_held_out_negatives(predictions, predicted_source, task),
+        control=fit_control(choice, readout, task) if control else None,
     )
 
 

@@ -50,6 +50,8 @@ class Result(Record):
         Score on the test split; only for a chosen readout.
     test_interval : tuple of (float, float), optional
         95% interval of the test score over rows, or over groups if the rows have groups.
+    control_score : float, optional
+        Mean score on test of the same setting fitted to random labels; only for a chosen readout, if requested.
     """
 
     columns: tuple[str, ...]
@@ -61,16 +63,29 @@ class Result(Record):
     converged: bool = True
     test_score: float | None = None
     test_interval: tuple[float, float] | None = None
+    control_score: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; accuracies also as ``valid_accuracy`` and ``test_accuracy``."""
+        """Return the fields as JSON values; accuracies also as ``valid_accuracy`` and ``test_accuracy``.
+
+        The score of the control task and the selectivity are left out if there is none.
+        """
         named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
-        return (named if self.metric == "accuracy" else {}) | super().to_dict()
+        values = (named if self.metric == "accuracy" else {}) | super().to_dict()
+        control = {"control_score": values.pop("control_score"), "selectivity": self.selectivity}
+        return values if self.control_score is None else values | control
+
+    @property
+    def selectivity(self) -> float | None:
+        """Test score minus the score of the control task; None without one."""
+        if self.test_score is None or self.control_score is None:
+            return None
+        return self.test_score - self.control_score
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Result":
         """Build a result from the values of `to_dict`."""
-        return from_json(cls, {item.name: values[item.name] for item in fields(cls)})
+        return from_json(cls, {item.name: values[item.name] for item in fields(cls) if item.name in values})
 
     @property
     def sort_key(self) -> tuple[float, float, float]:

@@ -173,7 +173,12 @@ def layer_scores(
         of_layers.append(
             LayerScore(
                 layer=layer.name,
-                result=replace(layer.result, test_score=test.test_score, test_interval=test.test_interval),
+                result=replace(
+                    layer.result,
+                    test_score=test.test_score,
+                    test_interval=test.test_interval,
+                    control_score=test.control_score,
+                ),
                 valid_interval=layer.final.valid_interval,
                 difference=difference and difference.value,
                 difference_interval=difference and difference.interval,
