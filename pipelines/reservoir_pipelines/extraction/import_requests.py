@@ -63,7 +63,7 @@ def import_requests(
     }
     root = cache_root(place.cache)
     prepared = prepare(task, options, cache=root)
-    if prepared.task.labels_each_token:
+    if prepared.task.labels_each_token or prepared.task.labels_text_tokens:
         raise InputError(f"{folder}: the task labels every token", "give a task with one label per row")
     layers = None if columns.layers is None else parse_layers(columns.layers)
     engine = _open_folder(folder, prepared, lenient=options.skip_bad_rows)
