@@ -12,9 +12,11 @@ from torch import Tensor
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
+from reservoir.backbones.backbone import Backbone
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
+from reservoir.inputs.counter import BracketCounter, Brackets
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native
 from reservoir.inputs.picture_patches import PatchConvolution, PatchUnits
@@ -178,21 +180,15 @@ def load_model(
         input_digests = native.digests
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)
-        if settings.input == "patches":
-            if units is None:
+        convolution = _convolution(task, settings, windows, backbone, units)
+        if convolution:
+            convolution, inputs = convolution.to(place), NoInputLayer()
+        elif settings.input == "counter":
+            if not windows.plain:
                 raise InputError(
-                    "--input patches: its units are drawn from the training rows of an extraction",
-                    "use reservoir extract, then fit and predict, or another --input",
+                    "--input counter: it reads symbols, not windows", "leave out the window options"
                 )
-            picture = Picture.of(task, settings.patch, settings.stride)
-            convolution = PatchConvolution(units, picture, settings.gain).to(place)
-            inputs = NoInputLayer()
-        elif settings.input == "kernels" and not backbone.depth and not windows.plain:
-            channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-            convolution = KernelConvolution(
-                windows, channels, backbone.width, settings.seed, settings.gain
-            ).to(place)
-            inputs = NoInputLayer()
+            inputs = BracketCounter(Brackets.of(task), backbone.width, settings.gain)
         else:
             inputs = draw_input(
                 settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
@@ -216,6 +212,23 @@ def load_model(
         convolution=convolution,
         units=units if settings.input == "patches" else None,
     )
+
+
+def _convolution(
+    task: Task, settings: Reservoir, windows: Windows, backbone: Backbone, units: PatchUnits | None
+) -> KernelConvolution | PatchConvolution | None:
+    """Return what responds to whole rows in place of an input layer that reads tokens, if the settings have it."""
+    if settings.input == "patches":
+        if units is None:
+            raise InputError(
+                "--input patches: its units are drawn from the training rows of an extraction",
+                "use reservoir extract, then fit and predict, or another --input",
+            )
+        return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
+    if settings.input == "kernels" and not backbone.depth and not windows.plain:
+        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+        return KernelConvolution(windows, channels, backbone.width, settings.seed, settings.gain)
+    return None
 
 
 def _memory_limit(stream: str, device: torch.device) -> int | None:
