@@ -37,7 +37,7 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-extract("digits", backbone=sys.argv[1], cache=sys.argv[2], limit=8, compute="float32", stream=sys.argv[3])
+extract("digits", backbone=sys.argv[1], cache=sys.argv[2], limit=2, compute="float32", stream=sys.argv[3])
 is_running = False
 watcher.join()
 print(peak - before)
