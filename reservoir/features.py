@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.devices import exact_products, fetch, kind, pinned
 from reservoir.errors import InputError
@@ -212,7 +214,8 @@ def launch(
     def put(x: Tensor) -> Tensor:
         return x.to(model.device, non_blocking=True)
 
-    for batch in loaded.batches:
+    for leg in legs(model.fpt.backbone, loaded.batches, columns):
+        batch = leg.batch
         rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
         places = None if batch.places is None else put(batch.places)
         if batch.stored is not None:
@@ -220,12 +223,13 @@ def launch(
             # The responses of a convolution lie in memory channel by channel, as poolings read them.
             x = x if model.convolution else x.contiguous()
         masks = {name: put(mask) for name, mask in batch.masks.items()}
-        pooled_columns = model.fpt.features(x, lengths, columns, batch.is_full, masks)
+        pooled_columns = model.fpt.features(x, lengths, leg.columns, batch.is_full, masks, leg.deepest)
         if batch.picked is not None:
             picked_rows, sequences, positions = map(put, vars(batch.picked).values())
             for column, pooled in pooled_columns.items():
                 out[column][picked_rows, 0] = pooled[sequences, positions]
-            advance(len(picked_rows))
+            if leg.is_last:
+                advance(len(picked_rows))
             continue
         for column, pooled in pooled_columns.items():
             values = pooled if places is None else _at(places, pooled)
@@ -233,9 +237,44 @@ def launch(
             out[column][rows, :tokens] = values
             if tokens < out[column].shape[1]:
                 out[column][rows, tokens:] = 0
-        if loaded.owner is None:  # pieces of texts are not rows
+        if leg.is_last and loaded.owner is None:  # pieces of texts are not rows
             advance(len(batch.rows))
     return Launched({str(column): values for column, values in out.items()}, loaded)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A forward pass of a batch, through all blocks or a single one."""
+
+    batch: Batch
+    columns: Sequence[Column]  # those that it computes
+    deepest: str | None = None  # the layer at which it ends, if no column says so
+    is_last: bool = True  # whether it is the last one of the batch
+
+
+def legs(backbone: Backbone, batches: Sequence[Batch], columns: Sequence[Column]) -> Iterator[Leg]:
+    """Yield the forward passes of batches; streamed blocks run over all batches, one block after the other.
+
+    Each pass has to run before the next one is taken. The values are the same in both cases.
+    """
+    last = max(backbone.layers.index(column.layer) for column in columns)
+    if backbone.streamed is None or last == 0:
+        yield from (Leg(batch, columns) for batch in batches)
+        return
+    # A block gives its own layer, the first one its input, too, and the last one the output of the norm.
+    last_block = min(last, backbone.depth)
+    outputs: list[Any] = [None for _ in batches]
+    for number in range(1, last_block + 1):
+        layers = {
+            backbone.layers[number],
+            "embed" if number == 1 else "",
+            "final" if number == backbone.depth else "",
+        }
+        columns_of_block = [column for column in columns if column.layer in layers]
+        for index, batch in enumerate(batches):
+            with backbone.streamed.relay(number - 1, outputs[index]) as output:
+                yield Leg(batch, columns_of_block, backbone.layers[number], number == last_block)
+                outputs[index] = output()
 
 
 def _at(places: Tensor, values: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.hidden_states import HiddenStates, RealTokens
+from reservoir.inputs.counter import BracketCounter
 from reservoir.inputs.native import NativeInput
 from reservoir.inputs.random_input import InputLayer, NoInputLayer
 from reservoir.options import GAIN
@@ -28,7 +29,7 @@ class FPT(nn.Module):
         self,
         task: Task,
         backbone: Backbone,
-        inputs: InputLayer | NoInputLayer | NativeInput,
+        inputs: InputLayer | NoInputLayer | BracketCounter | NativeInput,
         seed: int = 0,
         output_init: str = "orthogonal",
     ) -> None:
@@ -66,16 +67,20 @@ class FPT(nn.Module):
         columns: Sequence[Column],
         is_full: bool | None = None,
         masks: Mapping[str, Tensor] | None = None,
+        deepest: str | None = None,
     ) -> dict[Column, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
 
         ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``. ``masks``
-        are those (batch, tokens) of bool that the poolings read.
+        are those (batch, tokens) of bool that the poolings read. The forward pass goes to the layer ``deepest``, if
+        that is given.
         """
         pooled: dict[Column, Tensor] = {}
         of_layer: dict[str, list[Column]] = {}
         for column in columns:
             of_layer.setdefault(column.layer, []).append(column)
+        if deepest:
+            of_layer.setdefault(deepest, [])
 
         embeds = self.inputs(x)
         real_tokens = RealTokens(lengths, embeds.shape[1], is_full, masks)

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from reservoir.errors import InputError
+from reservoir.level_poolings import Counts
 from reservoir.masked_pooling import Assistant, LastPrompt, Span, Words
 from reservoir.picture_poolings import Excess, Mirrored
 from reservoir.pooling_base import Pooling, side_by_side, weighted_average
@@ -404,6 +405,7 @@ _KINDS: tuple[type[Pooling], ...] = (
         Grid,
         Excess,
         Mirrored,
+        Counts,
         TokensSideBySide,
         AllTokens,
         Around,

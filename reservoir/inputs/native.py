@@ -74,11 +74,20 @@ class NativeModel:
 
 
 def open_native(
-    task: Task, name: str, init: str, seed: int, depth: int | None, *, own_precision: bool = False
+    task: Task,
+    name: str,
+    init: str,
+    seed: int,
+    depth: int | None,
+    *,
+    own_precision: bool = False,
+    memory_limit: int | None = None,
 ) -> NativeModel:
     """Return a model with its embeddings and its reader of a task; see `load_native`."""
     reader = open_reader(task, name, init)
-    backbone, embedding = load_native(name, init, seed, depth, own_precision=own_precision)
+    backbone, embedding = load_native(
+        name, init, seed, depth, own_precision=own_precision, memory_limit=memory_limit
+    )
     if isinstance(reader, SoundReader):
         reader.convolutions = embedding.get_submodule("convolutions")
     elif isinstance(reader, PixelReader) and isinstance(embedding, FrontEnd):

@@ -227,7 +227,7 @@ def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letter
     tokens. With ``letters``, a token is a letter of ``sequence``, else a number.
     """
     table, bad = reading.table, reading.table.bad
-    required_form = "each" in reading.remembered
+    required_form = reading.remembered.get("each") == "token"
     if label not in table.frame or (reading.new and not required_form):
         return False
     if not reading.new and table.frame[label].dtype.kind in "biuf":
@@ -348,7 +348,7 @@ def _labels_steps(reading: TableArrays, ids: np.ndarray) -> bool:
     """
     labels = [name for name in reading.roles.labels if name in reading.table.frame]
     if reading.new or len(labels) != 1:
-        return "each" in reading.remembered
+        return reading.remembered.get("each") == "token"
     cells = as_texts(reading.table.frame[labels[0]])
     different_labels = cells[cells != ""].groupby(ids[cells != ""]).nunique()
     return bool((different_labels > 1).mean() > MOST)
