@@ -1,6 +1,6 @@
 """A sentence probe as one writes it with transformers and scikit-learn alone; benchmarks/sentences.py runs it.
 
-    python benchmarks/plain_probe.py SENTENCES.jsonl MODEL FOLDER
+    python benchmarks/plain_probe.py SENTENCES.jsonl MODEL FOLDER    # MODEL is a folder or a GGUF file
 
 It reads the columns text, label and split, stores the last and the mean token of every layer in FOLDER, chooses layer
 and pooling by the leave-one-out error of a ridge classifier, and prints the accuracy on the test rows.
@@ -19,10 +19,13 @@ from transformers import AutoModel, AutoTokenizer
 
 BATCH = 32
 file, model_name, folder = sys.argv[1:]
+gguf: dict[str, str] = {}
+if model_name.endswith(".gguf"):
+    model_name, gguf = str(Path(model_name).parent), {"gguf_file": Path(model_name).name}
 rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
-tokenizer = AutoTokenizer.from_pretrained(model_name, padding_side="right")
+tokenizer = AutoTokenizer.from_pretrained(model_name, padding_side="right", **gguf)
 tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-model = AutoModel.from_pretrained(model_name, dtype=torch.float32).eval()
+model = AutoModel.from_pretrained(model_name, dtype=torch.float32, **gguf).eval()
 batches: list[list[np.ndarray]] = []
 for start in range(0, len(rows), BATCH):
     texts = [row["text"] for row in rows[start : start + BATCH]]

@@ -1,11 +1,13 @@
 """A probe of 3,000 sentences by this program and by a script with transformers and scikit-learn (plain_probe.py).
 
-    python benchmarks/sentences.py TEXT MODEL    # a gzipped dump of Wikipedia, such as enwik8.gz, and a model folder
+    python benchmarks/sentences.py TEXT STORIES    # enwik8.gz, and the folder of stories15M or of another model
+    python benchmarks/sentences.py TEXT SmolLM2-135M-Instruct.Q4_1.gguf --rows 600
 
 The sentences are from the articles of the dump. In half of them, drawn at random, the words are shuffled, which is the
-label: it cannot be seen from the words, only from their order. 2,000 sentences are for training and 1,000 for the test,
-from articles that come later. Both programs read the last token and the mean of every layer, choose by training rows
-alone, and run one after the other, each in a process of its own, whose seconds include starting and loading the model.
+label: it cannot be seen from the words, only from their order. Two thirds of the sentences are for training, and the
+rest, from later places in the dump, for the test. Both programs read the last token and the mean of every layer, choose
+by training rows alone, and run one after the other, each in processes of its own, whose seconds include starting and
+loading the model. MB are all that a program writes; those of `extract` and `fit` include texts, moments and results.
 """
 
 import argparse
@@ -23,7 +25,6 @@ from pathlib import Path
 
 import numpy as np
 
-TRAIN, TEST = 2000, 1000
 WORDS = (8, 30)  # fewest and most words of a sentence
 BYTES = 20_000_000  # of the dump that are read
 PER_ARTICLE = 3  # sentences of an article, so that there are many articles
@@ -42,15 +43,15 @@ def sentences_of(dump: Path) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def write_rows(sentences: Sequence[str], file: Path) -> None:
+def write_rows(sentences: Sequence[str], rows: int, file: Path) -> None:
     """Write sentences with their labels: 1 for the words in order, 0 for shuffled words."""
     draw = np.random.default_rng(0)
     with file.open("w") as lines:
-        for row, sentence in enumerate(sentences[: TRAIN + TEST]):
+        for row, sentence in enumerate(sentences[:rows]):
             is_real = bool(draw.integers(2))
             words = sentence.split()
             text = sentence if is_real else " ".join(draw.permutation(words))
-            split = "train" if row < TRAIN else "test"
+            split = "train" if row < 2 * rows // 3 else "test"
             lines.write(json.dumps({"text": text, "label": int(is_real), "split": split}) + "\n")
 
 
@@ -81,12 +82,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("model")
+    parser.add_argument("--rows", type=int, default=3000)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file, cache, plain = folder / "sentences.jsonl", folder / "cache", folder / "plain"
         plain.mkdir()
-        write_rows(sentences_of(arguments.text), file)
+        write_rows(sentences_of(arguments.text), arguments.rows, file)
         script = str(Path(__file__).with_name("plain_probe.py"))
         by_script = timed([[sys.executable, script, str(file), arguments.model, str(plain)]], plain)
         accuracy = json.loads(by_script.output)["accuracy"]
