@@ -33,6 +33,10 @@ def task_of_entry(task: Task, *, each_token: bool) -> Task:
         raise InputError(
             f"--each-token: task {task.name!r} has no texts with at most one label each", "leave it out"
         )
+    if marked := next(filter(task.parameters.get, ("chat", "span")), None):
+        raise InputError(
+            f"--each-token: not for texts that are read with --{marked}", "leave one of the two out"
+        )
     return replace(task, parameters={**task.parameters, "each": "text"})
 
 
