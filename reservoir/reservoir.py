@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
-from reservoir.backbones import find, load_backbone, weights_digest
+from reservoir.backbones import Backbone, find, load_backbone, weights_digest
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
@@ -18,7 +19,7 @@ from reservoir.inputs.counter import BracketCounter, Brackets
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native
 from reservoir.inputs.picture_patches import PatchConvolution, PatchUnits
-from reservoir.inputs.random_input import NoInputLayer, draw_input
+from reservoir.inputs.random_input import InputLayer, NoInputLayer, draw_input
 from reservoir.options import GAIN, ReservoirOptions
 from reservoir.processor import faster_precision
 from reservoir.tasks.picture_windows import Picture, PictureWindows
@@ -117,6 +118,10 @@ class Reservoir(ReservoirOptions):
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
+Convolution: TypeAlias = KernelConvolution | PatchConvolution
+"""What computes the tokens of a backbone from rows, instead of an input layer that reads windows of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """A model on its device, with the SHA-256 of its float32 weights and of its native input."""
@@ -129,8 +134,7 @@ class LoadedModel:
     compute: str
     reader: Reader | None = None
     input_digests: Mapping[str, str] = field(default_factory=dict)
-    # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
-    convolution: KernelConvolution | PatchConvolution | None = None
+    convolution: Convolution | None = None
     units: PatchUnits | None = None  # of ``--input patches``, which learns them from training rows
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,7 +160,7 @@ def load_model(
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
-    convolution: KernelConvolution | PatchConvolution | None = None
+    convolution: Convolution | None = None
     if settings.input == "native":
         native = open_native(
             seen,
@@ -173,29 +177,7 @@ def load_model(
         backbone = load_backbone(
             settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
         )
-        if settings.input == "patches":
-            if units is None:
-                raise InputError(
-                    "--input patches: its units are drawn from the training rows of an extraction",
-                    "use reservoir extract, then fit and predict, or another --input",
-                )
-            picture = Picture.of(task, settings.patch, settings.stride)
-            convolution = PatchConvolution(units, picture, settings.gain).to(place)
-            inputs = NoInputLayer()
-        elif settings.input == "counter":
-            if not windows.plain:
-                raise InputError("--input counter: it reads symbols, not windows", "leave out the window options")
-            inputs = BracketCounter(Brackets.of(task), backbone.width, settings.gain)
-        elif settings.input == "kernels" and not backbone.depth and not windows.plain:
-            channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-            convolution = KernelConvolution(
-                windows, channels, backbone.width, settings.seed, settings.gain
-            ).to(place)
-            inputs = NoInputLayer()
-        else:
-            inputs = draw_input(
-                settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
-            )
+        inputs, convolution = _drawn_input(task, settings, backbone, units)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     # The digest is that of the weights before they are rounded to the precision of the products.
@@ -212,9 +194,36 @@ def load_model(
         input_digests=input_digests,
         # Recurrent backbones stay in float32.
         compute=str(backbone.compute).removeprefix("torch."),
-        convolution=convolution,
+        convolution=convolution and convolution.to(place),
         units=units if settings.input == "patches" else None,
     )
+
+
+def _drawn_input(
+    task: Task, settings: Reservoir, backbone: Backbone, units: PatchUnits | None
+) -> tuple[InputLayer | NoInputLayer | BracketCounter, Convolution | None]:
+    """Return the input layer of a model that does not read a task natively, and the convolution before it, if any."""
+    windows, width = settings.windows(task), backbone.width
+    if settings.input == "patches":
+        if units is None:
+            raise InputError(
+                "--input patches: its units are drawn from the training rows of an extraction",
+                "use reservoir extract, then fit and predict, or another --input",
+            )
+        picture = Picture.of(task, settings.patch, settings.stride)
+        return NoInputLayer(), PatchConvolution(units, picture, settings.gain)
+    if settings.input == "counter":
+        if not windows.plain:
+            raise InputError(
+                "--input counter: it reads symbols, not windows", "leave out the window options"
+            )
+        return BracketCounter(Brackets.of(task), width, settings.gain), None
+    if settings.input == "kernels" and not backbone.depth and not windows.plain:
+        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+        return NoInputLayer(), KernelConvolution(windows, channels, width, settings.seed, settings.gain)
+    seen = settings.windowed(task)
+    layer = draw_input(settings.input, seen, windows, width, seed=settings.seed, gain=settings.gain)
+    return layer, None
 
 
 def choose_device(name: str) -> torch.device:
