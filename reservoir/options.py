@@ -73,6 +73,14 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     )
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts or sequences, else x, sequence or text.")
+    chat: bool = option(
+        False, "Read the column --text, else messages, as chats, which the model's chat template renders."
+    )
+    span: str | None = option(
+        None,
+        "Columns START,END of the first letter of a span of each text and of the one after it, or a column of lists "
+        "[START, END], else span.",
+    )
     decimal: str = option(".", "Decimal mark of the numbers in a text table: . or ,", one_of(".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
@@ -116,6 +124,9 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
             ("values", "symbols"),
             ("regression", "classes"),
             ("resample", "symbols"),
+            ("chat", "span"),
+            ("chat", "symbols"),
+            ("chat", "values"),
             ("forecast", "window"),
             ("forecast", "resample"),
         )
@@ -317,10 +328,24 @@ class LayerOptions(Options, panel="Features"):
 class FeatureOptions(LayerOptions, PrecisionOptions, panel="Features"):
     """Which hidden states are computed and stored, and in which batches and precision."""
 
+    each_token: bool = option(
+        False, "Texts: store every token as a row of its own, with the label of its text if there is one."
+    )
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
 
 
-class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
+class StreamOptions(Options, panel="Run"):
+    """Whether a model is larger than memory."""
+
+    stream: str = option(
+        "auto",
+        "Read the blocks of the model from its file while they run: always, never, or auto (if memory is too small).",
+        one_of("auto", "always", "never"),
+        where=True,
+    )
+
+
+class ExtractOptions(StreamOptions, PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
     """Which rows pass through which reservoir, which features are stored, and where."""
 
 

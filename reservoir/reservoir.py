@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
-from reservoir.backbones import Backbone, find, load_backbone, weights_digest
+from reservoir.backbones import find, load_backbone, weights_digest
+from reservoir.backbones.backbone import Backbone
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
@@ -19,9 +19,10 @@ from reservoir.inputs.counter import BracketCounter, Brackets
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native
 from reservoir.inputs.picture_patches import PatchConvolution, PatchUnits
-from reservoir.inputs.random_input import InputLayer, NoInputLayer, draw_input
+from reservoir.inputs.random_input import NoInputLayer, draw_input
 from reservoir.options import GAIN, ReservoirOptions
 from reservoir.processor import faster_precision
+from reservoir.size_limits import free_memory
 from reservoir.tasks.picture_windows import Picture, PictureWindows
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
@@ -118,8 +119,8 @@ class Reservoir(ReservoirOptions):
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
-Convolution: TypeAlias = KernelConvolution | PatchConvolution
-"""What computes the tokens of a backbone from rows, instead of an input layer that reads windows of them."""
+MODEL_SHARE = 0.8
+"""Share of the free memory that a model may fill; hidden states and features need the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,8 @@ class LoadedModel:
     compute: str
     reader: Reader | None = None
     input_digests: Mapping[str, str] = field(default_factory=dict)
-    convolution: Convolution | None = None
+    # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
+    convolution: KernelConvolution | PatchConvolution | None = None
     units: PatchUnits | None = None  # of ``--input patches``, which learns them from training rows
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,9 +151,14 @@ def load_model(
     compute: str = "auto",
     output_init: str = "orthogonal",
     units: PatchUnits | None = None,
+    stream: str = "never",
 ) -> LoadedModel:
-    """Load or draw the model for a task, in evaluation mode on its device; ``--input patches`` needs its ``units``."""
+    """Load or draw the model for a task, in evaluation mode on its device.
+
+    ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`.
+    """
     place = choose_device(device)
+    memory_limit = _memory_limit(stream, place)
     dtype_name = choose_compute(compute, place)
     # Weights that are rounded for the products anyway need no float32 copy.
     own_precision = dtype_name == "bfloat16"
@@ -160,7 +167,7 @@ def load_model(
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
-    convolution: Convolution | None = None
+    convolution: KernelConvolution | PatchConvolution | None = None
     if settings.input == "native":
         native = open_native(
             seen,
@@ -169,15 +176,33 @@ def load_model(
             settings.seed,
             settings.depth,
             own_precision=own_precision,
+            memory_limit=memory_limit,
         )
         seen, backbone = native.seen, native.backbone
         inputs, reader = native.inputs, native.reader
         input_digests = native.digests
     else:
         backbone = load_backbone(
-            settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
+            settings.backbone,
+            settings.init,
+            settings.seed,
+            settings.depth,
+            own_precision=own_precision,
+            memory_limit=memory_limit,
         )
-        inputs, convolution = _drawn_input(task, settings, backbone, units)
+        convolution = _convolution(task, settings, windows, backbone, units)
+        if convolution:
+            convolution, inputs = convolution.to(place), NoInputLayer()
+        elif settings.input == "counter":
+            if not windows.plain:
+                raise InputError(
+                    "--input counter: it reads symbols, not windows", "leave out the window options"
+                )
+            inputs = BracketCounter(Brackets.of(task), backbone.width, settings.gain)
+        else:
+            inputs = draw_input(
+                settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
+            )
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     # The digest is that of the weights before they are rounded to the precision of the products.
@@ -194,36 +219,36 @@ def load_model(
         input_digests=input_digests,
         # Recurrent backbones stay in float32.
         compute=str(backbone.compute).removeprefix("torch."),
-        convolution=convolution and convolution.to(place),
+        convolution=convolution,
         units=units if settings.input == "patches" else None,
     )
 
 
-def _drawn_input(
-    task: Task, settings: Reservoir, backbone: Backbone, units: PatchUnits | None
-) -> tuple[InputLayer | NoInputLayer | BracketCounter, Convolution | None]:
-    """Return the input layer of a model that does not read a task natively, and the convolution before it, if any."""
-    windows, width = settings.windows(task), backbone.width
+def _convolution(
+    task: Task, settings: Reservoir, windows: Windows, backbone: Backbone, units: PatchUnits | None
+) -> KernelConvolution | PatchConvolution | None:
+    """Return what responds to whole rows in place of an input layer that reads tokens, if the settings have it."""
     if settings.input == "patches":
         if units is None:
             raise InputError(
                 "--input patches: its units are drawn from the training rows of an extraction",
                 "use reservoir extract, then fit and predict, or another --input",
             )
-        picture = Picture.of(task, settings.patch, settings.stride)
-        return NoInputLayer(), PatchConvolution(units, picture, settings.gain)
-    if settings.input == "counter":
-        if not windows.plain:
-            raise InputError(
-                "--input counter: it reads symbols, not windows", "leave out the window options"
-            )
-        return BracketCounter(Brackets.of(task), width, settings.gain), None
+        return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
     if settings.input == "kernels" and not backbone.depth and not windows.plain:
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-        return NoInputLayer(), KernelConvolution(windows, channels, width, settings.seed, settings.gain)
-    seen = settings.windowed(task)
-    layer = draw_input(settings.input, seen, windows, width, seed=settings.seed, gain=settings.gain)
-    return layer, None
+        return KernelConvolution(windows, channels, backbone.width, settings.seed, settings.gain)
+    return None
+
+
+def _memory_limit(stream: str, device: torch.device) -> int | None:
+    """Return the bytes of parameters above which blocks are streamed; None for no limit."""
+    if stream != "auto":
+        return 0 if stream == "always" else None
+    free = free_memory()
+    if device.type == "cuda":
+        free = min(free, torch.cuda.mem_get_info(device)[0])
+    return int(MODEL_SHARE * free)
 
 
 def choose_device(name: str) -> torch.device:

@@ -320,7 +320,9 @@ def _no_memory(model_class: type[nn.Module]) -> dict[str, Any]:
     from transformers.cache_utils import Cache
 
     class NoMemory(Cache):
-        is_compileable = False
+        @property
+        def is_compileable(self) -> bool:
+            return False
 
         def update(
             self, key_states: Tensor, value_states: Tensor, *_layer: Any, **_options: Any

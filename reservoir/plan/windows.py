@@ -70,6 +70,11 @@ def choose_model(task: Task, options: ExtractOptions, rows: Mapping[str, int], l
     elif suited and options.input != "native":
         obstacle = "--input was given"
     native = suited and options.input is None and not obstacle
+    if task.parameters.get("chat") and not native and options.input != "native":
+        raise InputError(
+            f"--chat: the model does not read chats by its own tokenizer{f', because {obstacle}' if obstacle else ''}",
+            "name a pretrained language model with a chat template as --backbone",
+        )
     if reservoir.backbone in SHIPPED:  # the defaults for letters were tuned with it, so nothing is missed
         obstacle = ""
     # Windows that suit one input layer may not suit another, which gets plain windows.
