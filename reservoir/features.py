@@ -1,18 +1,20 @@
 """The forward pass over stored sequences: batches of similar length, and pooled features as NumPy arrays."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.devices import exact_products, fetch, kind, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
 from reservoir.inputs.text_tokens import TokenPart
-from reservoir.pooling import find_pooling
+from reservoir.pooling import Pooling, find_pooling, masks_of
 from reservoir.raw_input import read_values
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
@@ -35,6 +37,11 @@ def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Col
     }
 
 
+def column_masks(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the masks of tokens that columns read, by the names of the columns in the cache."""
+    return masks_of(Column.parse(name).pooling for name in names)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows of similar length: their numbers, sequences, and lengths in tokens."""
@@ -46,6 +53,8 @@ class Batch:
     stored: Tensor | None  # lengths in values, if the device will cut the windows
     places: Tensor | None  # the token of each label, if every token has one
     is_full: bool  # whether all rows have this number of tokens
+    # (rows, tokens) of bool, by the poolings that read them
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
     picked: "Picked | None" = None  # if rows are words or tokens of the sequences
 
 
@@ -66,23 +75,42 @@ class Loaded:
     lengths: np.ndarray  # number of tokens of each row or piece
     owner: np.ndarray | None  # the row of each piece of a text
     special: tuple[int, int] = (0, 0)  # special tokens before and after each row or piece
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)  # (rows or pieces, tokens) of bool
     picked_rows: int | None = None  # the number of rows, if they are words or tokens of the sequences
+
+    def tokens_of(self, pooling: Pooling) -> np.ndarray:
+        """Return how many tokens of each row or piece a pooling reads, (rows or pieces,)."""
+        if pooling.mask in self.masks:
+            return self.masks[pooling.mask].sum(axis=1)
+        if pooling.mask == "words":
+            return np.maximum(self.lengths - sum(self.special), 0)
+        return self.lengths
 
 
 def load(
-    model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int
+    model: LoadedModel,
+    scaling: Scaling | None,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    batch_rows: int,
+    mask_names: Sequence[str] = (),
 ) -> Loaded:
-    """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length."""
+    """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length.
+
+    ``mask_names`` are the masks of tokens that the poolings read (`masks_of`).
+    """
     # The fields of `Batch` and `Loaded` that only some models have.
     task = model.fpt.task
     places = owner = stored = None
+    masks: Mapping[str, np.ndarray] = {}
     if task.labels_each_token and isinstance(
         model.reader, TextReader
     ):  # the token of each label; -1 after the last
         places = model.reader.places(x, lengths)
     # Rows become pieces of texts, or tokens; windows of values are cut on the device, so only counted here.
-    if model.settings.long == "windows" and isinstance(model.reader, TextReader):
-        x, lengths, owner = model.reader.pieces(x, lengths)
+    if isinstance(model.reader, TextReader):
+        rows = model.reader.read(x, lengths, mask_names, whole=model.settings.long == "windows")
+        x, lengths, owner, masks = rows.ids, rows.lengths, rows.owner, rows.masks
     else:
         x, lengths = _to_input(model, scaling, x, lengths)
         if _cuts_windows(model):
@@ -101,10 +129,11 @@ def load(
             stored=None if stored is None else put(stored[rows].astype(np.int64)),
             places=None if places is None else put(places[rows]),
             is_full=int(lengths[rows].min()) == tokens,
+            masks={name: put(mask[rows, :tokens]) for name, mask in masks.items()},
         )
         for rows, tokens in model_batches(model, lengths, batch_rows)
     ]
-    return Loaded(batches, lengths, owner, model.fpt.inputs.special)
+    return Loaded(batches, lengths, owner, model.fpt.inputs.special, masks)
 
 
 def load_tokens(model: LoadedModel, part: TokenPart, batch_rows: int) -> Loaded:
@@ -136,7 +165,7 @@ def load_tokens(model: LoadedModel, part: TokenPart, batch_rows: int) -> Loaded:
                 picked=picked,
             )
         )
-    return Loaded(batches, part.lengths, None, model.fpt.inputs.special, len(part.sequence))
+    return Loaded(batches, part.lengths, None, model.fpt.inputs.special, picked_rows=len(part.sequence))
 
 
 @dataclass(frozen=True)
@@ -158,9 +187,9 @@ class Launched:
             return features
         # A text begins where a piece has another owner than the piece before.
         starts = np.flatnonzero(np.diff(self.loaded.owner, prepend=-1))
-        lengths, special = self.loaded.lengths, self.loaded.special
+        poolings = {name: find_pooling(Column.parse(name).pooling) for name in features}
         return {
-            name: find_pooling(Column.parse(name).pooling).join(values, lengths, starts, special)
+            name: poolings[name].join(values, self.loaded.tokens_of(poolings[name]), starts)
             for name, values in features.items()
         }
 
@@ -185,19 +214,22 @@ def launch(
     def put(x: Tensor) -> Tensor:
         return x.to(model.device, non_blocking=True)
 
-    for batch in loaded.batches:
+    for leg in legs(model.fpt.backbone, loaded.batches, columns):
+        batch = leg.batch
         rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
         places = None if batch.places is None else put(batch.places)
         if batch.stored is not None:
             x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
             # The responses of a convolution lie in memory channel by channel, as poolings read them.
             x = x if model.convolution else x.contiguous()
-        pooled_columns = model.fpt.features(x, lengths, columns, batch.is_full)
+        masks = {name: put(mask) for name, mask in batch.masks.items()}
+        pooled_columns = model.fpt.features(x, lengths, leg.columns, batch.is_full, masks, leg.deepest)
         if batch.picked is not None:
             picked_rows, sequences, positions = map(put, vars(batch.picked).values())
             for column, pooled in pooled_columns.items():
                 out[column][picked_rows, 0] = pooled[sequences, positions]
-            advance(len(picked_rows))
+            if leg.is_last:
+                advance(len(picked_rows))
             continue
         for column, pooled in pooled_columns.items():
             values = pooled if places is None else _at(places, pooled)
@@ -205,9 +237,44 @@ def launch(
             out[column][rows, :tokens] = values
             if tokens < out[column].shape[1]:
                 out[column][rows, tokens:] = 0
-        if loaded.owner is None:  # pieces of texts are not rows
+        if leg.is_last and loaded.owner is None:  # pieces of texts are not rows
             advance(len(batch.rows))
     return Launched({str(column): values for column, values in out.items()}, loaded)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A forward pass of a batch, through all blocks or a single one."""
+
+    batch: Batch
+    columns: Sequence[Column]  # those that it computes
+    deepest: str | None = None  # the layer at which it ends, if no column says so
+    is_last: bool = True  # whether it is the last one of the batch
+
+
+def legs(backbone: Backbone, batches: Sequence[Batch], columns: Sequence[Column]) -> Iterator[Leg]:
+    """Yield the forward passes of batches; streamed blocks run over all batches, one block after the other.
+
+    Each pass has to run before the next one is taken. The values are the same in both cases.
+    """
+    last = max(backbone.layers.index(column.layer) for column in columns)
+    if backbone.streamed is None or last == 0:
+        yield from (Leg(batch, columns) for batch in batches)
+        return
+    # A block gives its own layer, the first one its input, too, and the last one the output of the norm.
+    last_block = min(last, backbone.depth)
+    outputs: list[Any] = [None for _ in batches]
+    for number in range(1, last_block + 1):
+        layers = {
+            backbone.layers[number],
+            "embed" if number == 1 else "",
+            "final" if number == backbone.depth else "",
+        }
+        columns_of_block = [column for column in columns if column.layer in layers]
+        for index, batch in enumerate(batches):
+            with backbone.streamed.relay(number - 1, outputs[index]) as output:
+                yield Leg(batch, columns_of_block, backbone.layers[number], number == last_block)
+                outputs[index] = output()
 
 
 def _at(places: Tensor, values: Tensor) -> Tensor:
@@ -227,7 +294,8 @@ def forward(
     """Return the pooled hidden states (rows, tokens, width) of stored sequences by the names of their columns."""
     # The result depends on these rows and the batch size alone, because rows of similar length share a batch.
     with exact_products():
-        return launch(model, load(model, scaling, x, lengths, batch_rows), names)()
+        loaded = load(model, scaling, x, lengths, batch_rows, column_masks(names))
+        return launch(model, loaded, names)()
 
 
 def forward_tokens(

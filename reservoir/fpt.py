@@ -1,6 +1,6 @@
 """The frozen pretrained transformer (FPT) of Lu et al. 2021, section 2.2: input layer, backbone and output."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.hidden_states import HiddenStates, RealTokens
+from reservoir.inputs.counter import BracketCounter
 from reservoir.inputs.native import NativeInput
 from reservoir.inputs.random_input import InputLayer, NoInputLayer
 from reservoir.options import GAIN
@@ -28,7 +29,7 @@ class FPT(nn.Module):
         self,
         task: Task,
         backbone: Backbone,
-        inputs: InputLayer | NoInputLayer | NativeInput,
+        inputs: InputLayer | NoInputLayer | BracketCounter | NativeInput,
         seed: int = 0,
         output_init: str = "orthogonal",
     ) -> None:
@@ -60,19 +61,29 @@ class FPT(nn.Module):
 
     @torch.inference_mode()
     def features(
-        self, x: Tensor, lengths: Tensor, columns: Sequence[Column], is_full: bool | None = None
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        columns: Sequence[Column],
+        is_full: bool | None = None,
+        masks: Mapping[str, Tensor] | None = None,
+        deepest: str | None = None,
     ) -> dict[Column, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
 
-        ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``.
+        ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``. ``masks``
+        are those (batch, tokens) of bool that the poolings read. The forward pass goes to the layer ``deepest``, if
+        that is given.
         """
         pooled: dict[Column, Tensor] = {}
         of_layer: dict[str, list[Column]] = {}
         for column in columns:
             of_layer.setdefault(column.layer, []).append(column)
+        if deepest:
+            of_layer.setdefault(deepest, [])
 
         embeds = self.inputs(x)
-        real_tokens = RealTokens(lengths, embeds.shape[1], is_full)
+        real_tokens = RealTokens(lengths, embeds.shape[1], is_full, masks)
 
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:

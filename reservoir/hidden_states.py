@@ -1,6 +1,6 @@
 """The hidden states of one layer over the real tokens of right-padded sequences, which poolings summarise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +23,20 @@ class RealTokens:
         The number of tokens to which the sequences are padded.
     is_full : bool, optional
         Whether all tokens are real, if that is known without reading ``lengths``, which would wait for a GPU.
+    masks : mapping of str to Tensor, optional
+        Masks (batch, tokens) of bool by name, False at padding, for poolings that read some of the tokens.
     """
 
-    def __init__(self, lengths: Tensor, tokens: int, is_full: bool | None = None) -> None:
+    def __init__(
+        self,
+        lengths: Tensor,
+        tokens: int,
+        is_full: bool | None = None,
+        masks: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.lengths = lengths
         self.tokens = tokens
+        self.masks = masks or {}
         self._is_full = is_full
         self._shared: dict[str, Tensor] = {}
 
@@ -102,7 +111,7 @@ class HiddenStates:
         self.lengths = lengths
         self.readout_tokens = readout_tokens
         self.max_tokens = values.shape[1] if max_tokens is None else max_tokens
-        self.special = special
+        self._special = special
         self._shared: dict[str, tuple[Tensor, ...]] = {}
         self._filled: dict[float, Tensor] = {}
         # A compiled or exported graph must work for all lengths, and reading the lengths would wait
@@ -128,6 +137,24 @@ class HiddenStates:
         if name not in self._shared:
             self._shared[name] = compute()
         return self._shared[name]
+
+    def mask_weights(self, name: str) -> Tensor:
+        """Return the weights (batch, 1, tokens) whose products with tokens are the means of those of a mask.
+
+        The mask ``words`` has by default all tokens but the special ones at the ends.
+        """
+
+        def compute() -> Tensor:
+            if name in self.real_tokens.masks:
+                inside = self.real_tokens.masks[name]
+            else:
+                assert name == "words"
+                before, after = self._special
+                count = (self.lengths - before - after).clamp(min=0)[:, None]
+                inside = (self.positions >= before) & (self.positions < before + count)
+            return (inside.float() / inside.sum(dim=1, keepdim=True).clamp(min=1))[:, None]
+
+        return self.real_tokens.shared(f"mask {name}", compute)
 
     def constant(self, values: Callable[..., list[Any]], *arguments: int) -> Tensor:
         """Return the tensor of ``values(*arguments)`` on the device of the hidden states."""

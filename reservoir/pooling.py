@@ -15,6 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from reservoir.errors import InputError
+from reservoir.level_poolings import Counts
+from reservoir.masked_pooling import Assistant, LastPrompt, Span, Words
 from reservoir.picture_poolings import Excess, Mirrored
 from reservoir.pooling_base import Pooling, side_by_side, weighted_average
 
@@ -57,28 +59,6 @@ class Mean(Pooling):
         return states.segment_means(1)
 
 
-class Words(Pooling):
-    """The mean without the special tokens that a model's tokenizer adds; zero if there are no other tokens."""
-
-    pattern = "words"
-    note = "mean without special tokens"
-
-    def of(self, states: HiddenStates) -> Tensor:
-        before, after = states.special
-        counts = (states.lengths - before - after).clamp(min=0)[:, None]
-        inside = (states.positions >= before) & (states.positions < before + counts)
-        weights = inside.float() / counts.clamp(min=1)
-        return weights[:, None].bmm(states.filled(0.0))
-
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
-        import numpy as np
-
-        # Like a piece, a text of only special tokens has no words, and its values are zeros.
-        return weighted_average(values, np.maximum(lengths - sum(special), 0), starts)
-
-
 class Std(Pooling):
     """The standard deviation of each channel, whose squares are divided by the number of real tokens."""
 
@@ -100,9 +80,7 @@ class Min(Pooling):
             return states.ranked((states.lengths * 0)[:, None])
         return states.filled(float("inf")).amin(dim=1)[:, None]
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
         return np.minimum.reduceat(values, starts)
@@ -118,9 +96,7 @@ class Max(Pooling):
             return states.ranked((states.lengths - 1)[:, None])
         return states.filled(float("-inf")).amax(dim=1)[:, None]
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
         return np.maximum.reduceat(values, starts)
@@ -243,12 +219,10 @@ class Compete(Pooling):
         means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
         return side_by_side(means.sqrt())
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        return np.sqrt(weighted_average(np.square(values), lengths, starts))
+        return np.sqrt(weighted_average(np.square(values), counts, starts))
 
 
 class Above(Pooling):
@@ -419,7 +393,7 @@ class Around(Pooling):
 
 
 _KINDS: tuple[type[Pooling], ...] = (
-    *(Last, Mean, Words, Std, Min, Max, First, ClassToken),
+    *(Last, Mean, Words, LastPrompt, Assistant, Span, Std, Min, Max, First, ClassToken),
     *(
         Segments,
         Quantiles,
@@ -431,6 +405,7 @@ _KINDS: tuple[type[Pooling], ...] = (
         Grid,
         Excess,
         Mirrored,
+        Counts,
         TokensSideBySide,
         AllTokens,
         Around,
@@ -456,6 +431,11 @@ def check_poolings(names: Iterable[str]) -> None:
     """Raise `InputError` if one of the poolings is unknown."""
     for name in names:
         find_pooling(name)
+
+
+def masks_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the masks that poolings read, without duplicates."""
+    return tuple(dict.fromkeys(mask for name in names if (mask := find_pooling(name).mask)))
 
 
 def pooling_help() -> str:

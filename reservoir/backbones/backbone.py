@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from reservoir import devices
 from reservoir.backbones.family import GROUPS, Family, attention_name
 from reservoir.backbones.gpt2 import Projection
+from reservoir.backbones.streaming import StreamedBlocks
 from reservoir.errors import InputError
 from reservoir.tasks.task import Task, Vectors
 
@@ -44,6 +45,9 @@ class Backbone(nn.Module):
         # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
         # weights that are not quantised.
         self.stored_digest: str | None = None
+        self.streamed: StreamedBlocks | None = (
+            None  # the blocks, if they are read from their file when they run
+        )
         self._tokens = 0
         for path in family.unused:
             _replace(model, path, nn.Identity())

@@ -1,4 +1,4 @@
-"""Exact kernel ridge regression for up to 50,000 rows, by a Cholesky factorisation in panels that can be resumed.
+"""Exact kernel ridge regression for up to 60,000 rows, by a Cholesky factorisation in panels that can be resumed.
 
 The arc-cosine kernel of order 1 (Cho and Saul 2009, "Kernel methods for deep learning", equation 6) is the product of
 the outputs of a random layer of rectified units in the limit of infinitely many units:
@@ -29,7 +29,7 @@ from reservoir.readouts.moments import check_finite, deviation, inverse
 from reservoir.readouts.products import arithmetic, blas_threads, report_work
 from reservoir.records import check_arrays, from_json
 
-MAX_ROWS = 50_000  # the factor of more rows takes more than 10 GB
+MAX_ROWS = 60_000  # the factor of more rows takes more than 15 GB
 PANEL = 2048  # columns of a panel: a panel of 50,000 rows takes 0.8 GB, and products run at full speed
 REMEMBERED = 1024  # blocks whose scores a readout keeps
 

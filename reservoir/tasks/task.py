@@ -14,10 +14,11 @@ SIZES = ("max_tokens", "classes", "readout_tokens", "outputs", "pictures")
 MAX_SIZE = 2**31
 MAX_CLASSES = 50_000  # a confusion matrix of these takes 20 GB
 SOUND_RATE = 16_000  # default samples of a sound per second: the rate that speech models read
-TEXT_UNITS = ("word", "span")
-"""What has a label in texts that a tokenizer reads: words between white space, or tokens, whose labels are in spans.
+TEXT_UNITS = ("word", "span", "text")
+"""What has a label in texts that a tokenizer reads, if each token or word is a row of its own.
 
-Prepared data holds a label for each word, or for each letter, from which an extraction takes those of tokens.
+Labels are those of words between white space, of the letters in spans, or of whole texts. Prepared data holds a label
+for each word, each letter, or each text, from which an extraction takes those of tokens.
 """
 
 MISSING = -1  # class of padding after the end of a row with a label for every token; for targets it is NaN
@@ -63,7 +64,7 @@ class Task:
 
     @property
     def labels_text_tokens(self) -> bool:
-        """Whether words of texts, or the tokens of a model's own tokenizer, have labels; see `TEXT_UNITS`."""
+        """Whether words of texts, or the tokens of a model's own tokenizer, are rows of features; see `TEXT_UNITS`."""
         return self.parameters.get("each") in TEXT_UNITS
 
     @property

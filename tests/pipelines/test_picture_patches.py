@@ -1,5 +1,6 @@
 """Pictures read by patches of training pictures, pooled in cells, with ridge and with kernel ridge readouts."""
 
+import itertools
 import json
 import math
 
@@ -35,7 +36,7 @@ SMALL = {"input": "patches", "backbone": f"kernels:width={WIDTH}", "patch": 4, "
 
 @pytest.fixture(scope="module")
 def units():
-    return draw_units(PHOTOGRAPHS, PICTURE.window, WIDTH, seed=0)
+    return draw_units(PHOTOGRAPHS, PICTURE, WIDTH, seed=0)
 
 
 def responses(units, pictures, picture=PICTURE, gain=1.0):
@@ -46,34 +47,38 @@ def responses(units, pictures, picture=PICTURE, gain=1.0):
 
 
 def test_responses_are_products_of_whitened_windows_with_unit_patches(units):
-    found = responses(units, PHOTOGRAPHS[:2], gain=2.0).numpy()
+    found = responses(units, PHOTOGRAPHS[:2], gain=2.0).numpy().reshape(2, -1, 2, 2, WIDTH // 4)
     side = math.isqrt(PICTURE.places)
-    for place in (0, 5, side * side - 1):
+    for place, (size, of_size, middle) in itertools.product(
+        (0, 5, side * side - 1), [(0, units.large, slice(0, 5)), (1, units.small, slice(1, 4))]
+    ):
         down, right = divmod(place, side)
-        window = framed(PHOTOGRAPHS[:2])[:, down : down + 5, right : right + 5].reshape(2, -1).astype(np.float64)
+        window = framed(PHOTOGRAPHS[:2])[:, down : down + 5, right : right + 5][:, middle, middle]
+        window = window.reshape(2, -1).astype(np.float64)
         window -= window.mean(axis=1, keepdims=True)
         window /= np.sqrt(window.var(axis=1, keepdims=True) + units.noise)
-        np.testing.assert_allclose(
-            found[:, place], 2 * (window @ units.weights.T - units.offsets), rtol=1e-3, atol=1e-4
-        )
+        expected = 2 * (window @ of_size.weights.T - of_size.offsets).reshape(2, 2, -1)
+        np.testing.assert_allclose(found[:, place, :, size], expected, rtol=1e-3, atol=1e-3)
     # Whitened windows have variance 1 in each direction, except for those that are held down as noise.
     assert 0.4 < responses(units, PHOTOGRAPHS).std() < 1.2
 
 
 def test_units_stand_in_mirrored_pairs_and_depend_on_pictures_and_seed_alone(units):
-    mirror = mirrored_places(PICTURE.window, 3)
-    np.testing.assert_allclose(units.weights[: WIDTH // 2][:, mirror], units.weights[WIDTH // 2 :], atol=1e-4)
-    again, other = (draw_units(PHOTOGRAPHS, 5, WIDTH, seed=seed) for seed in (0, 1))
-    assert np.array_equal(again.weights, units.weights) and not np.allclose(other.weights, units.weights)
-    assert not np.allclose(draw_units(PHOTOGRAPHS[::-1], 5, WIDTH, seed=0).weights, units.weights)
-    with pytest.raises(InputError, match="15 units are not pairs"):
-        draw_units(PHOTOGRAPHS, 5, 15, seed=0)
+    for of_size, window in ((units.large, 5), (units.small, 3)):
+        first, second = np.split(of_size.weights, 2)
+        np.testing.assert_allclose(first[:, mirrored_places(window, 3)], second, atol=1e-4)
+    again, other = (draw_units(PHOTOGRAPHS, PICTURE, WIDTH, seed=seed) for seed in (0, 1))
+    assert np.array_equal(again.large.weights, units.large.weights)
+    assert not np.allclose(other.large.weights, units.large.weights)
+    assert not np.allclose(draw_units(PHOTOGRAPHS[::-1], PICTURE, WIDTH, seed=0).large.weights, units.large.weights)
+    with pytest.raises(InputError, match="14 units are not pairs"):
+        draw_units(PHOTOGRAPHS, PICTURE, 14, seed=0)
 
 
 def test_uniform_pictures_have_units_and_no_responses():
     flat = np.full((4, 12, 12, 3), 7, np.float32)
-    units = draw_units(flat, PICTURE.window, WIDTH, seed=0)
-    assert np.isfinite(units.weights).all() and torch.isfinite(responses(units, PHOTOGRAPHS)).all()
+    units = draw_units(flat, PICTURE, WIDTH, seed=0)
+    assert np.isfinite(units.small.weights).all() and torch.isfinite(responses(units, PHOTOGRAPHS)).all()
 
 
 def pool(name, hidden):
@@ -177,9 +182,10 @@ def test_labels_have_no_part_in_the_units(features):
     options = ExtractOptions(pool="excess2", cache=features.entry.parents[2], **SMALL)
     prepared = prepare("digits", RowOptions(), cache=features.entry.parents[2])
     model = load_extractor(options, prepared, features.entry.parents[2]).model
+    picture = Picture.of(prepared.task, 4, 2)
     split = prepared.split("train").take(np.arange(prepared.rows["train"]))
     pictures = prepared.scaling(split.x).reshape(-1, 4, 4, 2, 2).transpose(0, 1, 3, 2, 4).reshape(-1, 8, 8, 1)
-    np.testing.assert_array_equal(model.units.weights, draw_units(pictures, 4, WIDTH, seed=0).weights)
+    np.testing.assert_array_equal(model.units.small.weights, draw_units(pictures, picture, WIDTH, seed=0).small.weights)
 
 
 @pytest.mark.parametrize("readout", ["ridge", "arccos"])

@@ -273,11 +273,48 @@ def test_single_vectors_and_a_dataset_of_tokens(fitted):
         assert np.array_equal(part.token("block01/all", text, number), everything[row])
     with pytest.raises(IndexError):
         part.token("block01/all", 0, 99)
+    words = sentences()
+    assert (
+        features.letters("train")[:5] == [word for text in part.ids[part.pointers[:9]] for word in words[text][0]][:5]
+    )
     rows = features.store.to_torch("train", "block01/all")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     batches = list(torch.utils.data.DataLoader(rows, batch_size=16, sampler=order))
     x, y = (torch.cat([batch[name] for batch in batches]) for name in ("block01/all", "y"))
     assert x.dtype == torch.float32 and np.array_equal(x, everything[order]) and np.array_equal(y, part.y[order])
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_every_token_of_texts_is_a_row_with_the_label_of_its_text(labelled, model, tmp_path):
+    texts = [" ".join(words) for words, _ in sentences(30)]
+    labels = ["plural" if "s" in text.replace("doing", "") else "other" for text in texts]
+    records = [
+        {"text": text} | ({"label": label} if labelled else {}) for text, label in zip(texts, labels, strict=True)
+    ]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    settings = {"backbone": model, "cache": tmp_path / "cache", "layers": "block01"} | EXACT
+    features = extract(path, each_token=True, **settings)
+    assert features.entry != extract(path, pool="mean", **settings).entry
+    for split in features:
+        part = features[split]
+        for text, number in enumerate(part.ids[part.pointers[:-1]]):
+            own = part.tokens_of(text)
+            ids, offsets, layers = by_hand(model, texts[number])
+            assert part.token_ids[own].tolist() == ids[1:-1].tolist() and part.spans[own].tolist() == offsets[1:-1]
+            np.testing.assert_allclose(part["block01/all"][own], layers[1][1:-1], atol=1e-5)
+            assert (
+                part.y[own].tolist() == [int(labels[number] == "plural")] * len(own)
+                if labelled
+                else np.isnan(part.y[own]).all()
+            )
+    if labelled:
+        answers = list(predict(fit(features, out=tmp_path / "readout", columns="block01/all").saved, path))
+        assert len(answers) == sum(features.rows.values())
+        assert all(answer.truth == labels[answer.id] for answer in answers)
+    else:
+        with pytest.raises(InputError, match="no labels"):
+            fit(features, out=tmp_path / "readout")
 
 
 def test_nothing_is_padded(fitted):
@@ -322,6 +359,7 @@ def test_what_has_no_labels_of_words_is_refused(fitted, model, tmp_path, cache, 
     assert "only a model that reads text by its own tokenizer" in refusal("extract", path, "--input", "gaussian")
     assert "every token has its own label" in refusal("extract", path, "--backbone", model, "--pool", "mean")
     assert "it labels every token" in refusal("export", result.saved, "--to", "torch")
+    assert "has no texts" in refusal("extract", "digits", "--each-token", "--limit", "60")
     with pytest.raises(InputError, match="which train does not support"):
         train(path, steps=1, backbone=model)
     (tmp_path / "unlabelled.conll").write_text("cat O\ndog\n")

@@ -36,6 +36,9 @@ from reservoir_pipelines.data.values import (
 OF_FORECASTS = ("forecast", "past")
 """The options of forecasts."""
 
+OF_TEXTS = ("chat", "span")
+"""The options of texts that are chats, or in which a span is marked."""
+
 NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
 
 
@@ -63,12 +66,13 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        # Options of recordings and forecasts count only if they are given, so that data that was prepared before they
-        # existed keeps its folder. "asked" is the name that the options have in the digests of these folders.
+        # Options of recordings, forecasts and chats count only if they are given, so that data that was prepared before
+        # they existed keeps its folder. "asked" is the name that the options have in the digests of these folders.
+        explicit = self.options.explicit
         options = {
             name: value
             for name, value in vars(self.options).items()
-            if name not in (*OF_RECORDINGS, *OF_FORECASTS) or value is not None
+            if name not in (*OF_RECORDINGS, *OF_FORECASTS, *OF_TEXTS) or name in explicit
         }
         return {"asked": options}
 

@@ -221,14 +221,21 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         reading.read_groups_and_split()
         read_values(reading)
         return
+    if reading.options.chat:
+        reading.read_labels()
+        reading.read_groups_and_split()
+        read_sequences(reading, roles.sequence, letters=True)
+        return
     cells = reading.table.frame[roles.sequence]
     if reading.remembered.get("each") == "word" or holds_word_lists(cells):
+        _refuse_span(reading)
         read_word_labels(reading, roles.sequence)
         reading.read_groups_and_split()
         return
     letters = holds_letters(reading, roles.sequence)
     label_cells = [reading.table.frame[name] for name in roles.labels if name in reading.table.frame]
     if reading.remembered.get("each") == "span" or any(map(holds_spans, label_cells)):
+        _refuse_span(reading)
         label = roles.labels[0] if roles.labels else ""
         reading.class_names = read_span_labels(reading, label, roles.sequence)
         reading.read_groups_and_split()
@@ -238,10 +245,21 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
     labels_tokens = one_label_column and read_token_labels(
         reading, roles.labels[0], roles.sequence, letters=letters
     )
-    if not labels_tokens:
+    if labels_tokens:
+        _refuse_span(reading)
+    else:
         reading.read_labels()
     reading.read_groups_and_split()
     read_sequences(reading, roles.sequence, letters=letters)
+
+
+def _refuse_span(reading: TableArrays) -> None:
+    """Refuse a column of spans beside labels of words or tokens: a marked span is pooled as one row."""
+    if reading.roles.span:
+        raise InputError(
+            f"{reading.table.path}: words or tokens have labels, so no span of a row is pooled",
+            f"pass --drop {','.join(reading.roles.span)}",
+        )
 
 
 def _padded(where: str, arrays: dict[str, Any]) -> Rows:

@@ -18,9 +18,17 @@ TEXTS = 256  # texts that are tokenized at a time
 LETTERS_OF_TOKEN = 4  # letters of a typical token, for an estimate of the number of tokens
 
 
-def task_of_tokens(task: Task) -> Task:
-    """Return the task of rows that are words or tokens, each with one label."""
-    return replace(task, readout_tokens=1)
+def task_of_entry(task: Task, *, each_token: bool) -> Task:
+    """Return the task of the rows of an entry: of words or tokens if these have labels, or with ``--each-token``."""
+    if task.labels_text_tokens:
+        return replace(task, readout_tokens=1)
+    if not each_token:
+        return task
+    if not task.alphabet or task.readout_tokens > 1:
+        raise InputError(
+            f"--each-token: task {task.name!r} has no texts with at most one label each", "leave it out"
+        )
+    return replace(task, parameters={**task.parameters, "each": "text"})
 
 
 def estimated_counts(prepared: Prepared) -> dict[str, int]:
@@ -46,21 +54,24 @@ class EntryTokens:
     """The words or tokens of some prepared texts, which are the rows of an entry."""
 
     prepared: Prepared
+    task: Task  # of the words or tokens
     rows: Mapping[str, np.ndarray]  # the numbers of the texts of each split
     tokens: Mapping[str, TextTokens]  # by split
     reader: TextReader
     whole: bool  # whether texts that are too long are read in pieces
 
     @classmethod
-    def read(cls, prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel) -> "EntryTokens":
-        """Tokenize texts of each split, given by their ``rows``."""
+    def read(
+        cls, prepared: Prepared, task: Task, rows: Mapping[str, np.ndarray], model: LoadedModel
+    ) -> "EntryTokens":
+        """Tokenize texts of each split, given by their ``rows``; ``task`` is that of the words or tokens."""
         reader = require_tokenizer(prepared.task, model.reader)
         whole = model.settings.long == "windows"
         tokens = {
             split: read_tokens(
                 reader,
                 ((part.x, part.lengths) for part in _parts(prepared, split, index)),
-                words=prepared.task.labels_words,
+                words=task.labels_words,
                 whole=whole,
             )
             for split, index in rows.items()
@@ -70,7 +81,7 @@ class EntryTokens:
                 raise InputError(
                     f"{prepared.task.name}: no text of {split} has a token of the model", "give other texts"
                 )
-        return cls(prepared=prepared, rows=rows, tokens=tokens, reader=reader, whole=whole)
+        return cls(prepared=prepared, task=task, rows=rows, tokens=tokens, reader=reader, whole=whole)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -82,10 +93,15 @@ class EntryTokens:
         """Lines on what the rows are, and on texts that are too long."""
         texts = sum(map(len, self.rows.values()))
         total = sum(self.counts.values())
-        if self.prepared.task.labels_words:
+        if self.task.labels_words:
             line = f"{total:,} words of {texts:,} texts are the rows; a word has the features of its first token"
         else:
-            line = f"{total:,} tokens of {texts:,} texts are the rows; a token has the label of its first letter"
+            label = (
+                "of its text, if there is one"
+                if self.task.parameters["each"] == "text"
+                else "of its first letter"
+            )
+            line = f"{total:,} tokens of {texts:,} texts are the rows; a token has the label {label}"
         lines = [line]
         unread = sum(of_split.unread for of_split in self.tokens.values())
         if long := sum(of_split.long for of_split in self.tokens.values()):
@@ -127,7 +143,8 @@ class EntryTokens:
         tokens, first, labels = self.tokens[split], 0, []
         for part in _parts(self.prepared, split, self.rows[split]):
             low, high = tokens.pointers[[first, first + len(part)]]
-            labels.append(part.y[tokens.texts[low:high] - first, tokens.labelled[low:high]])
+            number = 0 if self.task.parameters["each"] == "text" else tokens.labelled[low:high]
+            labels.append(part.y[tokens.texts[low:high] - first, number])
             first += len(part)
         return np.concatenate(labels)[:, None]
 

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from reservoir import devices
 from reservoir.backbones import describe_weights, find_shape
+from reservoir.backbones.backbone import Backbone
 from reservoir.errors import InputError
-from reservoir.features import Launched, Loaded, launch, load
+from reservoir.features import Launched, Loaded, column_masks, launch, load
 from reservoir.inputs.native import TextReader
 from reservoir.inputs.picture_patches import UNITS, PatchUnits, draw_units
 from reservoir.option_fields import as_group
@@ -51,7 +52,7 @@ from reservoir_pipelines.extraction.entry_tokens import (
     EntryTokens,
     estimated_counts,
     require_tokenizer,
-    task_of_tokens,
+    task_of_entry,
 )
 from reservoir_pipelines.extraction.spec import draw_rows, make_spec
 from reservoir_pipelines.files import versions
@@ -67,10 +68,11 @@ SUMMED = 256  # rows whose float64 copy, from which offsets are computed, is in 
 def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
     """Return the plan of an extraction of prepared data, or of a similar task with ``rows`` in each split."""
     options = replace(options, limit=None) if rows else options
-    if prepared.task.labels_text_tokens:
+    task = task_of_entry(prepared.task, each_token=options.each_token)
+    if task.labels_text_tokens:
         # Rows are words or tokens, each of which is all that its row has.
-        task = replace(task_of_tokens(prepared.task), max_tokens=1)
-        return resolve(task, replace(options, limit=None), rows or estimated_counts(prepared), 1)
+        tokens = rows or estimated_counts(prepared)
+        return resolve(replace(task, max_tokens=1), replace(options, limit=None), tokens, 1)
     return resolve(
         prepared.task, options, rows or prepared.rows, int(prepared.split("train").lengths.max())
     )
@@ -88,26 +90,28 @@ def load_extractor(
     ``splits`` are those to compute, by default all.
     """
     plan = plan_of(prepared, options, planned)
-    task, entry_tokens = prepared.task, None
-    if task.labels_text_tokens:
-        task = task_of_tokens(task)
-        if plan.reservoir.input != "native":
-            require_tokenizer(task, None)
+    task, entry_tokens = task_of_entry(prepared.task, each_token=options.each_token), None
+    if task.labels_text_tokens and plan.reservoir.input != "native":
+        require_tokenizer(task, None)
     rows = draw_rows(prepared, options.limit)
     units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
-    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units)
-    if prepared.task.labels_text_tokens:
-        entry_tokens = EntryTokens.read(prepared, rows, model)
+    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units, stream=options.stream)
+    if task.labels_text_tokens:
+        entry_tokens = EntryTokens.read(prepared, task, rows, model)
     for split, index in rows.items():  # refuse rows that are shorter than a window
         model.windows.checked_counts(prepared.split(split).lengths[index])
-    spec = make_spec(prepared, rows, model, plan.store, entry_tokens and entry_tokens.counts)
+    spec = make_spec(prepared, rows, model, plan.store, entry_tokens)
     if entry_tokens:
         layout = token_layout(plan, sum(spec.rows.values()))
     else:
         layout = new_layout(plan, task.max_tokens, sum((planned or spec.rows).values()))
-    reader_note = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    token_notes = entry_tokens.notes if entry_tokens else ()
-    notes = (reader_note, *token_notes, plan.input_note, plan.model_note(model.compute), plan.note)
+    notes = (
+        f"{prepared.task.name}: read by {model.reader.description}" if model.reader else "",
+        *(entry_tokens.notes if entry_tokens else ()),
+        *(plan.input_note, plan.model_note(model.compute), plan.note),
+        _padding_note(prepared, rows, model.fpt.backbone),
+        _stream_note(prepared, options, model.fpt.backbone),
+    )
     return Extractor(
         root=root,
         prepared=prepared,
@@ -131,6 +135,24 @@ def load_extractor(
     )
 
 
+def _padding_note(prepared: Prepared, rows: Mapping[str, np.ndarray], backbone: Backbone) -> str:
+    """Return that all rows of a batch have one length, if the rows have several and the model allows no padding."""
+    lengths = [len(np.unique(prepared.split(split).lengths[index])) for split, index in rows.items()]
+    if backbone.can_pad or max(lengths) <= 1:
+        return ""
+    return (
+        f"{backbone.family.name}: padding changes its hidden states, so all rows of a batch have one length"
+    )
+
+
+def _stream_note(prepared: Prepared, options: ExtractOptions, backbone: Backbone) -> str:
+    """Return that blocks are read while they run, if they are, and why."""
+    if not backbone.streamed:
+        return ""
+    reason = "the model does not fit into memory" if options.stream == "auto" else "--stream always"
+    return f"{prepared.task.name}: {reason}, so its blocks are read from their file while they run"
+
+
 def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.ndarray]) -> PatchUnits:
     """Return the units of ``--input patches``, drawn from some of the training ``rows`` of an extraction."""
     picture = Picture.of(prepared.task, reservoir.patch, reservoir.stride)
@@ -142,7 +164,7 @@ def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.
     values = read_values(prepared.task, prepared.scaling, part.x, part.lengths)
     pictures = joined(values, picture.side, picture.patch).astype(np.float32, copy=False)
     width = find_shape(reservoir.backbone, reservoir.depth)[1].width
-    return draw_units(pictures, picture.window, width, reservoir.seed)
+    return draw_units(pictures, picture, width, reservoir.seed)
 
 
 @dataclass
@@ -244,7 +266,8 @@ class Extractor:
         if self.entry_tokens:
             return self.entry_tokens.load(self.model, split, low, high, batch_rows)
         part = self.prepared.split(split).take(self.rows[split][low:high])
-        return load(self.model, self.prepared.scaling, part.x, part.lengths, batch_rows)
+        masks = column_masks(self.columns)
+        return load(self.model, self.prepared.scaling, part.x, part.lengths, batch_rows, masks)
 
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
         """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""

@@ -12,7 +12,7 @@ from torch import nn
 from reservoir import devices
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Tokens
-from reservoir_pipelines.extraction.entry_tokens import task_of_tokens
+from reservoir_pipelines.extraction.entry_tokens import EntryTokens
 from reservoir_pipelines.preparation.prepared import Prepared
 
 PADDING = "right, masked"
@@ -42,11 +42,11 @@ def make_spec(
     rows: Mapping[str, np.ndarray],
     model: LoadedModel,
     store: str,
-    tokens: Mapping[str, int] | None = None,
+    tokens: EntryTokens | None = None,
 ) -> Spec:
-    """Return the specification of an entry of some rows of prepared data, or of their ``tokens`` in each split."""
-    task = prepared.task if tokens is None else task_of_tokens(prepared.task)
-    counts = tokens or {split: len(index) for split, index in rows.items()}
+    """Return the specification of an entry of some rows of prepared data, or of the ``tokens`` of its texts."""
+    task = tokens.task if tokens else prepared.task
+    counts = tokens.counts if tokens else {split: len(index) for split, index in rows.items()}
     data = DataSpec(digest=data_digest(prepared, rows), rows=counts)
     return model_spec(model, task.to_dict(), data, store)
 
@@ -87,10 +87,12 @@ def _input_spec(model: LoadedModel) -> InputSpec:
             tokenizer=model.input_digests.get("tokenizer"),
             processor=model.input_digests.get("processor"),
             embeddings=model.input_digests.get("embeddings"),
+            template=model.input_digests.get("template"),
             long=None if settings.long == "cut" else settings.long,
         )
+    draws_embeddings = isinstance(model.fpt.task.form, Tokens) and settings.input != "counter"
     return InputSpec(
-        kind="gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
+        kind="gaussian" if draws_embeddings else settings.input,
         seed=settings.seed,
         gain=settings.gain,
         patch=settings.patch,

@@ -6,10 +6,13 @@ from functools import partial
 
 import numpy as np
 
+from reservoir.pooling import find_pooling
+from reservoir.readouts.directions import ReadColumn
 from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
+from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.control import Control, fit_control
 from reservoir_pipelines.fitting.cost import refit_work, work_meter
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter
@@ -18,8 +21,10 @@ from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import Selection
 from reservoir_pipelines.fitting.source import (
     KNOWN,
+    ColumnSource,
     EntrySamples,
     EntrySource,
+    JoinedSource,
     KnownSplit,
     RawSource,
     groups_of_splits,
@@ -129,9 +134,12 @@ def refit(choice: Choice, task: Task, *, control: bool = False) -> FinalReadout:
         predicted_source = replace(source, some=None)
     predictions = _predict_known(fit, predicted_source, readout)
     valid_interval = _valid_interval(predictions, predicted_source, fit.result.metric, task)
+    final = fitter.refit(source, readout, alpha)
+    if isinstance(final, LinearReadout):
+        final = replace(final, columns=_read_columns(source))
     return FinalReadout(
         result=fit.result,
-        readout=fitter.refit(source, readout, alpha),
+        readout=final,
         source=source,
         held_out=scores_of_rows,
         predictions=predictions,
@@ -143,6 +151,22 @@ def refit(choice: Choice, task: Task, *, control: bool = False) -> FinalReadout:
         held_out_negatives=_held_out_negatives(predictions, predicted_source, task),
         control=fit_control(choice, readout, task) if control else None,
     )
+
+
+def _read_columns(source: EntrySource) -> tuple[ReadColumn, ...]:
+    """Return what the features of a source are."""
+    parts = source.parts if isinstance(source, JoinedSource) else (source,)
+    columns: list[ReadColumn] = []
+    for part in parts:
+        vectors = 1
+        # The names of imported columns need not have a pooling.
+        if isinstance(part, ColumnSource) and part.view.spec.init.kind != IMPORTED:
+            # A sample has the kept tokens of its row side by side, unless each token is a sample; the pooling has K
+            # vectors for each token.
+            tokens = part.view["train"].shape(part.column.name)[0] // part.tokens()
+            vectors = tokens * max(1, find_pooling(part.column.pooling).number)
+        columns.append(ReadColumn(part.name, part.width(), vectors))
+    return tuple(columns)
 
 
 def _predict_known(fit: ColumnFit, source: EntrySource, calibrated: Readout) -> dict[KnownSplit, Predicted]:

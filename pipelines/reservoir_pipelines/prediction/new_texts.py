@@ -34,13 +34,13 @@ class NewTexts:
         The texts as code points, and what could not be read.
     tokens : sequence of TextTokens
         Those of each model, which have the same spans.
-    words : bool
-        Whether words have labels.
+    task : Task
+        The task of the words or tokens.
     """
 
     rows: Rows
     tokens: Sequence[TextTokens]
-    words: bool
+    task: Task
 
     @classmethod
     def read(cls, file: Path, rows: Rows, task: Task, models: Sequence[LoadedModel]) -> "NewTexts":
@@ -69,18 +69,20 @@ class NewTexts:
                 notify(
                     f"{file}: {others.long:,} of {len(x):,} texts have too many tokens for the model and are cut"
                 )
-        return cls(rows=rows, tokens=tokens, words=task.labels_words)
+        return cls(rows=rows, tokens=tokens, task=task)
 
     def as_rows(self) -> Rows:
         """Return the words or tokens as rows with the names, groups and labels of their texts."""
         rows, tokens = self.rows, self.tokens[0]
         y = None
         if rows.y is not None:
-            # The labels of a text are a list with one for each word or letter, or None.
             labels = rows.y.tolist()
-            places = zip(tokens.texts.tolist(), tokens.labelled.tolist(), strict=True)
             y = np.empty(len(tokens), object)
-            y[:] = [_item(labels[text], number) for text, number in places]
+            if self.task.parameters["each"] == "text":
+                y[:] = [labels[text] for text in tokens.texts.tolist()]
+            else:  # the labels of a text are a list with one for each word or letter, or None
+                places = zip(tokens.texts.tolist(), tokens.labelled.tolist(), strict=True)
+                y[:] = [_item(labels[text], number) for text, number in places]
         groups = rows.names if rows.groups is None else rows.groups
         return replace(
             rows,
@@ -123,7 +125,7 @@ class NewTexts:
         (letters,) = texts_of(codes, lengths)
         low, high = tokens.pointers[[text, text + 1]].tolist()
         count, numbers = high - low, list(range(high - low))
-        if self.words:
+        if self.task.labels_words:
             count, numbers = int(word_starts(codes, lengths).sum()), tokens.labelled[low:high].tolist()
         span_of = dict(zip(numbers, tokens.spans[low:high].tolist(), strict=True))
         for number in range(count):

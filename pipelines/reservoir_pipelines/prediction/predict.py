@@ -94,7 +94,8 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
         )
     # Load the models, and leave out the rows that are too short or too long for them.
     models = [
-        load_part(task, part, options.device, readout) if part.reservoir else None for part in bundle.parts
+        load_part(task, part, options.device, readout, stream="auto") if part.reservoir else None
+        for part in bundle.parts
     ]
     rows = replace(rows, groups=rows.groups if bundle.groups else None)
     rows = _without_misfits(file, rows, [length_limits(model) for model in models if model])
