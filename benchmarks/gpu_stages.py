@@ -415,7 +415,7 @@ def headline(context: Context) -> None:
         features = timed(
             "extract", lambda: extract(task, cache=root, device=device, pool=pool, **of_data, **options)
         )
-        result = timed("fit", lambda: fit(features, device=device, cache=root))
+        result = timed("fit", lambda: fit(features, device=device))
         context.evidence.add("headline", task, seconds=seconds, test_score=result.best.test_score)
 
 

@@ -187,7 +187,8 @@ class HiddenStates:
         # Multiplication by zero would not work, because the padding may be infinite. The value is written by the device
         # that reads it, because a copy would wait for a GPU. `masked_fill` would copy all values first.
         assert self.padding is not None
-        return torch.where(self.padding, values.new_full((), value), values)
+        constant = self.real_tokens.shared(f"value {value}", lambda: self.values.new_full((), value))
+        return torch.where(self.padding, constant, values)
 
     @cached_property
     def ordered(self) -> Tensor:

@@ -173,7 +173,7 @@ def test_training_reaches_the_loss_of_the_cpu(compiled, tmp_path):
 
 def test_a_readout_that_a_gpu_fits_predicts_what_that_of_the_cpu_predicts(tmp_path):
     features = extract("digits", device=DEVICE, cache=tmp_path, **SMALL)
-    on_gpu, on_cpu = (fit(features, device=device, cache=tmp_path) for device in (DEVICE, "cpu"))
+    on_gpu, on_cpu = (fit(features, device=device) for device in (DEVICE, "cpu"))
     assert on_gpu.best.valid_score == pytest.approx(on_cpu.best.valid_score, abs=0.02)
     draw = np.random.default_rng(0)
     np.savez(tmp_path / "new.npz", x=draw.uniform(0, 16, (20, 64, 1)).astype(np.float32))
