@@ -1,107 +1,229 @@
 """Which model types of transformers run as a backbone: each is tried with a tiny random model of its class.
 
-    python benchmarks/model_types.py                # all types, about four minutes
+    python benchmarks/model_types.py                # all types, about ten minutes; each result on stderr
     python benchmarks/model_types.py mamba2 opt     # some types, each with its result
 
-A type runs if its model is loaded with all blocks, loaded with its own input and one block, and drawn at random; the
-tests of `reservoir.backbones.generic` run every time. Some types that are counted as refused run at their published
-sizes, because a tiny configuration that suits most types does not suit them.
+A type runs if its model is loaded with all blocks, loaded with its own input (text or images, if it has one) and one
+block, and drawn at random; the tests of `reservoir.backbones.generic_checks` run every time. A result names the model's
+own input, and the part that runs if not all of it does. Some types that are counted as refused run at their published
+sizes, because none of the tiny configurations suits them.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
+import re
 import signal
+import sys
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Collection
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 
-from reservoir.backbones import families, load_backbone, load_native
-from reservoir.errors import InputError
+from reservoir.backbones import families, find, load_backbone, load_native
+from reservoir.backbones.family import HubLoader
+from reservoir.errors import InputError, first_line
 
 SECONDS = 40  # for each type
-MOST_PARAMETERS = 6e7
+MOST_PARAMETERS = 1e8
 
+# Settings of a tiny model, for every configuration that has them.
 SMALL = {
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "vocab_size": 200,
-    "max_position_embeddings": 128,
-    "embedding_size": 64,
-    "moe_intermediate_size": 32,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "state_size": 16,
-    "time_step_rank": 16,
+    **dict.fromkeys(
+        ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth", "n_layers"), 2
+    ),
+    **dict.fromkeys(
+        ("num_encoder_layers", "num_decoder_layers", "encoder_num_layers", "decoder_num_layers"), 2
+    ),
+    **dict.fromkeys(
+        ("hidden_size", "d_model", "embed_dim", "embedding_size", "word_embed_proj_dim", "n_embd"), 64
+    ),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "d_inner"), 64
+    ),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads", "n_head"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "encoder_num_heads"), 4),
+    **dict.fromkeys(("head_dim", "global_head_dim", "attention_head_dim", "d_kv"), 16),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "projection_dim"), 32),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank", "state_size", "time_step_rank"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "rotary_dim"), 8),
+    **dict.fromkeys(("v_head_dim",), 16),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k"), 1),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **dict.fromkeys(("vocab_size", "audio_vocab_size", "codebook_size", "vocab_size_per_layer_input"), 256),
+    "entity_vocab_size": 256,
+    "max_position_embeddings": 128,
+    "image_size": 32,
+    "patch_size": 8,
+    "max_source_positions": 50,
 }
-MORE = {"mamba2": {"num_heads": 8}}  # what some types need in addition
-INNER = ("text_config", "vision_config", "audio_config")
+TOKENS = (
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "sep_token_id",
+    "cls_token_id",
+)
+# Reasons that are the same for every size.
+FINAL = (
+    "without a head",
+    "contains another",
+    "it takes ",
+    "has no list",
+    "how wide",
+    "library",
+    "TimeoutError",
+)
+# What some types need in addition.
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
+MORE = {
+    "mamba2": {"num_heads": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "nemotron": {"num_key_value_heads": 4},
+    "chameleon": {"vocabulary_map": {"<image>": 5}},
+    "emu3": {"vocabulary_map": {"<image>": 5}},
+    "deepseek_v2": EXPERTS,
+    "dots1": EXPERTS,
+    "kyutai_speech_to_text": {"audio_pad_token_id": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+}
 
 
-def tiny_config(config_class: Any) -> Any:
+HEADS = (
+    "head_dim",
+    "global_head_dim",
+    "attention_head_dim",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+)
+DEPTHS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth", "n_layers")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the sizes of a tiny model are chosen, where the small ones do not fit together."""
+
+    published: Collection[str] = ()  # settings that keep their published value
+    rotations: tuple[int, ...] = ()  # channels of half a head that are rotated by time, height and width
+
+
+VARIANTS = (
+    Variant(),
+    Variant(rotations=(2, 3, 3)),
+    Variant(rotations=(1, 1, 2)),
+    Variant(HEADS),
+    Variant(
+        (
+            "num_attention_heads",
+            "num_key_value_heads",
+            "num_heads",
+            "n_head",
+            "head_dim",
+            "hidden_size",
+            "d_model",
+        )
+    ),
+    Variant(frozenset(SMALL) - {*DEPTHS}),
+)
+
+
+def tiny_config(config_class: Any, variant: Variant) -> Any:
     """Return a small configuration of a class, those inside it included."""
     default = config_class()
     settings: dict[str, Any] = {
         name: value
         for name, value in SMALL.items()
-        if isinstance(vars(default).get(name, getattr(default, name, None)), int)
+        if name not in variant.published and isinstance(_setting(default, name), int)
     }
-    settings |= MORE.get(config_class.model_type, {})
+    if "head_dim" in vars(default) and default.head_dim is None and "head_dim" not in variant.published:
+        settings["head_dim"] = SMALL["head_dim"]
+    if "qk_rope_head_dim" in settings and "head_dim" in settings:  # the heads' rotated part alone
+        settings["head_dim"] = settings["qk_rope_head_dim"]
     for name in ("layer_types", "mlp_layer_types"):
-        values = getattr(default, name, None)
-        if isinstance(values, list) and not isinstance(getattr(config_class, name, None), property):
-            settings[name] = values[:2]
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if isinstance(values := _setting(default, name), list):
+            settings[name] = [*dict.fromkeys(values), *values][:2]  # of different types, if there are any
+    for name in TOKENS:
         number = getattr(default, name, None)
         if isinstance(number, int) and number >= SMALL["vocab_size"]:
             settings[name] = 1
-    for name in INNER:
-        if isinstance(inner := getattr(default, name, None), transformers.PreTrainedConfig):
-            settings[name] = tiny_config(type(inner))
-    return config_class(**settings)
+    rope = getattr(default, "rope_parameters", None)
+    if isinstance(rope, dict) and variant.rotations:
+        settings["rope_parameters"] = rope | {"mrope_section": list(variant.rotations)}
+    for name, inner in vars(default).items():
+        if isinstance(inner, transformers.PreTrainedConfig):
+            settings[name] = tiny_config(type(inner), variant)
+    return config_class(**(settings | MORE.get(config_class.model_type, {})))
+
+
+def _setting(config: Any, name: str) -> Any:
+    """Return a setting; None if it is computed or differs between blocks, so that it cannot be set."""
+    if isinstance(getattr(type(config), config.attribute_map.get(name, name), None), property):
+        return None
+    try:
+        return vars(config).get(name, getattr(config, name, None))
+    except Exception:  # of a setting that each block may have otherwise
+        return None
 
 
 def result_of(kind: str) -> str:
     """Return whether a model type runs, or the reason why it was not tried or is refused."""
-    config_class = transformers.CONFIG_MAPPING[kind]
     if kind in families():
         return "own family"
-    if config_class not in transformers.MODEL_MAPPING:
-        return "no model without a head"
-    classes: Any = transformers.MODEL_MAPPING[config_class]
-    model_class: Any = classes[0] if isinstance(classes, tuple | list) else classes
-    if "inputs_embeds" not in inspect.signature(model_class.forward).parameters:
-        return "takes no input embeddings"
-    try:
-        config = tiny_config(config_class)
-        with torch.device("meta"):
-            count = sum(tensor.numel() for tensor in model_class(config).parameters())
-    except Exception:  # transformers' classes raise many types of errors for sizes that do not fit
-        count = MOST_PARAMETERS
-    if count >= MOST_PARAMETERS:
-        return "no tiny model"
-    return run(model_class, config)
+    results: list[str] = []
+    for variant in VARIANTS:
+        try:
+            results.append(run(tiny_config(transformers.CONFIG_MAPPING[kind], variant)))
+        except (
+            Exception
+        ) as error:  # transformers' classes raise many types of errors for sizes that do not fit
+            # Messages of imports end with the path of the package on this machine.
+            message = first_line(error).partition(" from '/")[0]
+            results.append(f"no tiny model: {type(error).__name__}: {message}")
+        if results[-1].startswith(("runs", "own")):
+            return results[-1]
+        if any(reason in results[-1] for reason in FINAL):
+            break
+    return min(results, key=lambda result: result.startswith("no tiny"))  # a refusal says more
 
 
-def run(model_class: Any, config: Any) -> str:
+def run(config: Any) -> str:
     """Load a model in three ways, and return how it runs."""
     with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        try:
+            family, config = find(folder)
+        except InputError as error:
+            return f"refused: {str(error).replace(folder, 'folder')}"
+        loader = family.loader
+        if not family.is_generic:
+            return "own family"
+        assert isinstance(loader, HubLoader) and isinstance(loader.model, type)
+        with torch.device("meta"):
+            count = sum(tensor.numel() for tensor in loader.model(deepcopy(config)).parameters())
+        if count >= MOST_PARAMETERS:
+            return f"no tiny model: {count:,} parameters"
         torch.manual_seed(0)
-        model_class(config).save_pretrained(folder)
+        model: Any = loader.model(config)
+        model.save_pretrained(folder)
         try:
             backbone = load_backbone(folder, "pretrained")
-            load_native(folder, depth=1)
+            if family.reads:
+                load_native(folder, depth=1)
             drawn = load_backbone(folder, "random", seed=1, depth=1)
         except InputError as error:
             return f"refused: {str(error).replace(folder, 'folder')}"
@@ -109,7 +231,8 @@ def run(model_class: Any, config: Any) -> str:
         is_finite = drawn(torch.randn(2, 5, drawn.width)).isfinite().all()
     if not is_finite:
         return "refused: drawn at random, it returns NaN"
-    return "runs" if backbone.can_pad else "runs, rows of equal length in a batch"
+    part = f", {loader.part}" if loader.part else ""
+    return f"runs{'' if backbone.can_pad else ', rows of equal length in a batch'}: {family.reads or 'vectors'}{part}"
 
 
 def main() -> None:
@@ -131,33 +254,30 @@ def main() -> None:
     results = dict[str, str]()
     for kind in arguments.types or sorted(transformers.CONFIG_MAPPING.keys()):
         signal.alarm(SECONDS)
-        try:
-            results[kind] = result_of(kind)
-        except (
-            Exception
-        ) as error:  # a class that needs a package, or code that does not fit its own configuration
-            # Messages of imports end with the path of the package on this machine.
-            message = str(error).splitlines()[0].partition(" from '/")[0]
-            results[kind] = f"refused: {type(error).__name__}: {message}"
-        finally:
-            signal.alarm(0)
-        if arguments.types:
-            print(f"{kind}: {results[kind]}", flush=True)
+        results[kind] = result_of(kind)
+        signal.alarm(0)
+        print(f"{kind}: {results[kind]}", file=sys.stdout if arguments.types else sys.stderr, flush=True)
     if not arguments.types:
         print_tables(results)
 
 
 def print_tables(results: dict[str, str]) -> None:
-    """Print how many types have each result, and the reason of each refusal."""
+    """Print how many types have each result, what runs of them, and which types are refused for each reason."""
     print("| result | model types |")
     print("|---|--:|")
     for result, count in Counter(text.partition(":")[0] for text in results.values()).most_common():
         print(f"| {result} | {count} |")
-    print("\n| refused | reason |\n|---|---|")
-    for kind, text in results.items():
-        result, _, reason = text.partition(": ")
-        if result == "refused":
-            print(f"| {kind} | {' '.join(reason.split())[:150].replace('|', '/')} |")
+    for title, ending in (("reason", "refused"), ("why there is no tiny model", "no tiny model")):
+        kinds_by_reason: dict[str, list[str]] = {}
+        for kind, text in results.items():
+            result, _, reason = text.partition(": ")
+            if result == ending:
+                reason = re.sub(r"^model type '[^']*': |; choose another model$", "", reason)
+                short = " ".join(reason.split())[:150].replace("|", "/")
+                kinds_by_reason.setdefault(short, []).append(kind)
+        print(f"\n| {title} | model types |\n|---|---|")
+        for reason, kinds in sorted(kinds_by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
+            print(f"| {reason} | {', '.join(kinds)} |")
 
 
 if __name__ == "__main__":

@@ -52,10 +52,9 @@ class Excess(Pooling):
         """Return the mean excess (batch, 2 signs, K rows, K columns, width) of each cell."""
         import torch
 
-        # This waits for a GPU, once per layer of pictures.
-        if not states.traced and int(states.lengths.min()) < states.values.shape[1]:
+        if not states.traced and not states.real_tokens.is_full:
             raise InputError(f"pooling {self.name}: the rows differ in length", "use another pooling")
-        cells = self._cell_weights(math.isqrt(states.values.shape[1])).to(states.values.device)
+        cells = states.constant(_cell_weights, self.number, math.isqrt(states.values.shape[1]))
         # max(h - t, 0) = max(h, t) - t, and max(-h - t, 0) = -t - min(h, -t): one pass over the values for each sign,
         # and a product with the weights of the cells, which sum to 1.
         above = cells @ states.values.clamp(min=THRESHOLD) - THRESHOLD
@@ -64,16 +63,17 @@ class Excess(Pooling):
         both = torch.stack([above, below], dim=1).clamp(min=0)
         return both.unflatten(2, (self.number, self.number))
 
-    def _cell_weights(self, side: int) -> Tensor:
-        """Return the share of each of ``side ** 2`` places in the mean of each cell, (K * K, side * side)."""
-        import torch
 
-        # Along a line, cell i reaches from i side / K to (i + 1) side / K, and place p from p to p + 1.
-        places, edges = torch.arange(side), torch.arange(self.number + 1) * side / self.number
-        begin = torch.maximum(edges[:-1, None], places[None])
-        end = torch.minimum(edges[1:, None], places[None] + 1)
-        shares = (end - begin).clamp(min=0) * self.number / side
-        return torch.kron(shares, shares)
+def _cell_weights(number: int, side: int) -> list[list[float]]:
+    """Return the share of each of ``side ** 2`` places in the mean of each of ``number ** 2`` cells."""
+    import torch
+
+    # Along a line, cell i reaches from i side / K to (i + 1) side / K, and place p from p to p + 1.
+    places, edges = torch.arange(side), torch.arange(number + 1) * side / number
+    begin = torch.maximum(edges[:-1, None], places[None])
+    end = torch.minimum(edges[1:, None], places[None] + 1)
+    shares = (end - begin).clamp(min=0) * number / side
+    return torch.kron(shares, shares).tolist()
 
 
 class Mirrored(Excess):

@@ -38,6 +38,7 @@ class Pooling(ABC):
     # Whether its values are exactly 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
     # zeros, and standardisation scales the errors up to variance 1 if all training rows are 0.
     needs_float32: ClassVar[bool] = False
+    mask: ClassVar[str] = ""  # the mask of tokens that it reads; empty if it reads all real tokens
 
     @property
     def name(self) -> str:
@@ -52,9 +53,7 @@ class Pooling(ABC):
     def of(self, states: HiddenStates) -> Tensor:
         """Return the pooling of hidden states as float32 (batch, kept tokens, kept width), in new memory."""
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """Return the pooling of whole texts from that of their pieces.
 
         By default, the average of the pieces, weighted by their tokens; for means this is exact.
@@ -63,14 +62,12 @@ class Pooling(ABC):
         ----------
         values : array of shape (pieces, kept tokens, kept width)
             The pooling of each piece.
-        lengths : array of shape (pieces,)
-            The number of tokens of each piece.
+        counts : array of shape (pieces,)
+            The number of tokens of each piece that the pooling reads.
         starts : array of shape (texts,)
             The first piece of each text.
-        special : tuple of int
-            The special tokens before and after the tokens of each piece.
         """
-        return weighted_average(values, lengths, starts)
+        return weighted_average(values, counts, starts)
 
 
 def side_by_side(values: Tensor) -> Tensor:

@@ -69,6 +69,7 @@ def card(
         "heads": getattr(backbone.config, "num_attention_heads", None),
         "max_tokens": backbone.max_tokens,
         "causal": backbone.causal,
+        "can_pad": backbone.can_pad,  # whether rows of several lengths can be in one batch
         "groups": group_counts(backbone),  # frozen parameters that a sequence of vectors passes through
         "whole": whole,  # parameters of the whole model, its token embeddings included
         "task": described.name if described else None,

@@ -4,7 +4,8 @@
   folder or hub name.
 * `published.py`: bert, esm, t5, vit, dinov2, wav2vec2, hubert, llama and their relatives, built by
   transformers.
-* `generic.py`: any other model of transformers that takes input embeddings.
+* `generic.py`: any other model of transformers; `vector_model.py`: how vectors enter one that takes none;
+  `generic_checks.py`: tests of such models when they are loaded.
 * `esn.py`: echo state networks.
 * `kernels.py`: random kernels alone, without blocks.
 * `registry.py`: these families, those of `reservoir.paper`, and those of other packages.

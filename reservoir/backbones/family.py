@@ -111,24 +111,37 @@ class FolderLoader:
         return sum(parameter.numel() for parameter in self.outline(config).parameters())
 
 
+def set_depth(config: Any, setting: str, depth: int) -> None:
+    """Set the number of blocks in a configuration of transformers, and shorten its lists of one value per block."""
+    setattr(config, setting, depth)
+    for name in LISTS_BY_BLOCK:
+        stored_name = config.attribute_map.get(name, name)
+        is_computed = isinstance(getattr(type(config), stored_name, None), property)
+        if not is_computed and isinstance(values := getattr(config, name, None), list):
+            setattr(config, name, values[:depth])
+
+
+def _shrink_text(config: Any, depth: int | None) -> None:
+    """Set the number of blocks, unless it is None; models of text and images have a configuration of each."""
+    if depth is not None:
+        set_depth(config.get_text_config(), "num_hidden_layers", depth)
+
+
 @dataclass(frozen=True)
 class HubLoader:
     """Builds and loads the models of a family through transformers."""
 
-    model: str = ""  # name of the class in transformers; by default that of the model without a head
+    # The class, or its name in transformers; by default that of the model without a head.
+    model: str | type[nn.Module] = ""
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of that class
     adapt: Callable[[nn.Module, Any], nn.Module] | None = None  # applied to each model
+    part: str = ""  # path of the part that is kept, such as an encoder; its tensors alone must be in a file
+    shrink: Callable[[Any, int | None], None] = _shrink_text  # sets the number of blocks in a configuration
 
     def lean(self, config: Any, depth: int | None, *, words: bool) -> Any:
         """Return the configuration of the first ``depth`` blocks, with almost no token embeddings unless ``words``."""
         small = deepcopy(config)
-        if depth is not None:
-            text = small.get_text_config()  # models of text and images have a configuration of each
-            text.num_hidden_layers = depth
-            for name in LISTS_BY_BLOCK:
-                is_computed = isinstance(getattr(type(text), name, None), property)
-                if not is_computed and isinstance(values := getattr(text, name, None), list):
-                    setattr(text, name, values[:depth])
+        self.shrink(small, depth)
         if not words:
             # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million
             # parameters). Only the embeddings up to the padding token are built, because some families
@@ -154,6 +167,9 @@ class HubLoader:
         model, info = self._class(config).from_pretrained(
             None, config=config, state_dict=dict(tensors), **options
         )
+        if self.part:
+            inside = f"{self.part}."
+            info = info | {"missing_keys": [key for key in info["missing_keys"] if key.startswith(inside)]}
         return self._adapted(model, config), info
 
     def outline(self, config: Any) -> nn.Module:
@@ -163,17 +179,20 @@ class HubLoader:
 
     def count(self, config: Any) -> int:
         """Return the number of parameters of the whole model, token embeddings included, without building it."""
-        return sum(parameter.numel() for parameter in self.outline(config).parameters())
+        return sum(tensor.numel() for tensor in self.outline(config).get_submodule(self.part).parameters())
 
     def _class(self, config: Any) -> Any:
         import transformers
 
+        if isinstance(self.model, type):
+            return self.model
         return getattr(transformers, self.model) if self.model else transformers.MODEL_MAPPING[type(config)]
 
     def _adapted(self, model: nn.Module, config: Any) -> nn.Module:
         """Adapt a model, and compute its tanh approximation of GELU by torch's single kernel, not in eight steps."""
         from transformers.activations import NewGELUActivation
 
+        model = model.get_submodule(self.part)
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, NewGELUActivation):
@@ -211,8 +230,10 @@ class Family:
     pretrained: bool = True  # whether pretrained weights are published
     shape: Callable[[Any], Shape]  # returns the shape of a configuration
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1
-    # at real tokens and None if no token is padding
+    # at real tokens and None if no token is padding. With ``takes_pair_mask``, it may also be a mask of pairs, of bool
+    # (batch, 1, queries, keys), for attention that sees all real tokens.
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
+    takes_pair_mask: bool = False
     blocks: str  # path of the list of blocks inside the model; empty for a family without blocks
     stored_blocks: str = ""  # that path in files with weights, if it is another
     groups: dict[str, tuple[str, ...]]  # parts of the names of a group's parameters; the first match counts

@@ -1,33 +1,46 @@
-"""Every other model of transformers that takes input embeddings: where its parts are, and tests of them.
+"""Every other model of transformers: where its parts are.
 
 A family such as BERT is described by hand (see `published`). For another model type, the class that transformers has
 for it is built without memory, and its parts are looked up: the blocks are the list of modules that is as long as the
-configuration says. What is known of the families described by hand is tested here on random sequences whenever a model
-is loaded.
+configuration says. `reservoir.backbones.generic_checks` tests whenever such a model is loaded what is known of the
+families described by hand.
+
+| model | what runs |
+|---|---|
+| encoder with a decoder | the encoder |
+| language model with other encoders, such as Gemma 3 | the language model |
+| model of two halves, such as CLIP | the half that reads images, else sounds, else texts |
+| any other | all of it |
+
+Vectors enter as input embeddings, or, in models without such an argument, by `reservoir.backbones.vector_model`.
 """
 
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import (
     Family,
     HubLoader,
     Shape,
     SkipInitialisation,
+    set_depth,
     silence_transformers,
 )
-from reservoir.errors import InputError, as_input_error
+from reservoir.backbones.vector_model import VectorModel, token_table
+from reservoir.errors import InputError
 
 # transformers would download compiled kernels from the hub for some models, and run them.
 os.environ.setdefault("USE_HUB_KERNELS", "NO")
@@ -45,6 +58,9 @@ INNER_MODELS = (
 MOST_PARTS = 1000
 """Most blocks, and most experts of a block: more than any model has. A model is built before anything else is known."""
 
+COUNTS = ("layers", "n_layer", "blocks", "experts", "depth")
+"""Ends of the names of settings that count blocks or experts."""
+
 # Parts of the names of parameters by group; the first match counts, so the last group takes all others.
 GROUPS = {
     "positions": ("position",),
@@ -57,21 +73,29 @@ DEFAULT_DEVIATION = (
     0.02  # of drawn matrices, where the configuration states none; most models state this value
 )
 
-CHECKED_TOKENS = 6  # of the random sequences on which a model is tested
-# Largest error as a share of the largest value. Other orders of summation differ by about 1e-6, and an attention
-# that sees padding by 1e-2 or more.
-TOLERANCE = 1e-4
+# The settings that may state the number of blocks and their width, in the order in which they are looked up.
+DEPTHS = ("num_hidden_layers", "encoder_layers", "num_layers", "num_encoder_layers", "depth", "n_layers")
+WIDTHS = ("hidden_size", "d_model", "embed_dim", "hidden_dim", "n_embd")
+DECODER_DEPTHS = ("decoder_layers", "num_decoder_layers")
+
+# Own inputs of models in place of which vectors may enter; of a model with two halves, the first half of this order.
+INPUTS = ("pixel_values", "input_features", "input_values", "input_ids")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the parts of a model are, and how it is called."""
+    """Where the parts of a model are, and how it is called. Paths start at the part of the model that runs."""
 
+    part: str  # path of that part in the whole model; empty if all of it runs
+    settings: str  # path of that part's configuration in the whole one; empty if it is the whole one
     blocks: str  # path of the list of blocks
-    words: str  # path of the token embeddings
-    first_position: int  # number of the first position, which some models count from their padding token
+    depth_setting: str  # name of the setting with their number
+    shape: Shape
+    takes: str  # the argument by which vectors enter, or in place of which they enter
+    words: str  # path of the token embeddings, if vectors enter as such; empty if there are none
     call: dict[str, bool]  # arguments of `forward` that switch off what is not needed
     takes_mask: bool
+    has_patches: bool  # whether images of one size are cut into square patches
 
 
 # The parts by model type and settings, because building a model of many blocks takes time.
@@ -87,232 +111,279 @@ def generic_family(config: Any) -> Family:
         If the model cannot be run on vectors, with the reason.
     """
     model_class = _class_of(config)
-    key = json.dumps(config.to_dict(), sort_keys=True, default=str)
-    if key not in _PARTS:
-        _PARTS[key] = _find_parts(model_class, config)
-    parts = _PARTS[key]
-    accepts_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    parts = _parts_of(model_class, config)
+    takes_embeddings = parts.takes == "inputs_embeds"
+    reads = "text" if parts.words or parts.takes == "input_ids" else ""
+    if parts.takes == "pixel_values" and parts.has_patches:
+        reads = "pixels"
     return Family(
         name=config.model_type,
         loader=HubLoader(
-            model=model_class.__name__, options={"add_pooling_layer": False} if accepts_pooler else {}
+            model=model_class,
+            options=_without_pooler(model_class),
+            adapt=None if takes_embeddings else partial(_with_vectors, parts),
+            part=parts.part,
+            shrink=partial(_shrink, parts),
         ),
         shape=partial(_shape, parts),
-        run=partial(_run, parts),
-        blocks=parts.blocks,
+        run=partial(_run, parts) if takes_embeddings else run_vectors,
+        blocks=parts.blocks if takes_embeddings else f"model.{parts.blocks}",
+        stored_blocks=f"{parts.part}.{parts.blocks}".lstrip("."),
         groups=GROUPS,
-        draw=_draw,
+        draw=partial(_draw, parts),
         scheme="matrices normal with standard deviation initializer_range, all else as the model's class sets it",
-        unused=(parts.words,),
-        native_input=parts.words,
-        reads="text",
+        unused=(parts.words,) if parts.words else (),
+        native_input=parts.words if takes_embeddings else "front_end" if reads else "",
+        reads=reads,
         is_generic=True,
     )
 
 
+def part_settings(config: Any) -> Any:
+    """Return the configuration of the part of a model that runs, such as the half of images."""
+    return _settings_of(_parts_of(_class_of(config), config), config)
+
+
+def count_image_tokens(family: Family, config: Any, pixels: tuple[int, int, int]) -> int:
+    """Return the number of tokens that a model makes of an image (channels, height, width); no weights are loaded."""
+    with torch.device("meta"), SkipInitialisation():
+        model: Any = family.loader.build(family.loader.lean(config, 1, words=True))
+        return model.embed(torch.zeros(1, *pixels)).shape[1]
+
+
+def _parts_of(model_class: type[nn.Module], config: Any) -> Parts:
+    key = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    if key not in _PARTS:
+        _PARTS[key] = _find_parts(model_class, config)
+    return _PARTS[key]
+
+
 def _class_of(config: Any) -> type[nn.Module]:
-    """Return the class of a configuration's model without a head; refuse models of other kinds."""
+    """Return the class of a configuration's model without a head; refuse settings that no model has."""
     import transformers
 
     silence_transformers()
-    if type(config) not in transformers.MODEL_MAPPING:
-        raise _refusal(config, "transformers has no model without a head for it")
-    classes: Any = transformers.MODEL_MAPPING[type(config)]
-    model_class: type[nn.Module] = classes[0] if isinstance(classes, list | tuple) else classes
-    if getattr(config, "is_encoder_decoder", False):
-        raise _refusal(config, "it is an encoder with a decoder")
     _check_settings(config, config.to_dict())
-    if "inputs_embeds" not in inspect.signature(model_class.forward).parameters:
-        raise _refusal(config, "it takes no input embeddings")
-    text = config.get_text_config()
-    if not all(isinstance(getattr(text, name, None), int) for name in ("num_hidden_layers", "hidden_size")):
-        raise _refusal(
-            config, "its configuration does not say how many blocks it has and how wide they are"
-        )
-    return model_class
+    if type(config) in transformers.MODEL_MAPPING:
+        classes: Any = transformers.MODEL_MAPPING[type(config)]
+        return classes[0] if isinstance(classes, list | tuple) else classes
+    # Parts of models, such as the text half of SigLIP, have a class beside those of the whole model.
+    settings_class = type(config)
+    path = settings_class.__module__.replace(".configuration_", ".modeling_")
+    if not path.startswith("transformers.models.") or find_spec(path) is None:
+        raise refusal(config, "transformers has no model without a head for it")
+    headless = [
+        kind
+        for name, kind in vars(import_module(path)).items()
+        if isinstance(kind, type)
+        and issubclass(kind, transformers.PreTrainedModel)
+        and kind.config_class is settings_class
+        and not any(what in name for what in ("PreTrained", "For", "With"))
+    ]
+    usual_name = settings_class.__name__.removesuffix("Config") + "Model"
+    usual = [kind for kind in headless if kind.__name__ == usual_name] or headless
+    if len(usual) != 1:
+        raise refusal(config, "transformers has no model without a head for it")
+    return usual[0]
 
 
 def _check_settings(config: Any, settings: Mapping[str, Any]) -> None:
     """Refuse settings, and settings inside them, that build a model of another library or one without end."""
     is_of_timm = str(settings.get("model_type")).startswith("timm")
     if is_of_timm or any(settings.get(name) for name in INNER_MODELS):
-        raise _refusal(config, "it contains another model")
+        raise refusal(config, "it contains another model")
     for name, value in settings.items():
         if isinstance(value, Mapping):
             _check_settings(config, value)
-        counts_parts = any(what in str(name) for what in ("layers", "blocks", "experts"))
-        if counts_parts and isinstance(value, int) and value > MOST_PARTS:
-            raise _refusal(config, f"its configuration sets {name} to {value:,}, more than {MOST_PARTS:,}")
+        if str(name).endswith(COUNTS) and isinstance(value, int) and value > MOST_PARTS:
+            raise refusal(config, f"its configuration sets {name} to {value:,}, more than {MOST_PARTS:,}")
 
 
 def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
     """Return where the parts of a model are, which is built without memory."""
     with torch.device("meta"), SkipInitialisation():
-        model: Any = model_class(deepcopy(config))
-    # The blocks are the list of this length; of several, the one with the most parameters.
-    depth = config.get_text_config().num_hidden_layers
-    lists = {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == depth
-    }
-    if not lists:
-        raise _refusal(config, f"it has no list of {depth} blocks")
-    blocks = max(lists, key=lambda path: sum(tensor.numel() for tensor in lists[path].parameters()))
-    # The path of the token embeddings.
-    try:
-        table = model.get_input_embeddings()
-    except NotImplementedError:
-        table = None
-    words = next((path for path, module in model.named_modules() if module is table), "")
-    if not words:
-        raise _refusal(config, "it has no token embeddings")
-    width = config.get_text_config().hidden_size
-    if getattr(table, "embedding_dim", width) != width:
-        raise _refusal(config, "its token embeddings have another width than its blocks")
+        whole: Any = model_class(deepcopy(config), **_without_pooler(model_class))
+    part = _part_that_runs(whole, config)
+    model: Any = whole.get_submodule(part)
+    inner = model.config.get_text_config() if not part else model.config
+    settings = _path_of_settings(config, type(inner)) or ""
+    arguments = inspect.signature(model.forward).parameters
+    words, words_width = _find_words(model)
+    width = next((size for name in WIDTHS if isinstance(size := getattr(inner, name, None), int)), None)
+    if width is None:
+        raise refusal(config, "its configuration does not say how wide its blocks are")
+    takes = "inputs_embeds"
+    # Embeddings of another width, as in ELECTRA, are projected before the first block.
+    if takes not in arguments or words_width not in (0, width):
+        takes = _own_input(model)
+        if not takes:
+            raise refusal(config, f"it takes {next(iter(arguments), 'nothing')}")
+    depth_setting, blocks = _find_blocks(model, inner, config)
     # Learned positions with a padding number begin after it, as in RoBERTa.
     padded_positions = [
         module.padding_idx + 1
         for path, module in model.named_modules()
         if isinstance(module, nn.Embedding) and "position" in path and module.padding_idx is not None
     ]
+    positions = getattr(inner, "max_position_embeddings", None)
+    positions = positions - max(padded_positions, default=0) if isinstance(positions, int) else None
+    takes_text = takes in ("inputs_embeds", "input_ids")
+    call = without_cache(model)
+    if "interpolate_pos_encoding" in arguments:
+        call |= {"interpolate_pos_encoding": True}
     return Parts(
+        part=part,
+        settings=settings,
         blocks=blocks,
-        words=words,
-        first_position=max(padded_positions, default=0),
-        call=_without_cache(model_class),
-        takes_mask="attention_mask" in inspect.signature(model_class.forward).parameters,
+        depth_setting=depth_setting,
+        # Any model is taken as not causal, so that padding is always masked; tests show whether it is.
+        shape=Shape(
+            getattr(inner, depth_setting),
+            width,
+            positions if takes_text and positions and positions > 0 else None,
+            causal=False,
+        ),
+        takes=takes,
+        words=words if takes == "inputs_embeds" else "",
+        call=call,
+        takes_mask="attention_mask" in arguments,
+        has_patches=hasattr(inner, "patch_size") and "spatial_shapes" not in arguments,
     )
 
 
-def _without_cache(model_class: type[nn.Module]) -> dict[str, bool]:
+def _part_that_runs(whole: Any, config: Any) -> str:
+    """Return the path of the part of a model that runs, by the table above; empty for all of it."""
+    paths = {module: path for path, module in whole.named_modules()}
+    if getattr(config, "is_encoder_decoder", False):
+        encoder = whole.get_encoder()
+        if encoder is whole or encoder not in paths:
+            raise refusal(config, "it is an encoder with a decoder, and its encoder is not found")
+        return paths[encoder]
+    halves = [
+        (path, module)
+        for path, module in whole.named_modules()
+        if path
+        and hasattr(module, "main_input_name")
+        and type(module.config) is not type(config)
+        and "For" not in type(module).__name__  # a model with a head
+    ]
+    if "inputs_embeds" in inspect.signature(whole.forward).parameters:
+        text_settings = type(config.get_text_config())
+        texts = (path for path, module in halves if type(module.config) is text_settings)
+        return next(texts, "")
+    by_input = {
+        _own_input(half): path for path, half in reversed(halves)
+    }  # the first half of each input stays
+    return next((by_input[name] for name in INPUTS if name in by_input), "")
+
+
+def _own_input(model: Any) -> str:
+    """Return the argument of a model's own input; empty if it is none of `INPUTS`."""
+    arguments = inspect.signature(model.forward).parameters
+    return next((name for name in INPUTS if name in arguments), "")
+
+
+def _path_of_settings(config: Any, kind: type) -> str | None:
+    """Return the path of the first configuration of a class inside another; empty for the whole, None if absent."""
+    if type(config) is kind:
+        return ""
+    for name, value in vars(config).items():
+        if hasattr(value, "get_text_config") and (path := _path_of_settings(value, kind)) is not None:
+            return f"{name}.{path}".rstrip(".")
+    return None
+
+
+def _settings_of(parts: Parts, config: Any) -> Any:
+    """Return the configuration of the part that runs."""
+    return attrgetter(parts.settings)(config) if parts.settings else config
+
+
+def _find_blocks(model: Any, inner: Any, config: Any) -> tuple[str, str]:
+    """Return the name of the setting with the number of blocks, and the path of their list."""
+    lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    for setting in DEPTHS:
+        # The blocks are the list of this length; of several, the one with the most parameters.
+        sizes = {
+            sum(tensor.numel() for tensor in blocks.parameters()): path
+            for path, blocks in lists.items()
+            if len(blocks) == getattr(inner, setting, None)
+        }
+        if sizes and not isinstance(getattr(type(inner), setting, None), property):
+            return setting, sizes[max(sizes)]
+    raise refusal(config, "it has no list of as many blocks as its configuration says")
+
+
+def _find_words(model: Any) -> tuple[str, int]:
+    """Return the path and the width of the token embeddings; an empty path if a model has none."""
+    table = token_table(model)
+    words = next((path for path, module in model.named_modules() if path and module is table), "")
+    return words, getattr(table, "embedding_dim", 0)
+
+
+def _without_pooler(model_class: type[nn.Module]) -> dict[str, bool]:
+    """Return the argument that leaves out the pooler after the blocks, if the class has one."""
+    has_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    return {"add_pooling_layer": False} if has_pooler else {}
+
+
+def without_cache(model: nn.Module) -> dict[str, bool]:
     """Return the argument that keeps a model from remembering the tokens of a call, if it has one."""
-    arguments = inspect.signature(model_class.forward).parameters
+    arguments = inspect.signature(model.forward).parameters
     takes_more = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
-    return {"use_cache": False} if "use_cache" in arguments or takes_more else {}
+    takes_words = "inputs_embeds" in arguments or "input_ids" in arguments
+    return {"use_cache": False} if "use_cache" in arguments or (takes_more and takes_words) else {}
+
+
+def _shrink(parts: Parts, config: Any, depth: int | None) -> None:
+    """Set the number of blocks of the part that runs, and leave one block to all other parts."""
+    if depth is not None:
+        set_depth(_settings_of(parts, config), parts.depth_setting, depth)
+    if not parts.part:
+        return
+    for name in DECODER_DEPTHS:
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, 1)
+    for name, other in vars(config).items():
+        if parts.settings.partition(".")[0] == name or not hasattr(other, "get_text_config"):
+            continue
+        for setting in DEPTHS:
+            if isinstance(getattr(other, setting, None), int):
+                set_depth(other, setting, 1)
 
 
 def _shape(parts: Parts, config: Any) -> Shape:
-    """Return the shape. Any model is taken as not causal, so that padding is always masked; `_is_causal` tests it."""
-    text = config.get_text_config()
-    positions = getattr(text, "max_position_embeddings", None)
-    # The first positions of some models, such as RoBERTa, are for padding.
-    positions = positions - parts.first_position if isinstance(positions, int) and positions > 0 else None
-    return Shape(text.num_hidden_layers, text.hidden_size, positions, causal=False)
+    return replace(parts.shape, depth=getattr(_settings_of(parts, config), parts.depth_setting))
+
+
+def _with_vectors(parts: Parts, model: nn.Module, config: Any) -> nn.Module:
+    return VectorModel(model, parts.blocks, parts.takes, parts.call, config)
 
 
 def _run(parts: Parts, model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the last hidden states of vectors."""
+    """Return the last hidden states of vectors, which enter as input embeddings."""
     options: dict[str, Any] = dict(parts.call)
     if parts.takes_mask:
         options["attention_mask"] = mask
     return model(inputs_embeds=embeds, **options).last_hidden_state
 
 
+def run_vectors(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the last hidden states of vectors in a `VectorModel`."""
+    return model(embeds, mask)
+
+
 def _draw(
-    name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
+    parts: Parts, name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
 ) -> np.ndarray | None:
     """Draw matrices of projections, convolutions, embeddings and experts; keep what the class sets otherwise."""
     is_matrix = len(shape) >= 2 and name.endswith("weight")
     is_expert = len(shape) >= 3
     if not (is_matrix or is_expert):
         return None
-    deviation = getattr(config.get_text_config(), "initializer_range", None) or DEFAULT_DEVIATION
+    deviation = getattr(_settings_of(parts, config), "initializer_range", None) or DEFAULT_DEVIATION
     return generator.standard_normal(shape, dtype=np.float32) * deviation
 
 
-def check_backbone(backbone: Backbone) -> None:
-    """Test the layers of a generic backbone, and set `Backbone.causal` and `Backbone.can_pad` by tests.
-
-    Raises
-    ------
-    InputError
-        If it cannot run on vectors, or if a layer is not what transformers calls so.
-    """
-    with as_input_error(
-        f"model type {backbone.config.model_type!r}: it does not run", "choose another model"
-    ):
-        _check_layers(backbone)
-        backbone.causal = _is_causal(backbone)
-        backbone.can_pad = backbone.causal or _is_safe_to_pad(backbone)
-
-
-def _check_layers(backbone: Backbone) -> None:
-    """Raise `InputError` unless each layer is what transformers returns as the hidden states of this number."""
-    embeds = _random_embeds(backbone)
-    recorded: dict[str, Tensor] = {}
-
-    def recorder(layer: str) -> Callable[[Tensor], None]:
-        return lambda hidden: recorded.update({layer: hidden.float().clone()})
-
-    model: Any = backbone.model
-    with torch.inference_mode(), backbone.recording({layer: recorder(layer) for layer in backbone.layers}):
-        backbone(embeds)
-    with torch.inference_mode():
-        output = model(inputs_embeds=embeds, output_hidden_states=True, **_without_cache(type(model)))
-    states = getattr(output, "hidden_states", None)
-    if states is None or len(states) != backbone.depth + 1:
-        raise _refusal(backbone.config, "it does not return the hidden states of its blocks")
-    # Most models return the input of the first block and the outputs of all but the last, whose output has passed the
-    # last norm. Some, such as Mamba, return the outputs of all blocks.
-    blocks = backbone.layers[1:-1]
-    inputs_first = dict(zip(("embed", *blocks), states[:-1], strict=False))
-    outputs = dict(zip(blocks, states[:-1], strict=True))
-    final = {"final": output.last_hidden_state}
-    if not any(_agree(recorded, expected | final) for expected in (inputs_first, outputs)):
-        raise _refusal(backbone.config, "its layers are not what transformers calls its hidden states")
-
-
-def _agree(recorded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    return all(
-        layer in recorded and _are_close(recorded[layer], hidden) for layer, hidden in expected.items()
-    )
-
-
-def _is_causal(backbone: Backbone) -> bool:
-    """Return whether the hidden states of the tokens before the last one are the same for another last token."""
-    embeds = _random_embeds(backbone)
-    changed = embeds.clone()
-    changed[:, -1] = -changed[:, -1]  # any other vector would do
-    with torch.inference_mode():
-        return _are_close(backbone(changed)[:, :-1], backbone(embeds)[:, :-1])
-
-
-def _is_safe_to_pad(backbone: Backbone) -> bool:
-    """Return whether padding leaves the hidden states of the real tokens as they are."""
-    embeds = _random_embeds(backbone)
-    shorter = CHECKED_TOKENS // 2
-    with torch.inference_mode():
-        alone = backbone(embeds[:, :shorter])
-        padded = backbone(embeds, torch.full((len(embeds),), shorter))[:, :shorter]
-    return _are_close(padded, alone)
-
-
-def check_words(model: nn.Module, config: Any, words: nn.Module) -> None:
-    """Raise `InputError` unless a text enters a model as its token embeddings, and in no other way."""
-    # The first numbers are often those of special tokens: the padding token, for example, has no position.
-    size = getattr(words, "num_embeddings", 100)
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(size // 2, size, (2, CHECKED_TOKENS), generator=draw)
-    options: dict[str, Any] = _without_cache(type(model))
-    with torch.inference_mode():
-        by_number = model(input_ids=tokens, **options).last_hidden_state
-        by_vector = model(inputs_embeds=words(tokens), **options).last_hidden_state
-    if not _are_close(by_vector.float(), by_number.float()):
-        raise _refusal(config, "its texts enter in another way than by token embeddings")
-
-
-def _random_embeds(backbone: Backbone) -> Tensor:
-    """Return two random sequences of vectors (2, tokens, width)."""
-    draw = torch.Generator().manual_seed(0)
-    return torch.randn(2, CHECKED_TOKENS, backbone.width, generator=draw)
-
-
-def _are_close(values: Tensor, expected: Tensor) -> bool:
-    return values.shape == expected.shape and bool(
-        (values - expected).abs().max() <= TOLERANCE * expected.abs().max()
-    )
-
-
-def _refusal(config: Any, reason: str) -> InputError:
+def refusal(config: Any, reason: str) -> InputError:
+    """Return the error that a model type cannot be used, with the reason."""
     return InputError(f"model type {config.model_type!r}: {reason}", "choose another model")

@@ -46,12 +46,14 @@ class PixelReader:
     """Converts stored images to the patches that a model reads."""
 
     kind = "processor"
-    has_cls = True
     note = ""
-    special = 1, 0  # special tokens before and after those of the patches
 
     def __init__(
-        self, processor: Any, config: Any, images: Callable[[np.ndarray], Iterable["Image"]]
+        self,
+        processor: Any,
+        config: Any,
+        images: Callable[[np.ndarray], Iterable["Image"]],
+        count_tokens: Callable[[tuple[int, int, int]], int] | None,
     ) -> None:
         from PIL import Image
 
@@ -68,11 +70,24 @@ class PixelReader:
         self.patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
         # The model reads whole patches of the pixels (channels, height, width) that the processor gives.
         self.height, self.width = (side // self.patch * self.patch for side in size)
-        self.max_tokens = self.row_tokens = 1 + self.height * self.width // self.patch**2
-        self.form = Vectors(self.patch**2 * config.num_channels)
-        self.pixels = config.num_channels, *size
+        channels = getattr(config, "num_channels", 3)
+        self.form = Vectors(self.patch**2 * channels)
+        self.pixels = channels, *size
+        # Before its patches, a model has a class token, none, or further tokens that it needs.
+        count = self.height * self.width // self.patch**2
+        self.max_tokens = 1 + count
+        if count_tokens is not None:
+            self.max_tokens = count_tokens((channels, self.height, self.width))
+            if self.max_tokens < count:
+                raise ValueError("the model joins patches of an image")
+        self.row_tokens = self.max_tokens
+        self.special = self.max_tokens - count, 0  # special tokens before and after those of the patches
+        self.has_cls = self.special[0] > 0
         self.digest = _settings_digest(processor)
-        sizes_text = f"{self.width}x{self.height} pixels, a class token and {self.max_tokens - 1:,} patches"
+        first = {0: "", 1: "a class token and "}.get(
+            self.special[0], f"{self.special[0]} special tokens and "
+        )
+        sizes_text = f"{self.width}x{self.height} pixels, {first}{count:,} patches"
         self.description = f"the model's own processor, as {sizes_text}"
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -148,19 +163,30 @@ def _settings_digest(processor: Any) -> str:
 
 
 def read_processor(
-    task: Task, name: str, folder: Path, reads: str, config: Any
+    task: Task,
+    name: str,
+    folder: Path,
+    reads: str,
+    config: Any,
+    count_tokens: Callable[[tuple[int, int, int]], int] | None = None,
 ) -> PixelReader | SoundReader:
-    """Return the reader of a model of images or sounds, from the settings in its folder."""
+    """Return the reader of a model of images or sounds, from the settings in its folder.
+
+    ``count_tokens`` returns the number of tokens of an image (channels, height, width); by default that of its patches
+    and a class token.
+    """
     remedy = "add or repair it, or use another --input"
     with as_input_error(f"backbone {name!r}: its preprocessor_config.json is not usable", remedy):
         if reads == "pixels":
-            return _read_pixel_processor(task, folder, config)
+            return _read_pixel_processor(task, folder, config, count_tokens)
         reader = _read_sound_processor(task, folder, config)
     _check_rate(task, name, reader)
     return reader
 
 
-def _read_pixel_processor(task: Task, folder: Path, config: Any) -> PixelReader:
+def _read_pixel_processor(
+    task: Task, folder: Path, config: Any, count_tokens: Callable[[tuple[int, int, int]], int] | None
+) -> PixelReader:
     """Return the reader of a model of images; refuse settings that name other files or classes."""
     from transformers import AutoImageProcessor, BaseImageProcessor
 
@@ -176,7 +202,7 @@ def _read_pixel_processor(task: Task, folder: Path, config: Any) -> PixelReader:
     processor = AutoImageProcessor.from_pretrained(
         folder, backend="pil", trust_remote_code=False, local_files_only=True
     )
-    return PixelReader(processor, config, partial(images_of, task))
+    return PixelReader(processor, config, partial(images_of, task), count_tokens)
 
 
 def _read_sound_processor(task: Task, folder: Path, config: Any) -> SoundReader:

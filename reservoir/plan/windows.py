@@ -8,13 +8,15 @@ from typing import Any
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, KERNELS, full_name
 from reservoir.backbones import choose_init, find
+from reservoir.backbones.kernels import GROUP_SIZE
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
 from reservoir.features import column_shapes
+from reservoir.inputs.counter import Brackets
 from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
-from reservoir.options import KERNEL_GAIN, PATCH_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
+from reservoir.options import KERNEL_GAIN, UNIT_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
 from reservoir.plan.columns import (
     INPUT_LAYER,
@@ -68,6 +70,11 @@ def choose_model(task: Task, options: ExtractOptions, rows: Mapping[str, int], l
     elif suited and options.input != "native":
         obstacle = "--input was given"
     native = suited and options.input is None and not obstacle
+    if task.parameters.get("chat") and not native and options.input != "native":
+        raise InputError(
+            f"--chat: the model does not read chats by its own tokenizer{f', because {obstacle}' if obstacle else ''}",
+            "name a pretrained language model with a chat template as --backbone",
+        )
     if reservoir.backbone in SHIPPED:  # the defaults for letters were tuned with it, so nothing is missed
         obstacle = ""
     # Windows that suit one input layer may not suit another, which gets plain windows.
@@ -96,11 +103,14 @@ def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]
     """
     layers = () if options.layers is None else split_names(options.layers)
     needs_blocks = options.init is not None or options.depth is not None or {*layers} - {*INPUT_LAYER}
-    other_input = options.input not in (None, "kernels", "patches")
+    other_input = options.input not in (None, "kernels", "patches", "counter")
     if options.backbone is not None or needs_blocks or other_input:
         return options.backbone
     if options.input == "patches":
         return KERNELS
+    if options.input == "counter":
+        channels = Brackets.of(task).channels
+        return f"{KERNELS}:width={-(-channels // GROUP_SIZE) * GROUP_SIZE}"
     if task.labels_each_token and isinstance(task.form, Vectors):
         return STEP_KERNELS
     if kind_of(task) != "series":
@@ -137,6 +147,8 @@ def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[st
         backbone = "for series, the blocks of a frozen transformer add little to random kernels"
         if reservoir.input == "patches":
             backbone = "for pictures, the blocks of a frozen transformer add little to patches"
+        elif reservoir.input == "counter":
+            backbone = "a channel for each symbol at each level"
         elif reservoir.backbone != KERNELS:
             backbone += "; many rows have fewer of them"
     return {
@@ -175,7 +187,9 @@ def resolve_model(
     if values.get("input") == "kernels":
         values.setdefault("gain", KERNEL_GAIN)
     if values.get("input") == "patches":
-        values = {**PATCH_WINDOWS, "gain": PATCH_GAIN, **values}
+        values = {**PATCH_WINDOWS, "gain": UNIT_GAIN, **values}
+    if values.get("input") == "counter":
+        values.setdefault("gain", UNIT_GAIN)
     values.setdefault("stride", values.get("patch", Reservoir.patch))  # windows side by side
     return Reservoir(**values)
 

@@ -44,13 +44,19 @@ class Picture:
         patch, channels = size
         side = grid * patch
         rest = (side + 2 * MARGIN - window) % stride
-        if not 2 <= window <= side or stride > window or rest:
+        if not 3 <= window <= side or stride > window or rest:
             raise InputError(
                 f"--patch {window} --stride {stride}: windows do not fill pictures of {side} pixels and a margin of "
                 f"{MARGIN} on each side",
                 "try --patch 6 --stride 2",
             )
         return cls(side, channels, patch, window, stride)
+
+    @property
+    def inner_window(self) -> int:
+        """The side of the smaller window in the middle of a window: about half of it, with equal margins around."""
+        half = self.window // 2
+        return half + (self.window - half) % 2
 
     @property
     def window_values(self) -> int:

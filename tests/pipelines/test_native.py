@@ -329,6 +329,27 @@ def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, 
         assert np.abs(found - row).max(axis=1).min() < 1e-5
 
 
+@pytest.mark.parametrize(("kind", "half"), [("dinov3_vit", ""), ("siglip", "vision_model")])
+def test_images_pass_a_vision_model_that_no_family_describes(kind: str, half: str, cache: Path, tmp_path: Path):
+    import torch
+    from transformers import AutoImageProcessor, AutoModel
+
+    model = save_with_processor(kind, tmp_path / kind, size={"height": 8, "width": 8})
+    root = folder(tmp_path / "pictures")
+    features = extract(str(root), backbone=str(model), compute="float32", store="float32", pool="mean")
+    assert features.store.entry.spec.input.kind == "native"
+    fit(features, out=tmp_path / "readout")
+    assert all(row.label == row.truth for row in predict(tmp_path / "readout", root))
+    images = [Image.open(file).convert("RGB") for file in sorted(root.rglob("*.*"))]
+    pixels = AutoImageProcessor.from_pretrained(model, backend="pil")(images, return_tensors="pt")["pixel_values"]
+    vision = AutoModel.from_pretrained(model).eval().get_submodule(half)
+    with torch.no_grad():
+        expected = vision(pixels).last_hidden_state.mean(1).numpy()
+    rows = np.concatenate([features[split]["final/mean"] for split in features])
+    for row in expected:
+        assert np.abs(rows - row).max(axis=1).min() < 1e-5
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
     root = folder(tmp_path / "pictures")

@@ -1,15 +1,17 @@
 """Pictures read by patches of training pictures, pooled in cells, with ridge and with kernel ridge readouts."""
 
+import itertools
 import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines import explain, extract, fit, predict
 from reservoir_pipelines.extraction.extractor import load_extractor
 from reservoir_pipelines.fitting import kernel_fitter
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.preparation.prepare import prepare
 from sklearn.datasets import load_digits
 
@@ -35,7 +37,7 @@ SMALL = {"input": "patches", "backbone": f"kernels:width={WIDTH}", "patch": 4, "
 
 @pytest.fixture(scope="module")
 def units():
-    return draw_units(PHOTOGRAPHS, PICTURE.window, WIDTH, seed=0)
+    return draw_units(PHOTOGRAPHS, PICTURE, WIDTH, seed=0)
 
 
 def responses(units, pictures, picture=PICTURE, gain=1.0):
@@ -46,34 +48,38 @@ def responses(units, pictures, picture=PICTURE, gain=1.0):
 
 
 def test_responses_are_products_of_whitened_windows_with_unit_patches(units):
-    found = responses(units, PHOTOGRAPHS[:2], gain=2.0).numpy()
+    found = responses(units, PHOTOGRAPHS[:2], gain=2.0).numpy().reshape(2, -1, 2, 2, WIDTH // 4)
     side = math.isqrt(PICTURE.places)
-    for place in (0, 5, side * side - 1):
+    for place, (size, of_size, middle) in itertools.product(
+        (0, 5, side * side - 1), [(0, units.large, slice(0, 5)), (1, units.small, slice(1, 4))]
+    ):
         down, right = divmod(place, side)
-        window = framed(PHOTOGRAPHS[:2])[:, down : down + 5, right : right + 5].reshape(2, -1).astype(np.float64)
+        window = framed(PHOTOGRAPHS[:2])[:, down : down + 5, right : right + 5][:, middle, middle]
+        window = window.reshape(2, -1).astype(np.float64)
         window -= window.mean(axis=1, keepdims=True)
         window /= np.sqrt(window.var(axis=1, keepdims=True) + units.noise)
-        np.testing.assert_allclose(
-            found[:, place], 2 * (window @ units.weights.T - units.offsets), rtol=1e-3, atol=1e-4
-        )
+        expected = 2 * (window @ of_size.weights.T - of_size.offsets).reshape(2, 2, -1)
+        np.testing.assert_allclose(found[:, place, :, size], expected, rtol=1e-3, atol=1e-3)
     # Whitened windows have variance 1 in each direction, except for those that are held down as noise.
     assert 0.4 < responses(units, PHOTOGRAPHS).std() < 1.2
 
 
 def test_units_stand_in_mirrored_pairs_and_depend_on_pictures_and_seed_alone(units):
-    mirror = mirrored_places(PICTURE.window, 3)
-    np.testing.assert_allclose(units.weights[: WIDTH // 2][:, mirror], units.weights[WIDTH // 2 :], atol=1e-4)
-    again, other = (draw_units(PHOTOGRAPHS, 5, WIDTH, seed=seed) for seed in (0, 1))
-    assert np.array_equal(again.weights, units.weights) and not np.allclose(other.weights, units.weights)
-    assert not np.allclose(draw_units(PHOTOGRAPHS[::-1], 5, WIDTH, seed=0).weights, units.weights)
-    with pytest.raises(InputError, match="15 units are not pairs"):
-        draw_units(PHOTOGRAPHS, 5, 15, seed=0)
+    for of_size, window in ((units.large, 5), (units.small, 3)):
+        first, second = np.split(of_size.weights, 2)
+        np.testing.assert_allclose(first[:, mirrored_places(window, 3)], second, atol=1e-4)
+    again, other = (draw_units(PHOTOGRAPHS, PICTURE, WIDTH, seed=seed) for seed in (0, 1))
+    assert np.array_equal(again.large.weights, units.large.weights)
+    assert not np.allclose(other.large.weights, units.large.weights)
+    assert not np.allclose(draw_units(PHOTOGRAPHS[::-1], PICTURE, WIDTH, seed=0).large.weights, units.large.weights)
+    with pytest.raises(InputError, match="14 units are not pairs"):
+        draw_units(PHOTOGRAPHS, PICTURE, 14, seed=0)
 
 
 def test_uniform_pictures_have_units_and_no_responses():
     flat = np.full((4, 12, 12, 3), 7, np.float32)
-    units = draw_units(flat, PICTURE.window, WIDTH, seed=0)
-    assert np.isfinite(units.weights).all() and torch.isfinite(responses(units, PHOTOGRAPHS)).all()
+    units = draw_units(flat, PICTURE, WIDTH, seed=0)
+    assert np.isfinite(units.small.weights).all() and torch.isfinite(responses(units, PHOTOGRAPHS)).all()
 
 
 def pool(name, hidden):
@@ -177,9 +183,27 @@ def test_labels_have_no_part_in_the_units(features):
     options = ExtractOptions(pool="excess2", cache=features.entry.parents[2], **SMALL)
     prepared = prepare("digits", RowOptions(), cache=features.entry.parents[2])
     model = load_extractor(options, prepared, features.entry.parents[2]).model
+    picture = Picture.of(prepared.task, 4, 2)
     split = prepared.split("train").take(np.arange(prepared.rows["train"]))
     pictures = prepared.scaling(split.x).reshape(-1, 4, 4, 2, 2).transpose(0, 1, 3, 2, 4).reshape(-1, 8, 8, 1)
-    np.testing.assert_array_equal(model.units.weights, draw_units(pictures, 4, WIDTH, seed=0).weights)
+    np.testing.assert_array_equal(model.units.small.weights, draw_units(pictures, picture, WIDTH, seed=0).small.weights)
+
+
+def test_a_ridge_readout_is_explained_and_built_as_a_module_and_a_kernel_readout_is_not(
+    features, new_pictures, tmp_path
+):
+    fitted = fit(features, select="valid", columns="embed/excess2")
+    assert explain(fitted.saved, new_pictures, first=2, out=tmp_path / "why.png").plot.is_file()
+    module = build(Bundle.load(fitted.saved), fitted.saved, "float32")
+    split = prepare("digits", RowOptions(), cache=features.entry.parents[2]).split("test").take(np.arange(5))
+    with torch.no_grad():
+        logits = module(torch.from_numpy(split.x), torch.from_numpy(split.lengths).long())
+    stored = features["test"]["embed/excess2"][:5].reshape(5, -1)
+    expected = fitted.readout.probabilities(np.asarray(stored, np.float32))[:, 0]
+    np.testing.assert_allclose(logits.softmax(dim=3).reshape(5, 10), expected, atol=0.02)
+    kernel = fit(features, select="valid", columns="embed/excess2", readout="arccos", out=tmp_path / "kernel")
+    with pytest.raises(InputError, match="only linear readouts"):
+        explain(kernel.saved, new_pictures, out=tmp_path / "no.png")
 
 
 @pytest.mark.parametrize("readout", ["ridge", "arccos"])
@@ -227,6 +251,15 @@ def test_many_rows_choose_by_some_and_are_factorised_on_disk_and_resumed(feature
     if resumed.best.alpha == whole.best.alpha:
         readouts = [Bundle.load(fitted.saved).readout for fitted in (whole, resumed)]
         np.testing.assert_allclose(readouts[1].dual, readouts[0].dual, rtol=1e-6, atol=1e-9)
+
+
+def test_some_of_the_rows_are_drawn_and_named(features):
+    fitted = fit(features, readout="arccos:rows=200", columns="embed/mirrored2", select="valid")
+    assert fitted.best.readout == "arccos on 200 of 1,078 training rows"
+    assert Bundle.load(fitted.saved).readout.rows.shape == (200, 2 * WIDTH * 4 // 2)
+    for readout in ("arccos:rows=0", "arccos:columns=3", "arccos:rows=70000"):
+        with pytest.raises(InputError, match="number of rows"):
+            fit(features, readout=readout)
 
 
 @pytest.mark.parametrize("settings", [{"class_weight": "balanced"}, {"select": "cv5"}, {"curve": "10"}])

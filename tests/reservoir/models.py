@@ -56,6 +56,14 @@ MODELS = {
     "gemma2": ("Gemma2ForCausalLM", _LLAMA | {"pad_token_id": 0, "sliding_window": 4}),
     "gemma3_text": ("Gemma3ForCausalLM", _LLAMA | {"pad_token_id": 0, "sliding_window": 4}),
 }
+# Models of images that no family describes.
+OTHER_VISION = {
+    "dinov3_vit": ("DINOv3ViTModel", _VIT | {"image_size": 8, "patch_size": 4, "num_register_tokens": 2}),
+    "siglip": (
+        "SiglipModel",
+        {"vision_config": _VIT | {"image_size": 8, "patch_size": 4}, "text_config": _VIT | {"vocab_size": 20}},
+    ),
+}
 RECURRENT = {
     "lstm": {"model_type": "lstm", "depth": 3, "width": WIDTH},
     "lstm-star": {"model_type": "lstm", "depth": 3, "width": WIDTH, "residual": True, "positions": 20},
@@ -92,7 +100,7 @@ def save(kind: str, folder: Path) -> Path:
         return folder
     import transformers
 
-    name, settings = MODELS[kind]
+    name, settings = (MODELS | OTHER_VISION)[kind]
     model_class = getattr(transformers, name)
     torch.manual_seed(0)
     model = model_class(model_class.config_class(**settings))
@@ -136,6 +144,27 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
     return folder
 
 
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content | trim }}{% endgeneration %}"
+    "{% else %}{{ message.content | trim }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def save_with_chat_template(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
+    """Write a tiny Llama whose tokenizer has a chat template and its special tokens."""
+    from transformers import AutoTokenizer
+
+    save_with_tokenizer("llama", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.bos_token = "<s>"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|end|>"]})
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def save_with_letters(folder: Path, *, lower: bool = False) -> Path:
     """Write a tiny BERT of amino acids: the vocabulary of its tokenizer is single letters, as AntiBERTy's is."""
     save("bert", folder)
@@ -172,8 +201,9 @@ def save_with_processor(kind: str, folder: Path, **settings: object) -> Path:
     import transformers
 
     save(kind, folder)
-    made = {"vit": "ViTImageProcessorPil", "dinov2": "BitImageProcessorPil"}[kind]
-    getattr(transformers, made)(**settings).save_pretrained(folder)
+    processors = {"vit": "ViTImageProcessorPil", "dinov2": "BitImageProcessorPil"}
+    processors |= {"dinov3_vit": "ViTImageProcessorPil", "siglip": "SiglipImageProcessorPil"}
+    getattr(transformers, processors[kind])(**settings).save_pretrained(folder)
     return folder
 
 

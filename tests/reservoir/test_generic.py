@@ -13,6 +13,7 @@ from reservoir.backbones import find, load_backbone, load_native, weights_digest
 from reservoir.column import Column
 from reservoir.features import token_batches
 from reservoir.reservoir import Reservoir, load_model
+from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Task, Vectors
 from tests.refusals import outcome
 from tests.reservoir.models import make_fpt
@@ -33,6 +34,7 @@ SETTINGS = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+VISION = {"image_size": 8, "patch_size": 4}
 # What else the tiny model of a type needs.
 MODELS = {
     "modernbert": {"global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2},
@@ -46,6 +48,34 @@ MODELS = {
     "opt": {"ffn_dim": 24, "word_embed_proj_dim": WIDTH},
     "camembert": {},
 }
+# Models without input embeddings, and parts of models.
+OTHERS = {
+    "esmc": {},
+    "electra": {"embedding_size": 8},  # which it projects to the width of its blocks
+    "dinov3_vit": VISION | {"num_register_tokens": 2},
+    "siglip_vision_model": VISION,
+    "siglip_text_model": {},
+    "wavlm": {"conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2}
+    | {"num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 2},
+    "whisper": {"d_model": WIDTH, "encoder_layers": DEPTH, "decoder_layers": 2, "max_source_positions": 10}
+    | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_mel_bins": 4}
+    | {"decoder_start_token_id": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
+    "bart": {"d_model": WIDTH, "encoder_layers": DEPTH, "decoder_layers": 2, "encoder_ffn_dim": 24}
+    | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24},
+    "mt5": {"d_model": WIDTH, "num_layers": DEPTH, "num_heads": 2, "d_kv": 8, "d_ff": 24},
+}
+# What runs of models that have several parts, and the part of their configuration.
+HALVES = {
+    "siglip": ("vision_model", "vision_config", VISION),
+    "clip": ("vision_model", "vision_config", VISION),
+    "gemma3": ("language_model", "text_config", {}),
+    "bart": ("encoder", "", {}),
+    "mt5": ("encoder", "", {}),
+    "whisper": ("encoder", "", {}),
+}
+# The families that most people ask for. Qwen3, Gemma 3 and Llama are described by hand.
+NAMED = ("qwen3", "gemma3_text", "llama", "modernbert", "dinov3_vit", "siglip_vision_model", "gpt_neox", "olmo2")
+NAMED += ("phi3", "mamba2", "esmc", "gpt_oss")
 
 
 def save(kind, folder):
@@ -53,8 +83,15 @@ def save(kind, folder):
     torch.manual_seed(0)
     config_class = transformers.CONFIG_MAPPING[kind]
     accepted = config_class().to_dict() | {"head_dim": 0}
-    settings = {name: value for name, value in SETTINGS.items() if name in accepted} | MODELS[kind]
-    model = transformers.AutoModel.from_config(config_class(**settings))
+    settings = {name: value for name, value in SETTINGS.items() if name in accepted}
+    settings |= (MODELS | OTHERS).get(kind, {})
+    if kind in HALVES and HALVES[kind][1]:
+        _, name, more = HALVES[kind]
+        settings = {"text_config": SETTINGS, "vision_config": SETTINGS | VISION} | {name: SETTINGS | more}
+    if kind == "siglip_text_model":  # a class outside the list of models without a head
+        model = transformers.SiglipTextModel(config_class(**settings))
+    else:
+        model = transformers.AutoModel.from_config(config_class(**settings))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape))
@@ -101,6 +138,82 @@ def test_a_text_enters_by_the_token_embeddings(folder):
         torch.testing.assert_close(backbone(words(tokens)), expected, atol=1e-5, rtol=1e-4)
 
 
+def own_input(model, tokens=6):
+    """Return random input of a model of transformers, by the name of its argument."""
+    draw = torch.Generator().manual_seed(1)
+    if model.main_input_name == "pixel_values":
+        width = 12 if model.config.model_type == "dinov3_vit" else 8  # it has relative positions
+        return {"pixel_values": torch.randn(2, 3, 8, width, generator=draw)}
+    return {"input_ids": torch.randint(20, VOCABULARY, (2, tokens), generator=draw)}
+
+
+def recorded_layers(backbone, embeds):
+    layers = {}
+
+    def recorder(layer):
+        return lambda hidden: layers.update({layer: hidden.clone()})
+
+    with torch.inference_mode(), backbone.recording({layer: recorder(layer) for layer in backbone.layers}):
+        backbone(embeds)
+    return layers
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_hidden_states_of_named_families_are_those_of_transformers(kind, tmp_path):
+    folder = save(kind, tmp_path / kind)
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    native = own_input(model)
+    with torch.inference_mode():
+        options = {} if "pixel_values" in native else {"use_cache": False}
+        output = model(**native, output_hidden_states=True, **options)
+    backbone, front_end = load_native(str(folder))
+    (values,) = native.values()
+    if "pixel_values" in native:
+        front_end.set_pixels(tuple(values.shape[1:]))
+        values = torch.from_numpy(patches(values.permute(0, 2, 3, 1).numpy(), 4))
+    with torch.inference_mode():
+        embeds = front_end(values)
+    layers = recorded_layers(backbone, embeds)
+    first = 1 if kind == "mamba2" else 0  # whose hidden states begin after the first block
+    expected = dict(zip(backbone.layers[first:-1], output.hidden_states[:-1], strict=False))
+    assert len(expected) >= DEPTH
+    for layer, hidden in (expected | {"final": output.last_hidden_state}).items():
+        torch.testing.assert_close(layers[layer], hidden, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_vectors_take_the_place_of_what_enters_the_first_block(kind, tmp_path):
+    backbone = load_backbone(str(save(kind, tmp_path / kind)), "pretrained")
+    embeds = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(2))
+    layers = recorded_layers(backbone, embeds)
+    assert [hidden.shape for hidden in layers.values()] == [(2, 7, WIDTH)] * (DEPTH + 2)
+    # The order of tokens always counts, and without padding each row is computed as it is alone.
+    swapped = recorded_layers(backbone, embeds.flip(1))["final"].flip(1)
+    assert (swapped - layers["final"]).abs().max() > 1e-3
+    torch.testing.assert_close(layers["final"][:1], recorded_layers(backbone, embeds[:1])["final"])
+    if backbone.can_pad:
+        with torch.inference_mode():
+            padded = backbone(embeds, torch.tensor([7, 4]))[1, :4]
+            torch.testing.assert_close(padded, backbone(embeds[1:, :4])[0], atol=1e-5, rtol=1e-4)
+    else:
+        assert "equal length" in outcome(backbone, embeds, torch.tensor([7, 4]))
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_one_part_of_a_model_runs_and_nothing_else_is_kept(kind, tmp_path):
+    part, settings, _ = HALVES[kind]
+    folder = save(kind, tmp_path / kind)
+    whole = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    backbone = load_backbone(str(folder), "pretrained")
+    expected = dict(whole.get_submodule(part).named_parameters())
+    parameters = {name.removeprefix("model."): value for name, value in backbone.model.named_parameters()}
+    assert set(parameters) >= {name for name in expected if "embed_tokens" not in name}
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, expected[name]), name
+    assert backbone.depth == (getattr(whole.config, settings) if settings else whole.config).num_hidden_layers
+    assert weights_digest(load_backbone(str(folder), "pretrained", depth=1)) != weights_digest(backbone)
+
+
 def test_depth_and_seed_decide_what_is_drawn(folder):
     one, again, other = (load_backbone(str(folder), "random", seed, depth=1) for seed in (1, 1, 2))
     assert one.depth == 1 and weights_digest(one) == weights_digest(again) != weights_digest(other)
@@ -114,11 +227,9 @@ def test_depth_and_seed_decide_what_is_drawn(folder):
 @pytest.mark.parametrize(
     ("kind", "settings", "reason"),
     [
-        ("bart", {}, "an encoder with a decoder"),
-        ("dinov3_vit", {}, "takes no input embeddings"),
         ("detr", {}, "contains another model|an encoder with a decoder"),
-        ("clip", {}, "takes no input embeddings"),
-        ("electra", {"embedding_size": 8, "hidden_size": 16, "num_attention_heads": 2}, "another width"),
+        ("patchtst", {}, "takes past_values"),
+        ("superpoint", {}, "no model without a head"),
     ],
 )
 def test_models_of_other_kinds_are_refused_with_the_reason(kind, settings, reason, tmp_path):
@@ -154,16 +265,48 @@ def test_a_configuration_inside_another_may_not_ask_for_code_either(tmp_path, mo
     assert "asks for code" in outcome(find, str(tmp_path))
 
 
-def test_a_model_that_is_stored_in_half_precision_is_computed_in_it(folder, tmp_path):
-    """It is tested in float32, and its matrices are rounded back afterwards."""
+@pytest.fixture
+def halves(folder, tmp_path):
+    """Return a copy of a model in bfloat16, as today's models are published."""
     stored = load_file(folder / "model.safetensors")
-    halves = {name: tensor.bfloat16() for name, tensor in stored.items()}
-    save_file(halves, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: tensor.bfloat16() for name, tensor in stored.items()},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    model = load_model(TASK, Reservoir(backbone=str(tmp_path), init="pretrained"), "cpu", "bfloat16")
-    assert torch.bfloat16 in {parameter.dtype for parameter in model.fpt.backbone.blocks.parameters()}
-    features = model.fpt.features(torch.randn(2, 7, 4), torch.tensor([7, 4]), [Column("final", "mean")])
-    assert torch.isfinite(features[Column("final", "mean")]).all()
+    return tmp_path
+
+
+def matrices(backbone):
+    return [module.weight for module in backbone.blocks.modules() if isinstance(module, torch.nn.Linear)]
+
+
+def test_a_model_that_is_stored_in_half_precision_stays_in_it(halves):
+    exact = load_backbone(str(halves), "pretrained")
+    own = load_backbone(str(halves), "pretrained", own_precision=True)
+    assert {weight.dtype for weight in matrices(exact)} == {torch.float32}
+    assert {weight.dtype for weight in matrices(own)} == {torch.bfloat16}
+    assert (own.causal, own.can_pad) == (exact.causal, exact.can_pad) and weights_digest(own) == weights_digest(exact)
+    for weight, expected in zip(matrices(own), matrices(exact), strict=True):
+        assert torch.equal(weight.float(), expected)
+    column = Column("final", "mean")
+    x, lengths = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([7, 4])
+    features = {
+        compute: load_model(TASK, Reservoir(backbone=str(halves), init="pretrained"), "cpu", compute)
+        for compute in ("float32", "bfloat16")
+    }
+    expected, values = (model.fpt.features(x, lengths, [column])[column] for model in features.values())
+    assert 0 < (values - expected).norm() < 0.05 * expected.norm()
+    _, words = load_native(str(halves), own_precision=True)
+    assert next(words.parameters()).dtype == torch.bfloat16
+
+
+def test_a_model_that_half_precision_changes_becomes_float32(halves, monkeypatch):
+    monkeypatch.setattr("reservoir.backbones.generic_checks.HALF_TOLERANCE", 0)
+    model = load_model(TASK, Reservoir(backbone=str(halves), init="pretrained"), "cpu", "bfloat16")
+    assert model.compute == "float32"
+    assert {weight.dtype for weight in matrices(model.fpt.backbone)} == {torch.float32}
 
 
 def test_a_layer_that_is_not_what_transformers_calls_so_is_refused(tmp_path, monkeypatch):

@@ -34,6 +34,9 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     the folds alone. Without ``chooses``, they have one fixed penalty too.
     """
     raw = known.raw()
+    if known.task.labels_text_tokens:
+        notify("baselines: none, but the layer embed shows what tokens tell without their context")
+        return []
     if raw is None:
         notify("baselines: skipped, because the prepared data was removed; run reservoir prepare")
         return []

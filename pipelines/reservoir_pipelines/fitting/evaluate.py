@@ -112,7 +112,7 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
         labels=samples.labels("test"),
         counts=counts,
         units=test.units,
-        rows=LabelledRows(ids=test_rows.ids, y=test_rows.labels, groups=test_rows.groups),
+        rows=LabelledRows.of(test_rows),
     )
 
 

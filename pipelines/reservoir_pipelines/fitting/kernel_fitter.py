@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +15,7 @@ from reservoir.column import names_of
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 from reservoir.readouts.kernel_ridge import (
+    MAX_ROWS,
     KernelReadout,
     Panels,
     PanelsInMemory,
@@ -29,9 +30,9 @@ from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Source
 from reservoir_pipelines.output import notify
 
-# Training rows that choose the penalty. All penalties of 10,000 rows take two minutes; a factor of 50,000 rows takes
+# Training rows that choose the penalty. All penalties of 5,000 rows take half a minute; a factor of 50,000 rows takes
 # twenty minutes for each of them, and the best penalty, relative to the kernel of a row with itself, changes little.
-CHOICE_ROWS = 10_000
+CHOICE_ROWS = 5_000
 ROWS_IN_MEMORY = (
     16_384  # rows whose factor is in memory, 1 GB; it takes a minute, so that nothing is resumed
 )
@@ -71,6 +72,7 @@ class KernelFitter(Fitter):
 
     kind = "arccos"
     alphas: np.ndarray  # relative to the mean kernel of a row with itself
+    rows: int = MAX_ROWS  # of more training rows, this number is drawn at random
 
     @property
     def settings(self) -> int:
@@ -91,49 +93,60 @@ class KernelFitter(Fitter):
 
     def fit(self, source: Source) -> ColumnFit:
         """Choose a penalty by some of the training rows, and fit all of them."""
-        targets = targets_of(source, self.classes)
-        training, labels = _standardised(source, ("train",))
-        coded = targets.coded(labels)
-        if len(coded) <= CHOICE_ROWS:
-            readouts = self._path(training, coded, targets)
-            results = self._results(source, targets, readouts, self.alphas, self.kind)
+        training = TrainingRows.of(source, ("train",), targets_of(source, self.classes))
+        name, training = self._some(training, self.rows)
+        if len(training) <= CHOICE_ROWS:
+            duals = training.duals(self.kind, self.alphas)
+            results = self._results(source, training, duals, self.alphas, name)
             best = best_of(results)
-            chosen = readouts[best]
+            chosen = training.readout(self.kind, duals[best])
         else:
             # The readout of all rows has the penalty that is best for some of them, and a result of its own.
-            results = self._results_of_some(source, training, coded, targets) if self.settings > 1 else []
-            alpha = float(self.alphas[best_of(results) if results else 0])
-            chosen = self._solved(source, training, coded, targets, alpha)
-            results += self._results(source, targets, [chosen], np.array([alpha]), self.kind)
+            results = self._results_of_some(source, training) if self.settings > 1 else []
+            alphas = self.alphas[[best_of(results) if results else 0]]
+            dual = self._solved(source, training, float(alphas[0]))
+            results += self._results(source, training, dual[None], alphas, name)
             best = len(results) - 1
+            chosen = training.readout(self.kind, dual)
         return ColumnFit(columns=source.columns, results=tuple(results), best=best, solve=lambda: chosen)
 
-    def _results_of_some(
-        self, source: Source, training: Standardised, coded: np.ndarray, targets: Targets
-    ) -> list[Result]:
+    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return a readout that was chosen on valid, fitted again to train and valid if the fitter ``refits``."""
+        if not self.refits:
+            return chosen
+        assert isinstance(chosen, KernelReadout)
+        _, training = self._some(TrainingRows.of(source, KNOWN, chosen.targets), self.rows)
+        readout = training.readout(self.kind, self._solved(source, training, float(alpha or 1)))
+        return replace(readout, temperature=chosen.temperature)
+
+    def _results_of_some(self, source: Source, training: "TrainingRows") -> list[Result]:
         """Return the result of each penalty for `CHOICE_ROWS` of the training rows."""
-        drawn = np.sort(generator(0, "kernel choice").permutation(len(coded))[:CHOICE_ROWS])
-        readouts = self._path(training.take(drawn), coded[drawn], targets)
-        name = f"{self.kind} on {len(drawn):,} of {len(coded):,} training rows"
-        return self._results(source, targets, readouts, self.alphas, name)
+        name, some = self._some(training, CHOICE_ROWS)
+        return self._results(source, some, some.duals(self.kind, self.alphas), self.alphas, name)
+
+    def _some(self, training: "TrainingRows", most: int) -> tuple[str, "TrainingRows"]:
+        """Return up to a number of training rows, drawn at random, and the name of a readout of them."""
+        if len(training) <= most:
+            return self.kind, training
+        drawn = np.sort(generator(0, "kernel rows").permutation(len(training))[:most])
+        return f"{self.kind} on {most:,} of {len(training):,} training rows", training.take(drawn)
 
     def _results(
-        self,
-        source: Source,
-        targets: Targets,
-        readouts: Sequence[KernelReadout],
-        alphas: np.ndarray,
-        name: str,
+        self, source: Source, training: "TrainingRows", duals: np.ndarray, alphas: np.ndarray, name: str
     ) -> list[Result]:
-        """Return the results of readouts on valid, with their penalties and the name of the kind of readout."""
-        tally = Tally(targets)
+        """Return the results on valid of solutions (A, n, T) with their penalties; ``name`` is the kind of readout."""
+        # The solutions of all penalties stand side by side, so that the kernel of a row is computed once for all.
+        of_all = training.readout(self.kind, np.concatenate([*duals], axis=1))
+        of_all = replace(of_all, offset=np.tile(training.offset, len(alphas)))
+        tally = Tally(training.targets)
         for x, y in source.blocks("valid"):
-            tally.update(np.stack([readout.scores(x) for readout in readouts]), y)
+            scores = of_all.scores(x).reshape(len(x), len(alphas), -1)
+            tally.update(scores.transpose(1, 0, 2), y)
         return [
             Result(
                 columns=names_of(source.columns),
                 readout=name,
-                metric=targets.metric,
+                metric=training.targets.metric,
                 alpha=float(alpha),
                 valid_score=float(score),
                 valid_loss=float(loss),
@@ -141,33 +154,11 @@ class KernelFitter(Fitter):
             for alpha, score, loss in zip(alphas, tally.accuracy(), tally.loss(), strict=True)
         ]
 
-    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
-        """Return a readout that was chosen on valid, fitted again to train and valid if the fitter ``refits``."""
-        if not self.refits:
-            return chosen
-        assert isinstance(chosen, KernelReadout)
-        training, labels = _standardised(source, KNOWN)
-        coded = chosen.targets.coded(labels)
-        readout = self._solved(source, training, coded, chosen.targets, float(alpha or 1))
-        return replace(readout, temperature=chosen.temperature)
-
-    def _path(self, training: Standardised, coded: np.ndarray, targets: Targets) -> list[KernelReadout]:
-        """Return the readout of each penalty, by one reduction of the whole kernel."""
-        offset = coded.mean(axis=0, dtype=np.float64)
-        everything = slice(0, len(coded))
-        matrix = training.products(self.kind, everything, everything)
-        duals = solve_penalties(matrix, coded - offset, self.alphas)
-        return [KernelReadout.of(training, self.kind, dual, offset, targets) for dual in duals]
-
-    def _solved(
-        self, source: Source, training: Standardised, coded: np.ndarray, targets: Targets, alpha: float
-    ) -> KernelReadout:
-        """Return the readout of one penalty, by a factorisation in panels."""
-        offset = coded.mean(axis=0, dtype=np.float64)
-        with self._panels(source, training, alpha) as panels:
-            factorise(training, self.kind, alpha, panels)
-            dual = solve_factored(panels, coded - offset)
-        return KernelReadout.of(training, self.kind, dual, offset, targets)
+    def _solved(self, source: Source, training: "TrainingRows", alpha: float) -> np.ndarray:
+        """Return the solution (n, T) of one penalty, by a factorisation in panels."""
+        with self._panels(source, training.rows, alpha) as panels:
+            factorise(training.rows, self.kind, alpha, panels)
+            return solve_factored(panels, training.coded - training.offset)
 
     @contextmanager
     def _panels(self, source: Source, training: Standardised, alpha: float) -> Iterator[Panels]:
@@ -183,21 +174,68 @@ class KernelFitter(Fitter):
         shutil.rmtree(folder)
 
 
+def parse_rows(readout: str) -> int:
+    """Return the number of rows of ``arccos`` or ``arccos:rows=20000``, by default the most that are possible."""
+    name, _, settings = readout.partition(":")
+    if not settings:
+        return MAX_ROWS
+    key, _, value = settings.partition("=")
+    if key != "rows" or not value.isdecimal() or not 0 < int(value) <= MAX_ROWS:
+        raise InputError(
+            f"--readout {readout}: {settings!r} is not a number of rows",
+            f"write {name}:rows=20000, up to {MAX_ROWS:,}",
+        )
+    return int(value)
+
+
 def best_of(results: Sequence[Result]) -> int:
     """Return the index of the best result: the most accurate, then the smaller loss, then the larger penalty."""
     return max(range(len(results)), key=lambda number: results[number].sort_key)
 
 
-def _standardised(source: Source, splits: Sequence[KnownSplit]) -> tuple[Standardised, np.ndarray]:
-    """Return the rows of some splits, standardised, and their labels (n, outputs)."""
-    labels = np.concatenate([source.labels(split) for split in splits])
-    # The blocks are copied into one array, because joining them at the end would take twice the memory.
-    rows = np.empty((len(labels), source.width()), np.float32)
-    start = 0
-    for split in splits:
-        for x, _ in source.blocks(split):
-            rows[start : start + len(x)] = x
-            start += len(x)
-    if start != len(rows):
-        raise InputError(f"{source.name}: {start} rows and {len(rows)} labels", "extract again")
-    return Standardised.of(rows, source.feature_weights), labels
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingRows:
+    """The rows of some splits, standardised, with their labels ``coded`` as targets (n, T)."""
+
+    rows: Standardised
+    coded: np.ndarray
+    targets: Targets
+
+    @classmethod
+    def of(cls, source: Source, splits: Sequence[KnownSplit], targets: Targets) -> "TrainingRows":
+        """Return the rows of some splits of a source."""
+        labels = np.concatenate([source.labels(split) for split in splits])
+        # The blocks are copied into one array, because joining them at the end would take twice the memory.
+        x = np.empty((len(labels), source.width()), np.float32)
+        start = 0
+        for split in splits:
+            for block, _ in source.blocks(split):
+                x[start : start + len(block)] = block
+                start += len(block)
+        if start != len(x):
+            raise InputError(f"{source.name}: {start} rows and {len(x)} labels", "extract again")
+        rows = Standardised.of(x, source.feature_weights)
+        return cls(rows=rows, coded=targets.coded(labels), targets=targets)
+
+    def __len__(self) -> int:
+        return len(self.coded)
+
+    @cached_property
+    def offset(self) -> np.ndarray:
+        """The mean of the targets, (T,)."""
+        return self.coded.mean(axis=0, dtype=np.float64)
+
+    def take(self, numbers: np.ndarray) -> "TrainingRows":
+        """Return some of the rows, by their numbers."""
+        return replace(self, rows=self.rows.take(numbers), coded=self.coded[numbers])
+
+    def duals(self, kernel: str, alphas: np.ndarray) -> np.ndarray:
+        """Return the solution of each penalty, (A, n, T), by one reduction of the whole kernel."""
+        everything = slice(0, len(self))
+        return solve_penalties(
+            self.rows.products(kernel, everything, everything), self.coded - self.offset, alphas
+        )
+
+    def readout(self, kernel: str, dual: np.ndarray) -> KernelReadout:
+        """Return the readout of a solution (n, T)."""
+        return KernelReadout.of(self.rows, kernel, dual, self.offset, self.targets)

@@ -109,7 +109,7 @@ def _labelled_rows(
     for split in KNOWN:
         if any(split in readout.of_splits for readout in predictions):
             part = known.view[split]
-            rows[split] = LabelledRows(ids=part.ids, y=part.labels, groups=part.groups)
+            rows[split] = LabelledRows.of(part)
     return {**rows, "test": test_rows}
 
 

@@ -1,0 +1,228 @@
+"""Tests of a generic backbone when it is loaded: what its layers are, and how its tokens see each other and padding."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reservoir.backbones.backbone import MATRICES, Backbone
+from reservoir.backbones.generic import refusal, without_cache
+from reservoir.backbones.vector_model import StandIn, VectorModel, stand_ins
+from reservoir.errors import as_input_error
+
+CHECKED_TOKENS = 6  # of the random sequences on which a model is tested
+# Largest error as a share of the largest value. Other orders of summation differ by about 1e-6, and an attention
+# that sees padding by 1e-2 or more.
+TOLERANCE = 1e-4
+# Largest error of half precision, as a share of the root mean square of a layer's hidden states. Rounding to bfloat16
+# changes a value by up to 0.4%, and the errors of the blocks add up; a model that breaks is off by 100%.
+HALF_TOLERANCE = 0.05
+
+
+def check_backbone(backbone: Backbone) -> None:
+    """Test the layers of a generic backbone, and set `Backbone.causal` and `Backbone.can_pad` by tests.
+
+    Matrices in half precision stay so if all layers are almost those of float32 (`HALF_TOLERANCE`); otherwise the
+    backbone becomes float32.
+
+    Raises
+    ------
+    InputError
+        If it cannot run on vectors, or if a layer is not what transformers calls so.
+    """
+    halves = [
+        module
+        for module in backbone.blocks.modules()
+        if isinstance(module, MATRICES) and any(p.dtype != torch.float32 for p in module.parameters())
+    ]
+    problem = f"model type {backbone.config.model_type!r}: it does not run"
+    with as_input_error(problem, "choose another model"), torch.no_grad():
+        if halves and not _runs_in_half(backbone, halves):
+            for module in halves:
+                module.float()
+            backbone.allows_bfloat16 = False
+            halves = []
+        if not halves:
+            _test(backbone)
+
+
+def _test(backbone: Backbone) -> None:
+    """Test a backbone whose products are in float32."""
+    if isinstance(backbone.model, VectorModel):
+        _choose_stand_in(backbone, backbone.model)
+        backbone.model.adds_positions = not _sees_order(backbone)
+    else:
+        _check_embeddings(backbone)
+    backbone.causal = _is_causal(backbone)
+    backbone.can_pad = backbone.causal or _is_safe_to_pad(backbone)
+
+
+def _runs_in_half(backbone: Backbone, halves: Sequence[nn.Module]) -> bool:
+    """Test a backbone in float32, and return whether its layers are almost the same in half precision."""
+    embeds = _random_embeds(backbone)
+    try:
+        with _in_float32(halves):
+            _test(backbone)
+            exact = _recorded_layers(backbone, embeds)
+        backbone.compute = torch.bfloat16
+        rounded = _recorded_layers(backbone, embeds)
+    except (
+        Exception
+    ):  # of a model that looks at the type of its matrices; the test in float32 tells what is wrong
+        return False
+    finally:
+        backbone.compute = torch.float32
+    return all(
+        bool((rounded[layer] - hidden).norm() <= HALF_TOLERANCE * hidden.norm())
+        for layer, hidden in exact.items()
+    )
+
+
+@contextmanager
+def _in_float32(halves: Sequence[nn.Module]) -> Iterator[None]:
+    """Convert each of these modules to float32 while it runs, so that only one is in memory twice."""
+    handles: list[Any] = []
+    for module in halves:
+        dtype = next(module.parameters()).dtype
+        to_float32, back = partial(_convert, torch.float32), partial(_convert, dtype)
+        handles.append(module.register_forward_pre_hook(to_float32))
+        handles.append(module.register_forward_hook(back, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _convert(dtype: torch.dtype, module: nn.Module, *_: object) -> None:
+    module.to(dtype)
+
+
+def check_native(model: nn.Module, config: Any, words: nn.Module) -> None:
+    """Raise `InputError` unless a text enters a model as its token embeddings, and in no other way."""
+    if isinstance(model, VectorModel):  # `check_backbone` compares vectors with the model's own input
+        model.has_native_input = True
+        return
+    # The first numbers are often those of special tokens: the padding token, for example, has no position.
+    size = getattr(words, "num_embeddings", 100)
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(size // 2, size, (2, CHECKED_TOKENS), generator=draw)
+    options = without_cache(model)
+    problem = f"model type {config.model_type!r}: it does not run"
+    with as_input_error(problem, "choose another model"), torch.no_grad():
+        by_number: Any = model(input_ids=tokens, **options).last_hidden_state
+        by_vector: Any = model(inputs_embeds=words(tokens), **options).last_hidden_state
+    if not _are_close(by_vector.float(), by_number.float()):
+        raise refusal(config, "its texts enter in another way than by token embeddings")
+
+
+def _check_embeddings(backbone: Backbone) -> None:
+    """Compare the layers of random vectors with the hidden states that transformers returns for them."""
+    embeds = _random_embeds(backbone)
+    model: Any = backbone.model
+    output = model(inputs_embeds=embeds, output_hidden_states=True, **without_cache(model))
+    _check_layers(backbone, _recorded_layers(backbone, embeds), output)
+
+
+def _choose_stand_in(backbone: Backbone, model: VectorModel) -> None:
+    """Choose the first stand-in with which vectors run, and give the hidden states of the model's own input."""
+    problems: list[Exception] = []
+    for stand_in in stand_ins(model.model, model.takes):
+        model.stand_in = stand_in
+        try:
+            if not torch.isfinite(backbone(_random_embeds(backbone))).all():
+                raise refusal(backbone.config, "it returns NaN")
+            _check_own_input(backbone, model, stand_in)
+            return
+        except Exception as problem:  # of models for which another stand-in is right
+            problems.append(problem)
+    raise problems[0]  # the best comes first
+
+
+def _check_own_input(backbone: Backbone, model: VectorModel, stand_in: StandIn) -> None:
+    """Compare the layers of random own input, which enters as vectors, with its hidden states in transformers."""
+    draw = torch.Generator().manual_seed(0)
+    shape = 2, *stand_in.shape(CHECKED_TOKENS)
+    if model.takes == "input_ids":
+        size = model.front_end.num_embeddings or 100
+        native = torch.randint(size // 2, size, shape, generator=draw)
+    else:
+        native = torch.randn(shape, generator=draw)
+    # Positions that are relative to an image need a stand-in of the same size.
+    model.stand_in = replace(stand_in, shape=lambda _tokens: tuple(native.shape[1:]))
+    recorded = _recorded_layers(backbone, model.embed(native))
+    model.stand_in = stand_in
+    _check_layers(backbone, recorded, model.run_native(native, output_hidden_states=True))
+
+
+def _recorded_layers(backbone: Backbone, embeds: Tensor) -> dict[str, Tensor]:
+    """Return the hidden states of all layers for some vectors."""
+    recorded: dict[str, Tensor] = {}
+
+    def recorder(layer: str) -> Callable[[Tensor], None]:
+        return lambda hidden: recorded.update({layer: hidden.float().clone()})
+
+    with backbone.recording({layer: recorder(layer) for layer in backbone.layers}):
+        backbone(embeds)
+    return recorded
+
+
+def _check_layers(backbone: Backbone, recorded: Mapping[str, Tensor], output: Any) -> None:
+    """Raise `InputError` unless each layer is what transformers returns as the hidden states of this number."""
+    states = getattr(output, "hidden_states", None)
+    if states is None or len(states) != backbone.depth + 1:
+        raise refusal(backbone.config, "it does not return the hidden states of its blocks")
+    # Most models return the input of the first block and the outputs of all but the last, whose output has passed the
+    # last norm. Some, such as Mamba, return the outputs of all blocks.
+    blocks = backbone.layers[1:-1]
+    inputs_first = dict(zip(("embed", *blocks), states[:-1], strict=False))
+    outputs = dict(zip(blocks, states[:-1], strict=True))
+    final = {"final": output.last_hidden_state}
+    if not any(_agree(recorded, expected | final) for expected in (inputs_first, outputs)):
+        raise refusal(backbone.config, "its layers are not what transformers calls its hidden states")
+
+
+def _agree(recorded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    return all(
+        layer in recorded and _are_close(recorded[layer], hidden.float())
+        for layer, hidden in expected.items()
+    )
+
+
+def _sees_order(backbone: Backbone) -> bool:
+    """Return whether the hidden states of tokens in reversed order are other ones."""
+    embeds = _random_embeds(backbone)
+    return not _are_close(backbone(embeds.flip(1)).flip(1), backbone(embeds))
+
+
+def _is_causal(backbone: Backbone) -> bool:
+    """Return whether the hidden states of the tokens before the last one are the same for another last token."""
+    embeds = _random_embeds(backbone)
+    changed = embeds.clone()
+    changed[:, -1] = -changed[:, -1]  # any other vector would do
+    return _are_close(backbone(changed)[:, :-1], backbone(embeds)[:, :-1])
+
+
+def _is_safe_to_pad(backbone: Backbone) -> bool:
+    """Return whether padding leaves the hidden states of the real tokens as they are."""
+    embeds = _random_embeds(backbone)
+    shorter = CHECKED_TOKENS // 2
+    alone = backbone(embeds[:, :shorter])
+    padded = backbone(embeds, torch.full((len(embeds),), shorter))[:, :shorter]
+    return _are_close(padded, alone)
+
+
+def _random_embeds(backbone: Backbone) -> Tensor:
+    """Return two random sequences of vectors (2, tokens, width)."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(2, CHECKED_TOKENS, backbone.width, generator=draw)
+
+
+def _are_close(values: Tensor, expected: Tensor) -> bool:
+    return values.shape == expected.shape and bool(
+        (values - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    )
