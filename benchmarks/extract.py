@@ -36,13 +36,13 @@ import numpy as np
 import torch
 from reservoir_pipelines import prepare
 from reservoir_pipelines.extraction.entries import row_count
-from reservoir_pipelines.extraction.extractor import load_extractor
+from reservoir_pipelines.extraction.extractor import Extractor, load_extractor
 from reservoir_pipelines.output import silenced
 from torch import nn
 from transformers import GPT2Config, GPT2Model
 
 from reservoir.backbones import find
-from reservoir.column import Column
+from reservoir.features import launch, load
 from reservoir.options import ExtractOptions
 from reservoir.reservoir import choose_compute, choose_device
 
@@ -160,9 +160,11 @@ def per_second(
     device: torch.device,
     width: int = 0,
 ) -> np.ndarray:
-    """Return the rows per second of ``work`` on batches of random vectors, after one row as a warm-up."""
+    """Return the rows per second of ``work`` on batches of random vectors, after a batch as a warm-up."""
     x = torch.randn(rows, tokens, width or model.config.n_embd, dtype=model.dtype, device=device)
-    work(x[:1])
+    work(x[:size])
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     with speed_of(rows) as speed:
         for start in range(0, rows, size):
             work(x[start : start + size])
@@ -183,28 +185,44 @@ def speed_of(rows: int) -> Iterator[np.ndarray]:
 def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
     """Return rows per second of extract, from the first batch to the last manifest."""
     with tempfile.TemporaryDirectory() as folder, silenced():
-        root, file = Path(folder), Path(folder) / "random.npz"
-        draw = np.random.default_rng(0)
-        split = np.array(["valid", "test", *["train"] * (rows - 2)])
-        np.savez(
-            file,
-            x=draw.normal(size=(rows, tokens, DIM)).astype(np.float32),
-            y=np.arange(rows) % 2,
-            split=split,
-        )
+        root = Path(folder)
         reservoir = {"backbone": backbone, "init": "random", "input": "orthogonal", "patch": 1}
         options = ExtractOptions(**reservoir, layers="all", pool="last,mean", store="float16", cache=root)
-        prepared = prepare(str(file), cache=root)
-        run = load_extractor(options, prepared, root)
-        run.model.fpt.features(  # because the other programs are warm too
-            torch.zeros(1, tokens, DIM, device=run.model.device),
-            torch.tensor([tokens], device=run.model.device),
-            [Column("final", "last")],
-        )
-        entry, missing = run.open({})
+        extractor = warm_extractor(write_random_rows(root / "random.npz", rows, tokens), options, root)
+        entry, missing = extractor.open({})
         with speed_of(row_count(entry, missing)) as speed:
-            run.compute(entry, lambda rows, written: None)
+            extractor.compute(entry, lambda rows, written: None)
         return speed
+
+
+def write_random_rows(
+    file: Path, rows: int, tokens: int, shortest: int | None = None, dim: int = DIM
+) -> Path:
+    """Write random vectors with labels, an eighth of the rows for validation and for the test each; return the file.
+
+    With ``shortest``, rows have ``shortest`` to ``tokens`` tokens.
+    """
+    draw = np.random.default_rng(0)
+    lengths = np.full(rows, tokens) if shortest is None else draw.integers(shortest, tokens + 1, rows)
+    np.savez(
+        file,
+        x=draw.standard_normal((rows, tokens, dim), dtype=np.float32),
+        y=np.arange(rows) % 2,
+        lengths=lengths.astype(np.int32),
+        # Validation and test have whole blocks, too, because tails of a few rows are another workload.
+        split=np.array(["valid", "test", *["train"] * 6])[np.arange(rows) % 8],
+    )
+    return file
+
+
+def warm_extractor(file: Path, options: ExtractOptions, root: Path) -> Extractor:
+    """Return an extractor of a file's rows that has computed one batch of the full shape."""
+    prepared = prepare(str(file), cache=root)
+    extractor = load_extractor(options, prepared, root)
+    part = prepared.split("train").take(extractor.rows["train"][: extractor.layout.batch_rows])
+    loaded = load(extractor.model, prepared.scaling, part.x, part.lengths, extractor.layout.batch_rows)
+    launch(extractor.model, loaded, extractor.columns)()
+    return extractor
 
 
 if __name__ == "__main__":

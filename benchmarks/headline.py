@@ -24,6 +24,9 @@ BLOCKS, INPUT, RAW = (
     "its input layer alone, no transformer",
     "raw input, linear",
 )
+NO_BLOCKS, KERNEL = "no transformer, ridge readout", "no transformer, arc-cosine kernel"
+# Tasks whose input layer has structure that another model would have to learn.
+STRUCTURE_GIVEN = ("listops",)
 OUTPUT_ONLY, FPT_RANDOM, FPT = "paper: output only, random GPT-2", "paper: FPT, random GPT-2", "paper: FPT"
 TASKS = ("bit-xor", "mnist", "cifar10", "cifar10-lra", "listops", "homology", "bit-memory")
 PUBLISHED_KINDS = {
@@ -53,6 +56,8 @@ class TaskResult:
     train_rows: int
     baseline: float  # best test accuracy of a baseline, in percent
     baseline_name: str
+    no_blocks: Score | None  # patches of pictures or counted brackets, with a ridge readout
+    kernel: Score | None  # the same with the arc-cosine kernel
     input_alone: Score | None
     blocks: Score
     published: Mapping[str, float | None]  # by row of the recipe
@@ -85,6 +90,8 @@ def _task_result(folder: ReproductionFolder, rows: Mapping[str, Any], place: int
         train_rows=int(train_rows[1].replace(",", "")),
         baseline=max(baselines[best_name]),
         baseline_name=best_name,
+        no_blocks=_score(spots[NO_BLOCKS]),
+        kernel=_score(spots[KERNEL]),
         input_alone=_score(spots[INPUT]),
         blocks=_score(spots[BLOCKS]) or Score(float("nan"), (0, 0), 0),
         published={name: spot["published"] for name, spot in spots.items() if spot["published"]},
@@ -102,10 +109,11 @@ def _score(spot: Mapping[str, Any]) -> Score | None:
 def readme_table(by_task: Mapping[str, TaskResult]) -> str:
     """Return the README's table as Markdown."""
     heads = (
-        "task | train rows | best baseline | input layer alone | with the first block | "
+        "task | train rows | best baseline | no transformer | no transformer, kernel | input layer alone | "
+        "with the first block | "
         "paper, output only | paper, FPT of random blocks | paper, FPT | minutes"
     )
-    lines = [f"| {heads} |", "|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    lines = [f"| {heads} |", f"|---|{'--:|' * heads.count(' | ')}"]
     for task, result in by_task.items():
         published = [
             "" if (value := result.published.get(name)) is None else f"{value:g}%"
@@ -115,6 +123,7 @@ def readme_table(by_task: Mapping[str, TaskResult]) -> str:
             task,
             f"{result.train_rows:,}",
             f"{result.baseline:.1f}%",
+            *(_marked(task, score) for score in (result.no_blocks, result.kernel)),
             str(result.input_alone or ""),
             f"{result.blocks}{', all twelve blocks' if task == 'bit-xor' else ''}",
             *published,
@@ -124,6 +133,18 @@ def readme_table(by_task: Mapping[str, TaskResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _marked(task: str, score: Score | None) -> str:
+    """Return a score without a transformer, with a mark if the input layer has structure that others learn."""
+    mark = ", structure given" if task in STRUCTURE_GIVEN else ""
+    return f"{score}{mark}" if score else ""
+
+
+def _linear_scores(task: str, result: TaskResult) -> str:
+    """Return the scores of linear readouts of one task: without a transformer, and of the first block."""
+    without = _marked(task, result.no_blocks)
+    return f"{without}, without a transformer; {result.blocks}" if without else str(result.blocks)
+
+
 def leaderboard_table(by_task: Mapping[str, TaskResult], published: Mapping[str, Mapping[str, str]]) -> str:
     """Return the table of the leaderboard as Markdown; ``published`` holds the texts of its other columns by row."""
     heads = ["task", "here: untrained, linear readout", "here: otherwise"]
@@ -131,8 +152,7 @@ def leaderboard_table(by_task: Mapping[str, TaskResult], published: Mapping[str,
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, entry in published.items():
         ours = by_task.get(name)
-        best = ours and ours.blocks
-        cells = [name, str(best or ""), entry.get("here", "")]
+        cells = [name, _linear_scores(name, ours) if ours else "", entry.get("here", "")]
         cells += [entry.get(kind, "") for kind in PUBLISHED_KINDS]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -161,6 +181,14 @@ def draw_headline(figure: Figure, by_task: Mapping[str, TaskResult]) -> None:
         "untrained input layer alone, exact readout": (
             ("s", COLOURS[5], 9),
             {task: result.input_alone and result.input_alone.mean for task, result in by_task.items()},
+        ),
+        "no transformer, exact readout": (
+            ("P", COLOURS[2], 9),
+            {task: result.no_blocks and result.no_blocks.mean for task, result in by_task.items()},
+        ),
+        "no transformer, arc-cosine kernel": (
+            ("X", COLOURS[3], 9),
+            {task: result.kernel and result.kernel.mean for task, result in by_task.items()},
         ),
         "with untrained blocks of GPT-2 small, exact readout": (
             ("o", COLOURS[0], 11),

@@ -158,11 +158,16 @@ def product_flops(model: LoadedModel, tokens: int, batch: int) -> float:
     """Return the floating-point operations of one step in products with frozen weights and in attention.
 
     Each product with frozen weights runs twice, forwards and for the gradient of its input. Causal attention needs half
-    of each of its two products, once forwards and twice backwards.
+    of each of its two products, once forwards and twice backwards. The feed-forward layers of the last block run for
+    the tokens that have a label.
     """
-    weights = sum(p.numel() for p in model.fpt.backbone.blocks.parameters() if p.dim() == 2)
-    attention = 2 * tokens * model.fpt.backbone.width * model.fpt.backbone.depth / 2
-    return 2 * batch * tokens * (2 * weights + 3 * attention)
+    backbone = model.fpt.backbone
+    weights = sum(p.numel() for p in backbone.blocks.parameters() if p.dim() == 2)
+    last = (backbone.blocks[-1].get_submodule(path) for path in backbone.family.feedforward)
+    skipped_weights = sum(p.numel() for part in last for p in part.parameters() if p.dim() == 2)
+    skipped_share = 1 - model.fpt.task.readout_tokens / tokens
+    attention = 2 * tokens * backbone.width * backbone.depth / 2
+    return 2 * batch * tokens * (2 * (weights - skipped_share * skipped_weights) + 3 * attention)
 
 
 def peak(device: torch.device) -> float:

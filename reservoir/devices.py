@@ -5,6 +5,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,6 +41,21 @@ def of_worker(name: str, number: int) -> str:
 def pinned(x: Tensor, device: torch.device) -> Tensor:
     """Return a host tensor in page-locked memory, from which a GPU copies asynchronously; unchanged for the CPU."""
     return x.pin_memory() if on_gpu(device) else x
+
+
+def constant(values: Callable[..., list[Any]], arguments: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the tensor of ``values(*arguments)`` on a device, copied there once, because a copy waits for a GPU."""
+    if torch.compiler.is_compiling():  # a traced graph has constants of its own
+        return torch.tensor(values(*arguments), device=device)
+    return _copied_constant(values, arguments, device)
+
+
+@lru_cache(maxsize=64)
+def _copied_constant(
+    values: Callable[..., list[Any]], arguments: tuple[int, ...], device: torch.device
+) -> Tensor:
+    with torch.inference_mode(False):  # so that training may use it, too
+        return torch.tensor(values(*arguments), device=device)
 
 
 def compiled(step: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

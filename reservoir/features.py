@@ -1,17 +1,20 @@
 """The forward pass over stored sequences: batches of similar length, and pooled features as NumPy arrays."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.devices import exact_products, fetch, kind, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
-from reservoir.pooling import find_pooling
+from reservoir.inputs.text_tokens import TokenPart
+from reservoir.pooling import Pooling, find_pooling, masks_of
 from reservoir.raw_input import read_values
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
@@ -26,11 +29,17 @@ LENGTH_STEPS = 16
 
 def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Column, tuple[int, int]]:
     """Return the tokens and the width of one row of each column, at the hidden ``width`` of a model."""
-    # If each token has a label, a row keeps as many tokens as labels.
-    most = task.readout_tokens if task.labels_each_token else task.max_tokens
+    # If each token has a label, a row keeps as many tokens as labels. Words and tokens of texts are rows themselves.
+    is_row = task.labels_text_tokens
+    most = 1 if is_row else task.readout_tokens if task.labels_each_token else task.max_tokens
     return {
         column: find_pooling(column.pooling).shape(width, most, task.readout_tokens) for column in columns
     }
+
+
+def column_masks(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the masks of tokens that columns read, by the names of the columns in the cache."""
+    return masks_of(Column.parse(name).pooling for name in names)
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,19 @@ class Batch:
     tokens: int  # number of tokens to which rows are padded
     stored: Tensor | None  # lengths in values, if the device will cut the windows
     places: Tensor | None  # the token of each label, if every token has one
+    is_full: bool  # whether all rows have this number of tokens
+    # (rows, tokens) of bool, by the poolings that read them
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    picked: "Picked | None" = None  # if rows are words or tokens of the sequences
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Words or tokens of the sequences of a batch: their rows, the sequence of each in the batch, and its position."""
+
+    rows: Tensor
+    sequences: Tensor
+    positions: Tensor
 
 
 @dataclass(frozen=True)
@@ -53,22 +75,42 @@ class Loaded:
     lengths: np.ndarray  # number of tokens of each row or piece
     owner: np.ndarray | None  # the row of each piece of a text
     special: tuple[int, int] = (0, 0)  # special tokens before and after each row or piece
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)  # (rows or pieces, tokens) of bool
+    picked_rows: int | None = None  # the number of rows, if they are words or tokens of the sequences
+
+    def tokens_of(self, pooling: Pooling) -> np.ndarray:
+        """Return how many tokens of each row or piece a pooling reads, (rows or pieces,)."""
+        if pooling.mask in self.masks:
+            return self.masks[pooling.mask].sum(axis=1)
+        if pooling.mask == "words":
+            return np.maximum(self.lengths - sum(self.special), 0)
+        return self.lengths
 
 
 def load(
-    model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int
+    model: LoadedModel,
+    scaling: Scaling | None,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    batch_rows: int,
+    mask_names: Sequence[str] = (),
 ) -> Loaded:
-    """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length."""
+    """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length.
+
+    ``mask_names`` are the masks of tokens that the poolings read (`masks_of`).
+    """
     # The fields of `Batch` and `Loaded` that only some models have.
     task = model.fpt.task
     places = owner = stored = None
+    masks: Mapping[str, np.ndarray] = {}
     if task.labels_each_token and isinstance(
         model.reader, TextReader
     ):  # the token of each label; -1 after the last
         places = model.reader.places(x, lengths)
     # Rows become pieces of texts, or tokens; windows of values are cut on the device, so only counted here.
-    if model.settings.long == "windows" and isinstance(model.reader, TextReader):
-        x, lengths, owner = model.reader.pieces(x, lengths)
+    if isinstance(model.reader, TextReader):
+        rows = model.reader.read(x, lengths, mask_names, whole=model.settings.long == "windows")
+        x, lengths, owner, masks = rows.ids, rows.lengths, rows.owner, rows.masks
     else:
         x, lengths = _to_input(model, scaling, x, lengths)
         if _cuts_windows(model):
@@ -86,10 +128,44 @@ def load(
             tokens=tokens,
             stored=None if stored is None else put(stored[rows].astype(np.int64)),
             places=None if places is None else put(places[rows]),
+            is_full=int(lengths[rows].min()) == tokens,
+            masks={name: put(mask[rows, :tokens]) for name, mask in masks.items()},
         )
         for rows, tokens in model_batches(model, lengths, batch_rows)
     ]
-    return Loaded(batches, lengths, owner, model.fpt.inputs.special)
+    return Loaded(batches, lengths, owner, model.fpt.inputs.special, masks)
+
+
+def load_tokens(model: LoadedModel, part: TokenPart, batch_rows: int) -> Loaded:
+    """Make batches of the sequences that hold some words or tokens of texts, which are the rows of the result."""
+
+    def put(array: np.ndarray) -> Tensor:
+        return pinned(torch.from_numpy(np.ascontiguousarray(array)), model.device)
+
+    batches = []
+    for sequences, tokens in model_batches(model, part.lengths, batch_rows):
+        # The rows whose sequence is in this batch, and the number of that sequence in it.
+        number_in_batch = np.full(len(part.lengths), -1)
+        number_in_batch[sequences] = np.arange(len(sequences))
+        rows = np.flatnonzero(number_in_batch[part.sequence] >= 0)
+        picked = Picked(
+            rows=put(rows),
+            sequences=put(number_in_batch[part.sequence[rows]]),
+            positions=put(part.position[rows]),
+        )
+        batches.append(
+            Batch(
+                rows=put(sequences),
+                x=put(part.x[sequences, :tokens]),
+                lengths=put(part.lengths[sequences]),
+                tokens=tokens,
+                stored=None,
+                places=None,
+                is_full=int(part.lengths[sequences].min()) == tokens,
+                picked=picked,
+            )
+        )
+    return Loaded(batches, part.lengths, None, model.fpt.inputs.special, picked_rows=len(part.sequence))
 
 
 @dataclass(frozen=True)
@@ -111,9 +187,9 @@ class Launched:
             return features
         # A text begins where a piece has another owner than the piece before.
         starts = np.flatnonzero(np.diff(self.loaded.owner, prepend=-1))
-        lengths, special = self.loaded.lengths, self.loaded.special
+        poolings = {name: find_pooling(Column.parse(name).pooling) for name in features}
         return {
-            name: find_pooling(Column.parse(name).pooling).join(values, lengths, starts, special)
+            name: poolings[name].join(values, self.loaded.tokens_of(poolings[name]), starts)
             for name, values in features.items()
         }
 
@@ -132,29 +208,73 @@ def launch(
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     # A tensor for each column, because one large tensor returns its memory to the system, and new
     # memory is slow.
-    out = {
-        column: torch.empty(len(loaded.lengths), *shapes[column], device=model.device) for column in columns
-    }
+    count = len(loaded.lengths) if loaded.picked_rows is None else loaded.picked_rows
+    out = {column: torch.empty(count, *shapes[column], device=model.device) for column in columns}
 
     def put(x: Tensor) -> Tensor:
         return x.to(model.device, non_blocking=True)
 
-    for batch in loaded.batches:
+    for leg in legs(model.fpt.backbone, loaded.batches, columns):
+        batch = leg.batch
         rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
         places = None if batch.places is None else put(batch.places)
         if batch.stored is not None:
             x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
             # The responses of a convolution lie in memory channel by channel, as poolings read them.
             x = x if model.convolution else x.contiguous()
-        for column, pooled in model.fpt.features(x, lengths, columns).items():
+        masks = {name: put(mask) for name, mask in batch.masks.items()}
+        pooled_columns = model.fpt.features(x, lengths, leg.columns, batch.is_full, masks, leg.deepest)
+        if batch.picked is not None:
+            picked_rows, sequences, positions = map(put, vars(batch.picked).values())
+            for column, pooled in pooled_columns.items():
+                out[column][picked_rows, 0] = pooled[sequences, positions]
+            if leg.is_last:
+                advance(len(picked_rows))
+            continue
+        for column, pooled in pooled_columns.items():
             values = pooled if places is None else _at(places, pooled)
             tokens = values.shape[1]
             out[column][rows, :tokens] = values
             if tokens < out[column].shape[1]:
                 out[column][rows, tokens:] = 0
-        if loaded.owner is None:  # pieces of texts are not rows
+        if leg.is_last and loaded.owner is None:  # pieces of texts are not rows
             advance(len(batch.rows))
     return Launched({str(column): values for column, values in out.items()}, loaded)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A forward pass of a batch, through all blocks or a single one."""
+
+    batch: Batch
+    columns: Sequence[Column]  # those that it computes
+    deepest: str | None = None  # the layer at which it ends, if no column says so
+    is_last: bool = True  # whether it is the last one of the batch
+
+
+def legs(backbone: Backbone, batches: Sequence[Batch], columns: Sequence[Column]) -> Iterator[Leg]:
+    """Yield the forward passes of batches; streamed blocks run over all batches, one block after the other.
+
+    Each pass has to run before the next one is taken. The values are the same in both cases.
+    """
+    last = max(backbone.layers.index(column.layer) for column in columns)
+    if backbone.streamed is None or last == 0:
+        yield from (Leg(batch, columns) for batch in batches)
+        return
+    # A block gives its own layer, the first one its input, too, and the last one the output of the norm.
+    last_block = min(last, backbone.depth)
+    outputs: list[Any] = [None for _ in batches]
+    for number in range(1, last_block + 1):
+        layers = {
+            backbone.layers[number],
+            "embed" if number == 1 else "",
+            "final" if number == backbone.depth else "",
+        }
+        columns_of_block = [column for column in columns if column.layer in layers]
+        for index, batch in enumerate(batches):
+            with backbone.streamed.relay(number - 1, outputs[index]) as output:
+                yield Leg(batch, columns_of_block, backbone.layers[number], number == last_block)
+                outputs[index] = output()
 
 
 def _at(places: Tensor, values: Tensor) -> Tensor:
@@ -174,7 +294,16 @@ def forward(
     """Return the pooled hidden states (rows, tokens, width) of stored sequences by the names of their columns."""
     # The result depends on these rows and the batch size alone, because rows of similar length share a batch.
     with exact_products():
-        return launch(model, load(model, scaling, x, lengths, batch_rows), names)()
+        loaded = load(model, scaling, x, lengths, batch_rows, column_masks(names))
+        return launch(model, loaded, names)()
+
+
+def forward_tokens(
+    model: LoadedModel, part: TokenPart, names: Sequence[str], batch_rows: int
+) -> dict[str, np.ndarray]:
+    """Return the features (rows, 1, width) of words or tokens of texts by the names of their columns."""
+    with exact_products():
+        return launch(model, load_tokens(model, part, batch_rows), names)()
 
 
 def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:

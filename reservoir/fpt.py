@@ -1,6 +1,6 @@
 """The frozen pretrained transformer (FPT) of Lu et al. 2021, section 2.2: input layer, backbone and output."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
 from reservoir.column import Column
-from reservoir.hidden_states import HiddenStates
+from reservoir.hidden_states import HiddenStates, RealTokens
+from reservoir.inputs.counter import BracketCounter
 from reservoir.inputs.native import NativeInput
 from reservoir.inputs.random_input import InputLayer, NoInputLayer
 from reservoir.options import GAIN
@@ -28,7 +29,7 @@ class FPT(nn.Module):
         self,
         task: Task,
         backbone: Backbone,
-        inputs: InputLayer | NoInputLayer | NativeInput,
+        inputs: InputLayer | NoInputLayer | BracketCounter | NativeInput,
         seed: int = 0,
         output_init: str = "orthogonal",
     ) -> None:
@@ -59,21 +60,39 @@ class FPT(nn.Module):
         return self.output(pooled).unflatten(-1, (self.task.outputs, max(self.task.classes, 1)))
 
     @torch.inference_mode()
-    def features(self, x: Tensor, lengths: Tensor, columns: Sequence[Column]) -> dict[Column, Tensor]:
-        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone."""
+    def features(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        columns: Sequence[Column],
+        is_full: bool | None = None,
+        masks: Mapping[str, Tensor] | None = None,
+        deepest: str | None = None,
+    ) -> dict[Column, Tensor]:
+        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
+
+        ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``. ``masks``
+        are those (batch, tokens) of bool that the poolings read. The forward pass goes to the layer ``deepest``, if
+        that is given.
+        """
         pooled: dict[Column, Tensor] = {}
         of_layer: dict[str, list[Column]] = {}
         for column in columns:
             of_layer.setdefault(column.layer, []).append(column)
+        if deepest:
+            of_layer.setdefault(deepest, [])
+
+        embeds = self.inputs(x)
+        real_tokens = RealTokens(lengths, embeds.shape[1], is_full, masks)
 
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # autocast would round means
                 sizes = self.task.readout_tokens, self.task.max_tokens
-                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special)
+                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special, real_tokens)
                 for column in of_layer[layer]:
                     pooled[column] = find_pooling(column.pooling).of(states)
 
         with self.backbone.recording({layer: partial(record, layer) for layer in of_layer}):
-            self.backbone(self.inputs(x), lengths)
+            self.backbone(embeds, lengths, is_full=is_full)
         return pooled

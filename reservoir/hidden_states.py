@@ -1,12 +1,82 @@
 """The hidden states of one layer over the real tokens of right-padded sequences, which poolings summarise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from reservoir import devices
+
+
+class RealTokens:
+    """The real tokens of a batch of right-padded sequences, and what follows from their lengths alone.
+
+    All layers of a batch share it, so that masks and weights are computed once.
+
+    Parameters
+    ----------
+    lengths : Tensor
+        The number of real tokens of each sequence, (batch,) of int64.
+    tokens : int
+        The number of tokens to which the sequences are padded.
+    is_full : bool, optional
+        Whether all tokens are real, if that is known without reading ``lengths``, which would wait for a GPU.
+    masks : mapping of str to Tensor, optional
+        Masks (batch, tokens) of bool by name, False at padding, for poolings that read some of the tokens.
+    """
+
+    def __init__(
+        self,
+        lengths: Tensor,
+        tokens: int,
+        is_full: bool | None = None,
+        masks: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.lengths = lengths
+        self.tokens = tokens
+        self.masks = masks or {}
+        self._is_full = is_full
+        self._shared: dict[str, Tensor] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all tokens are real; reads the lengths, which waits for a GPU, unless it is known."""
+        if self._is_full is None:
+            self._is_full = int(self.lengths.min()) == self.tokens
+        return self._is_full
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The numbers of the tokens, (tokens,)."""
+        return torch.arange(self.tokens, device=self.lengths.device)
+
+    @cached_property
+    def padding(self) -> Tensor | None:
+        """Where tokens are padding, (batch, tokens, 1); None if all tokens are known to be real."""
+        return None if self._is_full else (self.positions >= self.lengths[:, None])[:, :, None]
+
+    def shared(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what several layers need of these tokens, by its name, computed for the first one."""
+        if name not in self._shared:
+            self._shared[name] = compute()
+        return self._shared[name]
+
+    def segment_weights(self, segments: int) -> Tensor:
+        """Return the weights (batch, segments, tokens) whose products with tokens are means of equal segments."""
+
+        def compute() -> Tensor:
+            # With s segments and n real tokens, segment i begins at token floor(i n / s) and has a token even
+            # if n < s.
+            edges = torch.arange(segments + 1, device=self.lengths.device)
+            bounds = self.lengths[:, None] * edges // segments
+            start = bounds[:, :-1]
+            stop = torch.maximum(bounds[:, 1:], start + 1)
+            inside = (self.positions >= start[:, :, None]) & (self.positions < stop[:, :, None])
+            return inside.float() / (stop - start)[:, :, None]
+
+        return self.shared(f"segments{segments}", compute)
 
 
 class HiddenStates:
@@ -24,6 +94,8 @@ class HiddenStates:
         The length of the longest sequence of the task, in tokens; by default that of the batch.
     special : tuple of int, default (0, 0)
         The special tokens that a tokenizer adds before and after those of a sequence.
+    real_tokens : RealTokens, optional
+        The real tokens of the batch, which several layers share; by default those of this layer alone.
     """
 
     def __init__(
@@ -33,21 +105,32 @@ class HiddenStates:
         readout_tokens: int = 1,
         max_tokens: int | None = None,
         special: tuple[int, int] = (0, 0),
+        real_tokens: RealTokens | None = None,
     ) -> None:
         self.values = values.float()
         self.lengths = lengths
         self.readout_tokens = readout_tokens
         self.max_tokens = values.shape[1] if max_tokens is None else max_tokens
-        self.special = special
-        self.positions = torch.arange(values.shape[1], device=values.device)
+        self._special = special
         self._shared: dict[str, tuple[Tensor, ...]] = {}
-        self._padding: Tensor | None = (self.positions >= lengths[:, None])[:, :, None]
+        self._filled: dict[float, Tensor] = {}
         # A compiled or exported graph must work for all lengths, and reading the lengths would wait
         # for a GPU.
         self.traced = torch.compiler.is_compiling() or values.requires_grad
         self.on_host = not (self.traced or devices.on_gpu(values.device))
-        if self.on_host and int(lengths.min()) == values.shape[1]:
-            self._padding = None
+        self.real_tokens = real_tokens or RealTokens(lengths, values.shape[1])
+
+    @property
+    def positions(self) -> Tensor:
+        """The numbers of the tokens, (tokens,)."""
+        return self.real_tokens.positions
+
+    @cached_property
+    def padding(self) -> Tensor | None:
+        """Where tokens are padding, (batch, tokens, 1); None if all tokens are known to be real."""
+        # On the host, reading the lengths costs nothing.
+        is_full = self.on_host and self.real_tokens.is_full
+        return None if is_full else self.real_tokens.padding
 
     def shared(self, name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return what several poolings need of these hidden states, by its name, computed for the first one."""
@@ -55,18 +138,57 @@ class HiddenStates:
             self._shared[name] = compute()
         return self._shared[name]
 
+    def mask_weights(self, name: str) -> Tensor:
+        """Return the weights (batch, 1, tokens) whose products with tokens are the means of those of a mask.
+
+        The mask ``words`` has by default all tokens but the special ones at the ends.
+        """
+
+        def compute() -> Tensor:
+            if name in self.real_tokens.masks:
+                inside = self.real_tokens.masks[name]
+            else:
+                assert name == "words"
+                before, after = self._special
+                count = (self.lengths - before - after).clamp(min=0)[:, None]
+                inside = (self.positions >= before) & (self.positions < before + count)
+            return (inside.float() / inside.sum(dim=1, keepdim=True).clamp(min=1))[:, None]
+
+        return self.real_tokens.shared(f"mask {name}", compute)
+
+    def constant(self, values: Callable[..., list[Any]], *arguments: int) -> Tensor:
+        """Return the tensor of ``values(*arguments)`` on the device of the hidden states."""
+        return devices.constant(values, arguments, self.values.device)
+
     def filled(self, value: float) -> Tensor:
-        """Return the hidden states with ``value`` at padding; without padding, they are not copied."""
-        # Multiplication by zero would not work, because the padding may be infinite.
-        return self.values if self._padding is None else self.values.masked_fill(self._padding, value)
+        """Return the hidden states with ``value`` at padding, which poolings share and must not change."""
+        if self.padding is None:
+            return self.values
+        if value not in self._filled:
+            self._filled[value] = self._where_real(self.values, value)
+        return self._filled[value]
+
+    def filled_start(self, tokens: int, value: float) -> Tensor:
+        """Return the first ``tokens`` hidden states, or all if there are fewer, with ``value`` at padding."""
+        start = self.values[:, :tokens]
+        if self.padding is None:
+            return start
+        return torch.where(self.padding[:, :tokens], start.new_full((), value), start)
 
     def filled_copy(self, value: float) -> Tensor:
         """Return the hidden states with ``value`` at padding, in new memory."""
-        return self.values.clone() if self._padding is None else self.filled(value)
+        return self.values.clone() if self.padding is None else self._where_real(self.values, value)
 
     def zero_at_padding(self, values: Tensor) -> Tensor:
         """Return values (batch, tokens, width), computed from the hidden states, with zeros at padding."""
-        return values if self._padding is None else values.masked_fill(self._padding, 0.0)
+        return values if self.padding is None else self._where_real(values, 0.0)
+
+    def _where_real(self, values: Tensor, value: float) -> Tensor:
+        # Multiplication by zero would not work, because the padding may be infinite. The value is written by the device
+        # that reads it, because a copy would wait for a GPU. `masked_fill` would copy all values first.
+        assert self.padding is not None
+        constant = self.real_tokens.shared(f"value {value}", lambda: self.values.new_full((), value))
+        return torch.where(self.padding, constant, values)
 
     @cached_property
     def ordered(self) -> Tensor:
@@ -77,8 +199,8 @@ class HiddenStates:
         if not self.on_host:  # sorting along a dimension with strides is slow on GPUs
             return self.filled(float("inf")).transpose(1, 2).contiguous().sort(dim=2).values
         values = self.values.transpose(1, 2).clone(memory_format=torch.contiguous_format)
-        if self._padding is not None:
-            values.masked_fill_(self._padding.transpose(1, 2), float("inf"))
+        if self.padding is not None:
+            values.masked_fill_(self.padding.transpose(1, 2), float("inf"))
         values.numpy().sort(axis=-1)  # numpy sorts ten times as fast as torch
         return values
 
@@ -94,12 +216,4 @@ class HiddenStates:
 
     def segment_means(self, segments: int) -> Tensor:
         """Return the means (batch, segments, width) of equal segments of each sequence."""
-        # With s segments and n real tokens, segment i begins at token floor(i n / s) and has a token even
-        # if n < s.
-        edges = torch.arange(segments + 1, device=self.lengths.device)
-        bounds = self.lengths[:, None] * edges // segments
-        start = bounds[:, :-1]
-        stop = torch.maximum(bounds[:, 1:], start + 1)
-        inside = (self.positions >= start[:, :, None]) & (self.positions < stop[:, :, None])
-        weights = inside.float() / (stop - start)[:, :, None]
-        return torch.bmm(weights, self.filled(0.0))
+        return torch.bmm(self.real_tokens.segment_weights(segments), self.filled(0.0))

@@ -33,6 +33,9 @@ from reservoir.pooling import pooling_help
 BY_DATA = "depends on the data; extract --dry-run prints it"
 GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
 KERNEL_GAIN = 6.0  # of kernels: makes the learned positions small compared with the values
+# Of patches, whose responses have a standard deviation of about 1, as poolings expect; and of the one-hot vectors of
+# the counter.
+UNIT_GAIN = 1.0
 
 
 def flag_instead(parameters: Mapping[str, Any]) -> str | None:
@@ -70,6 +73,14 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     )
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts or sequences, else x, sequence or text.")
+    chat: bool = option(
+        False, "Read the column --text, else messages, as chats, which the model's chat template renders."
+    )
+    span: str | None = option(
+        None,
+        "Columns START,END of the first letter of a span of each text and of the one after it, or a column of lists "
+        "[START, END], else span.",
+    )
     decimal: str = option(".", "Decimal mark of the numbers in a text table: . or ,", one_of(".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
@@ -113,6 +124,9 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
             ("values", "symbols"),
             ("regression", "classes"),
             ("resample", "symbols"),
+            ("chat", "span"),
+            ("chat", "symbols"),
+            ("chat", "values"),
             ("forecast", "window"),
             ("forecast", "resample"),
         )
@@ -218,8 +232,9 @@ class ReservoirOptions(ModelOptions, panel="Model"):
 
     input: str | None = option(
         None,
-        "Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images).",
-        one_of("native", "gaussian", "orthogonal", "kernels", "edges"),
+        "Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images), patches "
+        "(of training images), counter (symbols with their level in brackets).",
+        one_of("native", "gaussian", "orthogonal", "kernels", "edges", "patches", "counter"),
         shown=BY_DATA,
     )
     long: str = option(
@@ -228,7 +243,10 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         one_of("cut", "windows"),
     )
     gain: float | None = option(
-        None, "Scale of the input layer.", positive, shown=f"{KERNEL_GAIN:g} for kernels, else {GAIN}"
+        None,
+        "Scale of the input layer.",
+        positive,
+        shown=f"{KERNEL_GAIN:g} for kernels, {UNIT_GAIN:g} for patches and counter, else {GAIN}",
     )
     patch: int | None = option(None, "Values per token (window length).", at_least(1), shown=BY_DATA)
     stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown=BY_DATA)
@@ -310,10 +328,24 @@ class LayerOptions(Options, panel="Features"):
 class FeatureOptions(LayerOptions, PrecisionOptions, panel="Features"):
     """Which hidden states are computed and stored, and in which batches and precision."""
 
+    each_token: bool = option(
+        False, "Texts: store every token as a row of its own, with the label of its text if there is one."
+    )
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
 
 
-class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
+class StreamOptions(Options, panel="Run"):
+    """Whether a model is larger than memory."""
+
+    stream: str = option(
+        "auto",
+        "Read the blocks of the model from its file while they run: always, never, or auto (if memory is too small).",
+        one_of("auto", "always", "never"),
+        where=True,
+    )
+
+
+class ExtractOptions(StreamOptions, PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
     """Which rows pass through which reservoir, which features are stored, and where."""
 
 
@@ -341,7 +373,8 @@ class FitOptions(OutOptions, panel="Readout"):
     )
     readout: str = option(
         "ridge",
-        "ridge, logistic, or an estimator's path: sklearn.svm.LinearSVC:C=0.1,1.",
+        "ridge, logistic, arccos (ridge with the arc-cosine kernel, an infinitely wide layer), or an estimator's "
+        "path: sklearn.svm.LinearSVC:C=0.1,1.",
     )
     alphas: str | None = option(None, "Penalties to try, LO:HI:N, on standardised features.")
     select: str = option(
@@ -351,6 +384,9 @@ class FitOptions(OutOptions, panel="Readout"):
         None, "balanced: every class has the same weight.", one_of("balanced")
     )
     curve: str | None = option(None, "Numbers of training rows of a learning curve, such as 100,1000.")
+    control: bool = option(
+        False, "Fit random labels, too, and show each score minus theirs (selectivity of a probe)."
+    )
 
 
 class StepOptions(Options, panel="Training"):

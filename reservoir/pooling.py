@@ -1,7 +1,8 @@
 """Poolings: summaries of a layer's hidden states over the real tokens of each sequence.
 
 Each pooling is one class, with its name, its shape, its computation, and how the pieces of a long text are
-joined. To add one, write a class and put it into `_KINDS`; options, plan, cache and readouts take it from there.
+joined (`reservoir.pooling_base.Pooling`). To add one, write a class and put it into `_KINDS`; options, plan, cache
+and readouts take it from there.
 torch and NumPy are imported when a pooling computes, so that ``--help`` lists the poolings without waiting for them.
 """
 
@@ -9,13 +10,15 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from reservoir.errors import InputError
+from reservoir.level_poolings import Counts
+from reservoir.masked_pooling import Assistant, LastPrompt, Span, Words
+from reservoir.picture_poolings import Excess, Mirrored
+from reservoir.pooling_base import Pooling, side_by_side, weighted_average
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,63 +34,6 @@ LEAST_RESPONSE = 1e-3
 PIECE_VALUES = 2**17  # values of hidden states that some poolings read at once, 512 KB
 
 
-@dataclass(frozen=True)
-class Pooling(ABC):
-    """A summary of the hidden states (batch, tokens, width) of a layer.
-
-    Parameters
-    ----------
-    number : int, default 0
-        The K of poolings such as ``segmentsK``; 0 for the others.
-    """
-
-    number: int = 0
-
-    pattern: ClassVar[str]  # the name, in which K stands for a number
-    note: ClassVar[str] = ""  # what ``--help`` says beside the name
-    needs_class_token: ClassVar[bool] = False  # whether only models with a class token have it
-    per_token: ClassVar[bool] = False  # whether a row keeps all its tokens, each of which is a sample
-    by_position: ClassVar[bool] = False  # whether each feature is attributed to one token, by its position
-    by_segment: ClassVar[bool] = False  # whether each feature is attributed to one stretch of the sequence
-    sorts: ClassVar[bool] = False  # whether it sorts all values, which takes time for long sequences
-    # Whether its values are exactly 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
-    # zeros, and standardisation scales the errors up to variance 1 if all training rows are 0.
-    needs_float32: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        """The name, as in ``--pool``."""
-        return self.pattern.replace("K", str(self.number))
-
-    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-        """Return the tokens and the width that a row keeps; ``max_tokens`` is the length of the longest sequence."""
-        return 1, width * max(1, self.number)
-
-    @abstractmethod
-    def of(self, states: HiddenStates) -> Tensor:
-        """Return the pooling of hidden states as float32 (batch, kept tokens, kept width), in new memory."""
-
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
-        """Return the pooling of whole texts from that of their pieces.
-
-        By default, the average of the pieces, weighted by their tokens; for means this is exact.
-
-        Parameters
-        ----------
-        values : array of shape (pieces, kept tokens, kept width)
-            The pooling of each piece.
-        lengths : array of shape (pieces,)
-            The number of tokens of each piece.
-        starts : array of shape (texts,)
-            The first piece of each text.
-        special : tuple of int
-            The special tokens before and after the tokens of each piece.
-        """
-        return _weighted_average(values, lengths, starts)
-
-
 class Last(Pooling):
     """The last ``readout_tokens`` real tokens."""
 
@@ -100,7 +46,11 @@ class Last(Pooling):
         import torch
 
         count = states.readout_tokens
-        positions = states.lengths[:, None] - count + torch.arange(count, device=states.values.device)
+
+        def last_positions() -> Tensor:
+            return states.lengths[:, None] - count + torch.arange(count, device=states.values.device)
+
+        positions = states.real_tokens.shared(f"last{count}", last_positions)
         return states.values.gather(1, positions[:, :, None].expand(-1, -1, states.values.shape[2]))
 
 
@@ -113,28 +63,6 @@ class Mean(Pooling):
         return states.segment_means(1)
 
 
-class Words(Pooling):
-    """The mean without the special tokens that a model's tokenizer adds; zero if there are no other tokens."""
-
-    pattern = "words"
-    note = "mean without special tokens"
-
-    def of(self, states: HiddenStates) -> Tensor:
-        before, after = states.special
-        counts = (states.lengths - before - after).clamp(min=0)[:, None]
-        inside = (states.positions >= before) & (states.positions < before + counts)
-        weights = inside.float() / counts.clamp(min=1)
-        return weights[:, None].bmm(states.filled(0.0))
-
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
-        import numpy as np
-
-        # Like a piece, a text of only special tokens has no words, and its values are zeros.
-        return _weighted_average(values, np.maximum(lengths - sum(special), 0), starts)
-
-
 class Std(Pooling):
     """The standard deviation of each channel, whose squares are divided by the number of real tokens."""
 
@@ -142,7 +70,7 @@ class Std(Pooling):
 
     def of(self, states: HiddenStates) -> Tensor:
         deviations = states.values - states.segment_means(1)
-        squares = states.zero_at_padding(deviations).square()
+        squares = states.zero_at_padding(deviations).square_()
         return (squares.sum(dim=1) / states.lengths[:, None]).sqrt()[:, None]
 
 
@@ -156,9 +84,7 @@ class Min(Pooling):
             return states.ranked((states.lengths * 0)[:, None])
         return states.filled(float("inf")).amin(dim=1)[:, None]
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
         return np.minimum.reduceat(values, starts)
@@ -174,9 +100,7 @@ class Max(Pooling):
             return states.ranked((states.lengths - 1)[:, None])
         return states.filled(float("-inf")).amax(dim=1)[:, None]
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
         return np.maximum.reduceat(values, starts)
@@ -205,7 +129,7 @@ class Segments(Pooling):
     by_segment = True
 
     def of(self, states: HiddenStates) -> Tensor:
-        return _side_by_side(states.segment_means(self.number))
+        return side_by_side(states.segment_means(self.number))
 
 
 class Quantiles(Pooling):
@@ -225,7 +149,7 @@ class Quantiles(Pooling):
         low = scaled_rank // (self.number + 1)
         rest = ((scaled_rank % (self.number + 1)).float() / (self.number + 1))[:, :, None]
         high = torch.minimum(low + 1, lengths - 1)
-        return _side_by_side(torch.lerp(states.ranked(low), states.ranked(high), rest))
+        return side_by_side(torch.lerp(states.ranked(low), states.ranked(high), rest))
 
 
 class Shares(Pooling):
@@ -238,17 +162,19 @@ class Shares(Pooling):
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        lengths, levels = states.lengths[:, None, None], share_levels(self.number)
-        if states.on_host:
+        lengths = states.lengths[:, None, None]
+        if states.traced:
+            values = states.filled(float("-inf"))
+            counts = [(values > level).float().sum(dim=1) for level in share_levels(self.number)]
+            above = torch.stack(counts, dim=1)
+        else:
+            # Quantiles have sorted the values, which a search reads at a few places instead of all once per level.
             ordered = states.ordered
-            places = torch.tensor(levels).expand(*ordered.shape[:2], self.number).contiguous()
+            levels = states.constant(share_levels, self.number)
+            places = levels.expand(*ordered.shape[:2], self.number).contiguous()
             below = torch.searchsorted(ordered, places, right=True).transpose(1, 2)
             above = (lengths - below).float()
-        else:
-            # A GPU compares all values with each level faster than it searches.
-            values = states.filled(float("-inf"))
-            above = torch.stack([(values > level).float().sum(dim=1) for level in levels], dim=1)
-        return _side_by_side(above / lengths)
+        return side_by_side(above / lengths)
 
 
 class Compete(Pooling):
@@ -276,30 +202,31 @@ class Compete(Pooling):
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        # Zeros at padding lead nowhere and are never the lowest.
+        padding = None if states.padding is None else states.padding[:, None, None, :, 0]
         of_pieces: list[Tensor] = []
-        for piece in _pieces(states, 0.0, self.number):
+        for piece in _pieces(states.values, states, self.number):
             groups = piece.unflatten(1, (-1, self.number))
             largest = groups.amax(dim=2, keepdim=True)
             smallest = groups.amin(dim=2, keepdim=True)
-            leads = largest.masked_fill(largest < LEAST_RESPONSE, 0.0)
-            is_lowest = (smallest < -LEAST_RESPONSE).float()
-            # The sign plus 1 is 1 for the channel with the extreme value, else 0; on a CPU, a comparison takes four
-            # times as long. Products of (batch, groups, K, tokens) and (batch, groups, tokens, 1) sum over the tokens.
+            # Padding, which may hold any values, leads nowhere and is never the lowest.
+            is_too_small = largest < LEAST_RESPONSE
+            is_lowest = smallest < -LEAST_RESPONSE
+            if padding is not None:
+                is_too_small, is_lowest = is_too_small | padding, is_lowest & ~padding
+            leads = largest.masked_fill(is_too_small, 0.0)
+            # Products of (batch, groups, K, tokens) and (batch, groups, tokens, 1) sum over the tokens.
             sums = [
-                (groups - largest).sign_().add_(1) @ leads.transpose(2, 3),
-                (smallest - groups).sign_().add_(1) @ is_lowest.transpose(2, 3),
+                _ones_where(torch.eq, groups, largest) @ leads.transpose(2, 3),
+                _ones_where(torch.eq, groups, smallest) @ is_lowest.float().transpose(2, 3),
             ]
             of_pieces.append(torch.stack([values.flatten(1) for values in sums], dim=1))
         means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
-        return _side_by_side(means.sqrt())
+        return side_by_side(means.sqrt())
 
-    def join(
-        self, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
-    ) -> np.ndarray:
+    def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        return np.sqrt(_weighted_average(np.square(values), lengths, starts))
+        return np.sqrt(weighted_average(np.square(values), counts, starts))
 
 
 class Above(Pooling):
@@ -311,7 +238,7 @@ class Above(Pooling):
 
     def of(self, states: HiddenStates) -> Tensor:
         counts, _ = _above_levels(states, self.number)
-        return _side_by_side(counts / states.lengths[:, None, None])
+        return side_by_side(counts / states.lengths[:, None, None])
 
 
 class Places(Pooling):
@@ -327,7 +254,7 @@ class Places(Pooling):
         import torch
 
         counts, sums = _above_levels(states, self.number)
-        return _side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
+        return side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
 
 
 class Sustained(Pooling):
@@ -346,14 +273,20 @@ class Sustained(Pooling):
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        # No sequence has stretches that are longer than the longest one.
-        all_stretches = [4**power for power in range(self.number)]
-        stretches = [stretch for stretch in all_stretches if stretch <= max(1, states.max_tokens)]
-        lowest = states.filled(float("inf")).amin(dim=1)[:, None]
+        # No sequence has stretches that are longer than the longest one: of the batch, or of the task if it is traced.
+        tokens = states.max_tokens if states.traced else states.values.shape[1]
+        all_stretches = _stretches(self.number)
+        stretches = [stretch for stretch in all_stretches if stretch <= max(1, tokens)]
+        # The minimum counts only for sequences that are shorter than a stretch, so it needs no further tokens.
+        lowest = states.filled_start(all_stretches[-1], float("inf")).amin(dim=1)[:, None]
         of_pieces: list[Tensor] = []
-        for piece in _pieces(states, float("-inf")):
-            # Infinity at padding and after the last token leaves only stretches that end before.
-            smallest = torch.nn.functional.pad(piece, (0, stretches[-1] - 1), value=float("-inf"))
+        for piece in _pieces(states.filled(float("-inf")), states):
+            # Infinity at padding and, in a traced graph, after the last token leaves only stretches that end before.
+            smallest = (
+                torch.nn.functional.pad(piece, (0, stretches[-1] - 1), value=float("-inf"))
+                if states.traced
+                else piece
+            )
             sustained = [smallest.amax(dim=2)]
             for stretch in stretches[1:]:
                 # The smallest value of a stretch is the smaller one of those of its halves, and so on.
@@ -361,10 +294,10 @@ class Sustained(Pooling):
                     smallest = torch.minimum(smallest[:, :, :-half], smallest[:, :, half:])
                 sustained.append(smallest.amax(dim=2))
             of_pieces.append(torch.stack(sustained, dim=1))
-        is_long_enough = states.lengths[:, None] >= torch.tensor(stretches, device=states.lengths.device)
+        is_long_enough = states.lengths[:, None] >= states.constant(_stretches, len(stretches))
         values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
         missing = len(all_stretches) - len(stretches)
-        return _side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
+        return side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
 
 
 class Grid(Pooling):
@@ -385,8 +318,7 @@ class Grid(Pooling):
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        # This waits for a GPU, once per layer of images.
-        if not states.traced and int(states.lengths.min()) < states.values.shape[1]:
+        if not states.traced and not states.real_tokens.is_full:
             raise InputError(f"pooling {self.name}: the rows differ in length", "use another pooling")
         side = math.isqrt(states.values.shape[1])
         bands = states.values.unflatten(1, (side, side)).tensor_split(self.number, dim=1)
@@ -397,7 +329,7 @@ class Grid(Pooling):
             [cell.amax(1) for cell in cells],
             [cell.amin(1) for cell in cells],
         )
-        return _side_by_side(torch.cat([torch.stack(of_cells, dim=1) for of_cells in statistics], dim=1))
+        return side_by_side(torch.cat([torch.stack(of_cells, dim=1) for of_cells in statistics], dim=1))
 
 
 class TokensSideBySide(Pooling):
@@ -419,7 +351,7 @@ class TokensSideBySide(Pooling):
         from torch.nn.functional import pad
 
         missing = states.max_tokens - states.values.shape[1]
-        return _side_by_side(pad(states.filled(0.0), (0, 0, 0, missing)))
+        return side_by_side(pad(states.filled(0.0), (0, 0, 0, missing)))
 
 
 class AllTokens(Pooling):
@@ -465,7 +397,7 @@ class Around(Pooling):
 
 
 _KINDS: tuple[type[Pooling], ...] = (
-    *(Last, Mean, Words, Std, Min, Max, First, ClassToken),
+    *(Last, Mean, Words, LastPrompt, Assistant, Span, Std, Min, Max, First, ClassToken),
     *(
         Segments,
         Quantiles,
@@ -475,6 +407,9 @@ _KINDS: tuple[type[Pooling], ...] = (
         Places,
         Sustained,
         Grid,
+        Excess,
+        Mirrored,
+        Counts,
         TokensSideBySide,
         AllTokens,
         Around,
@@ -502,6 +437,11 @@ def check_poolings(names: Iterable[str]) -> None:
         find_pooling(name)
 
 
+def masks_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the masks that poolings read, without duplicates."""
+    return tuple(dict.fromkeys(mask for name in names if (mask := find_pooling(name).mask)))
+
+
 def pooling_help() -> str:
     """Return the names of all poolings, with a note on those that need one."""
     return ", ".join(name + (f" ({kind.note})" if kind.note else "") for name, kind in POOLINGS.items())
@@ -520,37 +460,67 @@ def _above_levels(states: HiddenStates, number: int) -> tuple[Tensor, ...]:
     """
 
     def compute() -> tuple[Tensor, ...]:
-        import torch
-
-        levels = torch.tensor(channel_levels(states.values.shape[2], number), device=states.values.device)
+        levels = states.constant(channel_levels, states.values.shape[2], number)
         places = ((states.positions + 0.5) / states.lengths[:, None])[:, :, None]
-        places = states.zero_at_padding(places).transpose(1, 2)
-        counts: list[Tensor] = []
-        sums: list[Tensor] = []
-        for piece in _pieces(states, float("-inf")):
-            # The sign is 1 above a level, and -1 below it and at padding. The sum of weights over the tokens above is
-            # half the sum of (sign + 1) times the weights. On a CPU, a comparison takes three times as long.
-            counts_of_levels: list[Tensor] = []
-            sums_of_levels: list[Tensor] = []
-            for level in levels[:, : piece.shape[1]]:
-                signs = (piece - level[:, None]).sign_()
-                counts_of_levels.append(signs.sum(dim=2))
-                sums_of_levels.append(signs.mul_(places).sum(dim=2))
-            counts.append(torch.stack(counts_of_levels, dim=1))
-            sums.append(torch.stack(sums_of_levels, dim=1))
-            levels = levels[:, piece.shape[1] :]
-        count = (torch.cat(counts, dim=2) + states.values.shape[1]) / 2
-        return count, (torch.cat(sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2
+        places = states.zero_at_padding(places)
+        by_signs = states.on_host or states.traced
+        return (_count_by_signs if by_signs else _count_at_once)(states, levels, places)
 
     return states.shared(f"above{number}", compute)
 
 
-def _pieces(states: HiddenStates, padding: float, multiple: int = 1) -> Sequence[Tensor]:
-    """Return hidden states (batch, width, tokens) with a value at padding, in pieces of some channels.
+def _count_at_once(states: HiddenStates, levels: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+    """Return the result of `_above_levels` by one comparison and one product, for a GPU."""
+    import torch
+
+    ones = states.zero_at_padding(torch.ones_like(places))
+    weights = torch.cat([ones, places], dim=2)[:, None]  # (batch, 1, tokens, 2)
+    values = states.values.transpose(1, 2)[:, None]
+    is_above = values.new_empty(values.shape[0], len(levels), *values.shape[2:])
+    torch.gt(values, levels[:, :, None], out=is_above)
+    sums = is_above @ weights
+    return sums[..., 0], sums[..., 1]
+
+
+def _count_by_signs(states: HiddenStates, levels: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+    """Return the result of `_above_levels` by sums of signs, for some channels after the other."""
+    import torch
+
+    places = places.transpose(1, 2)
+    counts: list[Tensor] = []
+    sums: list[Tensor] = []
+    for piece in _pieces(states.filled(float("-inf")), states):
+        # The sign is 1 above a level, and -1 below it and at padding. The sum of weights over the tokens above is
+        # half the sum of (sign + 1) times the weights.
+        counts_of_levels: list[Tensor] = []
+        sums_of_levels: list[Tensor] = []
+        for level in levels[:, : piece.shape[1]]:
+            signs = (piece - level[:, None]).sign_()
+            counts_of_levels.append(signs.sum(dim=2))
+            sums_of_levels.append(signs.mul_(places).sum(dim=2))
+        counts.append(torch.stack(counts_of_levels, dim=1))
+        sums.append(torch.stack(sums_of_levels, dim=1))
+        levels = levels[:, piece.shape[1] :]
+    count = (torch.cat(counts, dim=2) + states.values.shape[1]) / 2
+    return count, (torch.cat(sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2
+
+
+def _ones_where(comparison: Callable[..., Tensor], values: Tensor, limits: Tensor) -> Tensor:
+    """Return 1.0 where a comparison of values is true, else 0.0."""
+    import torch
+
+    if torch.compiler.is_compiling() or values.requires_grad:
+        return comparison(values, limits).float()
+    # Written as float32 at once: the detour by bool takes ten times as long on a CPU, and reads all values twice.
+    return comparison(values, limits, out=torch.empty_like(values))
+
+
+def _pieces(values: Tensor, states: HiddenStates, multiple: int = 1) -> Sequence[Tensor]:
+    """Return values (batch, tokens, width) of hidden states as (batch, width, tokens), in pieces of some channels.
 
     Each piece has a multiple of some number of channels, except for the last one.
     """
-    values = states.filled(padding).transpose(1, 2)
+    values = values.transpose(1, 2)
     if not states.on_host:
         return (values,)
     # Intermediate results of a piece stay in the cache of a core: all channels at once took 3 to 6 times as long.
@@ -567,14 +537,6 @@ def channel_levels(width: int, number: int) -> list[list[float]]:
     return [levels[first::number] for first in range(number)]
 
 
-def _side_by_side(values: Tensor) -> Tensor:
-    """Return (batch, parts, width) as one token (batch, 1, parts * width)."""
-    return values.flatten(1)[:, None]
-
-
-def _weighted_average(values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the average of the pieces of each text, weighted by ``counts`` (pieces,); zeros if all counts are 0."""
-    import numpy as np
-
-    weights = counts.astype(np.float32)[:, None, None]
-    return np.add.reduceat(values * weights, starts) / np.maximum(np.add.reduceat(weights, starts), 1)
+def _stretches(number: int) -> list[int]:
+    """Return the lengths of the stretches of ``sustainedK`` in tokens."""
+    return [4**power for power in range(number)]

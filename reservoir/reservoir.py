@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +12,19 @@ from torch import Tensor
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
+from reservoir.backbones.backbone import Backbone
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
+from reservoir.inputs.counter import BracketCounter, Brackets
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native
+from reservoir.inputs.picture_patches import PatchConvolution, PatchUnits
 from reservoir.inputs.random_input import NoInputLayer, draw_input
 from reservoir.options import GAIN, ReservoirOptions
 from reservoir.processor import faster_precision
+from reservoir.size_limits import free_memory
+from reservoir.tasks.picture_windows import Picture, PictureWindows
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
@@ -51,6 +57,11 @@ class Reservoir(ReservoirOptions):
 
     def windows(self, task: Task) -> Windows:
         """Return the windows that become the tokens of a task."""
+        if self.input == "patches":
+            picture = Picture.of(task, self.patch, self.stride)
+            return PictureWindows(
+                patch=self.patch, stride=self.stride, stored=task.max_tokens, places=picture.places
+            )
         dilations = tuple(map(int, self.with_dilations(task.max_tokens).dilations.split(",")))
         symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
         return Windows(
@@ -77,6 +88,9 @@ class Reservoir(ReservoirOptions):
         windows = self.windows(task)
         if windows.plain:
             return task
+        if isinstance(windows, PictureWindows):
+            picture = Picture.of(task, self.patch, self.stride)
+            return replace(task, form=Vectors(picture.window_values), max_tokens=picture.places)
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MAX_SYMBOLS:
             raise InputError(
@@ -106,6 +120,10 @@ class Reservoir(ReservoirOptions):
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
+MODEL_SHARE = 0.8
+"""Share of the free memory that a model may fill; hidden states and features need the rest."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """A model on its device, with the SHA-256 of its float32 weights and of its native input."""
@@ -119,7 +137,8 @@ class LoadedModel:
     reader: Reader | None = None
     input_digests: Mapping[str, str] = field(default_factory=dict)
     # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
-    convolution: KernelConvolution | None = None
+    convolution: KernelConvolution | PatchConvolution | None = None
+    units: PatchUnits | None = None  # of ``--input patches``, which learns them from training rows
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
@@ -132,40 +151,44 @@ def load_model(
     device: str = "auto",
     compute: str = "auto",
     output_init: str = "orthogonal",
+    units: PatchUnits | None = None,
+    stream: str = "never",
 ) -> LoadedModel:
-    """Load or draw the model for a task, in evaluation mode on its device."""
+    """Load or draw the model for a task, in evaluation mode on its device.
+
+    ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`.
+    """
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     # Weights that are rounded for the products anyway need no float32 copy.
-    own_precision = dtype_name == "bfloat16"
+    storage: dict[str, Any] = {
+        "own_precision": dtype_name == "bfloat16",
+        "memory_limit": _memory_limit(stream, place),
+    }
     # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, kernels
     # whose responses are the hidden states, or a drawn input layer.
     windows, seen = settings.windows(task), settings.windowed(task)
     reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
-    convolution: KernelConvolution | None = None
+    convolution: KernelConvolution | PatchConvolution | None = None
     if settings.input == "native":
         native = open_native(
-            seen,
-            settings.backbone,
-            settings.init,
-            settings.seed,
-            settings.depth,
-            own_precision=own_precision,
+            seen, settings.backbone, settings.init, settings.seed, settings.depth, **storage
         )
         seen, backbone = native.seen, native.backbone
         inputs, reader = native.inputs, native.reader
         input_digests = native.digests
     else:
-        backbone = load_backbone(
-            settings.backbone, settings.init, settings.seed, settings.depth, own_precision=own_precision
-        )
-        if settings.input == "kernels" and not backbone.depth and not windows.plain:
-            channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-            convolution = KernelConvolution(
-                windows, channels, backbone.width, settings.seed, settings.gain
-            ).to(place)
-            inputs = NoInputLayer()
+        backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)
+        convolution = _convolution(task, settings, windows, backbone, units)
+        if convolution:
+            convolution, inputs = convolution.to(place), NoInputLayer()
+        elif settings.input == "counter":
+            if not windows.plain:
+                raise InputError(
+                    "--input counter: it reads symbols, not windows", "leave out the window options"
+                )
+            inputs = BracketCounter(Brackets.of(task), backbone.width, settings.gain)
         else:
             inputs = draw_input(
                 settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
@@ -187,7 +210,35 @@ def load_model(
         # Recurrent backbones stay in float32.
         compute=str(backbone.compute).removeprefix("torch."),
         convolution=convolution,
+        units=units if settings.input == "patches" else None,
     )
+
+
+def _convolution(
+    task: Task, settings: Reservoir, windows: Windows, backbone: Backbone, units: PatchUnits | None
+) -> KernelConvolution | PatchConvolution | None:
+    """Return what responds to whole rows in place of an input layer that reads tokens, if the settings have it."""
+    if settings.input == "patches":
+        if units is None:
+            raise InputError(
+                "--input patches: its units are drawn from the training rows of an extraction",
+                "use reservoir extract, then fit and predict, or another --input",
+            )
+        return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
+    if settings.input == "kernels" and not backbone.depth and not windows.plain:
+        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+        return KernelConvolution(windows, channels, backbone.width, settings.seed, settings.gain)
+    return None
+
+
+def _memory_limit(stream: str, device: torch.device) -> int | None:
+    """Return the bytes of parameters above which blocks are streamed; None for no limit."""
+    if stream != "auto":
+        return 0 if stream == "always" else None
+    free = free_memory()
+    if device.type == "cuda":
+        free = min(free, torch.cuda.mem_get_info(device)[0])
+    return int(MODEL_SHARE * free)
 
 
 def choose_device(name: str) -> torch.device:

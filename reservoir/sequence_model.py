@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.column import Column
+from reservoir.errors import InputError
 from reservoir.features import column_shapes
 from reservoir.inputs.native import PixelReader
 from reservoir.pooling import find_pooling
@@ -27,6 +28,12 @@ class Branch(nn.Module):
         super().__init__()
         self.fpt = model.fpt
         self.fpt.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+        for column in columns:
+            if find_pooling(column.pooling).mask not in ("", "words"):
+                raise InputError(
+                    f"column {column}: the module reads token IDs alone, without the mask of {column.pooling}",
+                    "fit --columns of other poolings",
+                )
         self.shapes = column_shapes(self.fpt.task, self.fpt.backbone.width, columns)
         self.windows, self.convolution = model.windows, model.convolution
         self.reader = model.reader

@@ -1,5 +1,8 @@
-"""Limits on what stored bytes may grow to in memory, so that a small damaged file cannot fill it."""
+"""Limits on what stored bytes may grow to in memory, so that a small damaged file cannot fill it; free memory."""
 
+import os
+import resource
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,3 +36,26 @@ def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
             f"have only {tokens} tokens",
             "cut the row, or leave it out",
         )
+
+
+def free_memory() -> int:
+    """Return how many bytes this process can still use: of the machine, its control group and its own limits."""
+    free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError, KeyError, ValueError):  # files of Linux
+        machine, process = _fields(Path("/proc/meminfo")), _fields(Path("/proc/self/status"))
+        free.append(machine["MemAvailable"])
+        for limit, used in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+            most, _ = resource.getrlimit(limit)
+            if most != resource.RLIM_INFINITY:
+                free.append(most - process[used])
+    with suppress(OSError, ValueError):  # a container has its own limit; without one, the file says "max"
+        group = Path("/sys/fs/cgroup")
+        most_of_group = int((group / "memory.max").read_text())
+        free.append(most_of_group - int((group / "memory.current").read_text()))
+    return max(0, min(free))
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Return the sizes in a file of the kernel, in bytes."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0].removesuffix(":"): int(words[1]) * 1024 for words in lines if words[-1:] == ["kB"]}

@@ -18,6 +18,7 @@ from reservoir_cache.paths import file_crc32
 from reservoir_cache.shard import (
     OPTIONAL_TARGETS,
     TARGET_RANKS,
+    TEXT_TARGETS,
     UNREADABLE,
     Encoded,
     Extent,
@@ -169,8 +170,11 @@ class SplitFeatures:
         except UNREADABLE as error:
             raise self._damaged(line) from error
         for name, array in arrays.items():
-            if array.ndim not in TARGET_RANKS[name] or len(array) != self.rows:
+            is_by_text = name in TEXT_TARGETS
+            if array.ndim not in TARGET_RANKS[name] or (not is_by_text and len(array) != self.rows):
                 raise self._damaged(line)
+        if not _divides(arrays, self.rows):
+            raise self._damaged(line)
         _checked.add(stamp)
         return arrays
 
@@ -198,14 +202,55 @@ class SplitFeatures:
     def ids(self) -> NDArray:
         """What names each row in its source, (rows,) of texts or int64: an id, a file name or a row number from 0.
 
-        If the entry stores no ids, they are the numbers of `index`.
+        If the entry stores no ids, they are the numbers of `index`. If rows are tokens, these are the names of texts.
         """
         stored, line = self._targets.get("ids"), self._manifest.targets
         assert line  # `_targets` refuses a split without labels
         try:
+            if (of_texts := self._targets.get("text_ids")) is not None:
+                return np.repeat(ids_of_numbers(of_texts), np.diff(self._targets["pointers"]))
             return self.index if stored is None else ids_of_numbers(stored)
         except UNREADABLE as error:
             raise self._damaged(line) from error
+
+    @property
+    def pointers(self) -> NDArray[np.int64] | None:
+        """The first row of each text, and the number of rows, (texts + 1,), if rows are words or tokens of texts.
+
+        None if they are not. ``rows[pointers[t] : pointers[t + 1]]`` are those of text t.
+        """
+        return self._targets.get("pointers")
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """The ID in the model's vocabulary of the token of each row, (rows,), if rows are words or tokens of texts."""
+        self._require_texts()
+        return self._targets["token_ids"]
+
+    @property
+    def spans(self) -> NDArray[np.int32]:
+        """The first letter of each word or token in its text, and the letter after its last, (rows, 2)."""
+        self._require_texts()
+        return self._targets["spans"]
+
+    def tokens_of(self, text: int) -> range:
+        """Return the rows of the words or tokens of a text, by its number from 0 in this split."""
+        pointers = self._require_texts()
+        text = range(len(pointers) - 1)[text]  # a wrong number is an IndexError
+        return range(int(pointers[text]), int(pointers[text + 1]))
+
+    def token(self, column: str, text: int, number: int) -> NDArray[np.float32]:
+        """Return the features of a word or token, (width,), by its number in its text, from 0."""
+        row = self.tokens_of(text)[number]
+        return self.gather(column, np.array([row]))[0, 0]
+
+    def _require_texts(self) -> NDArray[np.int64]:
+        """Return `pointers`; refuse an entry whose rows are no words or tokens."""
+        if self.pointers is None:
+            raise CacheError(
+                f"{self.entry.path}: its rows are no words or tokens of texts; extract texts with labels of these"
+            )
+        return self.pointers
 
     @property
     def groups(self) -> NDArray | None:
@@ -256,6 +301,22 @@ class SplitFeatures:
     def _damaged(self, line: Shard | TargetFile, column: str = "") -> CacheError:
         where = f" (column {column})" if column else ""
         return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self.entry.key)}")
+
+
+def _divides(arrays: dict[str, NDArray], rows: int) -> bool:
+    """Return whether the pointers, if there are any, divide rows among texts, and all other arrays fit to them."""
+    by_token = {"token_ids", "spans"} & arrays.keys()
+    if "pointers" not in arrays:
+        return not by_token and "text_ids" not in arrays
+    pointers = arrays["pointers"]
+    is_complete = len(by_token) == 2 and arrays["spans"].shape[1] == 2 and pointers.dtype.kind == "i"
+    if not is_complete or not len(pointers) or pointers[0] != 0 or pointers[-1] != rows:
+        return False
+    texts = len(pointers) - 1
+    sizes = {name: texts + more for name, more in TEXT_TARGETS.items() if name in arrays}
+    return bool((np.diff(pointers) >= 0).all()) and all(
+        len(arrays[name]) == size for name, size in sizes.items()
+    )
 
 
 class FeatureColumn(NDArrayOperatorsMixin):

@@ -114,12 +114,18 @@ class InputSpec(_Part):
     tokenizer: str | None = None  # SHA-256 of a native input's tokenizer, processor and embeddings
     processor: str | None = None
     embeddings: str | None = None
+    template: str | None = None  # SHA-256 of the chat template, if the texts are chats
     long: str | None = None  # how texts are read that are longer than the model reads at once
 
     @property
     def digests(self) -> dict[str, str]:
         """The SHA-256 of each file of a native input, by its kind."""
-        named = {"tokenizer": self.tokenizer, "processor": self.processor, "embeddings": self.embeddings}
+        named = {
+            "tokenizer": self.tokenizer,
+            "processor": self.processor,
+            "embeddings": self.embeddings,
+            "template": self.template,
+        }
         return {kind: digest for kind, digest in named.items() if digest is not None}
 
 

@@ -24,7 +24,14 @@ from reservoir_pipelines.output import (
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
-    from reservoir_pipelines.fitting.results import Against, CurvePoint, Fit, LayerScore, Result
+    from reservoir_pipelines.fitting.results import (
+        Against,
+        CurvePoint,
+        Fit,
+        LayerScore,
+        OperatingPoint,
+        Result,
+    )
     from reservoir_pipelines.training.result import Training
     from reservoir_pipelines.untrained import Twin
 
@@ -143,6 +150,7 @@ class FitScores:
     against: Sequence[str]  # a sentence for each baseline
     layer_scores: Sequence[LayerScore]
     curve: Sequence[CurvePoint]
+    operating_points: Sequence[OperatingPoint] = ()
 
     @classmethod
     def of(cls, fit: Fit, against: Sequence[Against]) -> FitScores:
@@ -155,13 +163,15 @@ class FitScores:
             against=[comparison.sentence for comparison in against],
             layer_scores=fit.layer_scores,
             curve=fit.curve,
+            operating_points=fit.operating_points,
         )
 
     @classmethod
     def from_summary(cls, values: dict[str, Any], title: str) -> FitScores:
         """Return the scores in the summary of a fit, the JSON values of `Fit.to_dict`."""
         from reservoir.readouts.evaluation import Evaluation
-        from reservoir_pipelines.fitting.results import CurvePoint, LayerScore, Result
+        from reservoir.records import from_json
+        from reservoir_pipelines.fitting.results import CurvePoint, LayerScore, OperatingPoint, Result
 
         return cls(
             title=title,
@@ -171,6 +181,9 @@ class FitScores:
             against=[stored["sentence"] for stored in values.get("against", ())],
             layer_scores=[LayerScore.from_dict(stored) for stored in values.get("layer_scores", ())],
             curve=[CurvePoint(**point) for point in values["curve"] or ()],
+            operating_points=[
+                from_json(OperatingPoint, stored) for stored in values.get("operating_points", ())
+            ],
         )
 
     def tables(self) -> list[ResultTable | Lines | Facts]:
@@ -181,6 +194,8 @@ class FitScores:
         if self.layer_scores:
             shown.append(layer_table(self.layer_scores, self.evaluation.groups))
         shown += evaluation_tables(self.evaluation, self.best.metric)
+        if self.operating_points:
+            shown.append(operating_table(self.operating_points, self.evaluation))
         if self.curve:
             shown.append(curve_table(self.best, self.curve))
         return shown
@@ -191,7 +206,8 @@ class FitScores:
             readout_row("best", self.best),
             *(readout_row("baseline", result) for result in self.baselines),
         ]
-        return readout_table(rows, self.evaluation, self.title)
+        table = readout_table(rows, self.evaluation, self.title)
+        return with_selectivity(table, [self.best, *self.baselines])
 
 
 def readout_table(rows: Sequence[Sequence[str]], evaluation: Evaluation, title: str = "") -> ResultTable:
@@ -221,6 +237,21 @@ def readout_row(name: str, result: Result) -> tuple[str, ...]:
     )
 
 
+def with_selectivity(table: ResultTable, results: Sequence[Result]) -> ResultTable:
+    """Return a table of results with the scores of their control tasks and their selectivity, if they have any."""
+    if all(result.control_score is None for result in results):
+        return table
+    cells = [
+        (
+            score_text(result.control_score, result.metric),
+            "" if result.selectivity is None else signed_difference(result.selectivity, result.metric),
+        )
+        for result in results
+    ]
+    rows = [(*row, *more) for row, more in zip(table.rows, cells, strict=True)]
+    return replace(table, columns=(*table.columns, *numbers("control", "selectivity")), rows=rows)
+
+
 def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
     """Return the table of the best column of each layer; ``groups`` is the number of groups of test rows, or 0."""
     metric = scores[0].result.metric
@@ -247,7 +278,32 @@ def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
         rows.append((score.layer, result.title, valid, spread, test, *difference))
     unit = " in points" if is_share(compared) else ""
     what = f"{compared}{unit} minus that of the best layer, on the same test rows{over_groups(groups)}"
-    return ResultTable(columns, rows, f"the best column of each layer; difference: {what}")
+    table = ResultTable(columns, rows, f"the best column of each layer; difference: {what}")
+    return with_selectivity(table, [score.result for score in scores])
+
+
+def operating_table(points: Sequence[OperatingPoint], evaluation: Evaluation) -> ResultTable:
+    """Return the thresholds of the probability of the second class, and their scores on test."""
+    name = evaluation.classes[1]
+    columns = (
+        *numbers("false positives, at most", f"probability of {name} above", "false positives on test"),
+        *texts("95% interval"),
+        *numbers("recall on test"),
+        *texts("95% interval"),
+    )
+    rows = [
+        (
+            f"{point.rate:.0%}",
+            f"{point.threshold:.6f}",
+            percent(point.false_positive_rate),
+            interval_text(point.false_positive_interval, "accuracy"),
+            percent(point.recall),
+            interval_text(point.recall_interval, "accuracy"),
+        )
+        for point in points
+    ]
+    negatives = count_text(points[0].negatives, "held-out row")
+    return ResultTable(columns, rows, f"thresholds set on {negatives} of {evaluation.classes[0]}")
 
 
 def twin_table(twin: Twin) -> ResultTable:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from reservoir_cache import Entry
 
-from reservoir.backbones.weights import WEIGHTS
+from reservoir.backbones.stored import WEIGHTS
 from reservoir.errors import InputError, first_line
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Task
@@ -19,7 +19,7 @@ def weight_stamps(settings: Reservoir) -> dict[str, list[int]]:
     place = Path(settings.backbone)
     if settings.init not in ("pretrained", "statistics"):
         return {}
-    patterns = ("config.json", *WEIGHTS)
+    patterns = ("config.json", "*.gguf", *WEIGHTS)
     files = [file for pattern in patterns for file in place.glob(pattern)] if place.is_dir() else [place]
     stats = {file.name: file.stat() for file in sorted(files) if file.is_file()}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
@@ -40,7 +40,7 @@ def caution_if_changed(entry: Entry, task: Task) -> None:
         return
     problem = "have changed since"
     try:
-        model = load_model(task, settings, "cpu", "float32")
+        model = load_model(task, settings, "cpu", "float32", stream="auto")
         inputs = entry.spec.input.digests
         if model.digest == entry.spec.backbone.digest and dict(model.input_digests) == inputs:
             return

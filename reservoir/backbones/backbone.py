@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reservoir import devices
 from reservoir.backbones.family import GROUPS, Family, attention_name
 from reservoir.backbones.gpt2 import Projection
+from reservoir.backbones.streaming import StreamedBlocks
 from reservoir.errors import InputError
 from reservoir.tasks.task import Task, Vectors
 
@@ -43,6 +45,9 @@ class Backbone(nn.Module):
         # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
         # weights that are not quantised.
         self.stored_digest: str | None = None
+        self.streamed: StreamedBlocks | None = (
+            None  # the blocks, if they are read from their file when they run
+        )
         self._tokens = 0
         for path in family.unused:
             _replace(model, path, nn.Identity())
@@ -57,30 +62,33 @@ class Backbone(nn.Module):
         self.layers = layer_names(self.depth)
         self._last_tokens = LastTokens([self.blocks[-1].get_submodule(path) for path in family.feedforward])
 
-    def forward(self, embeds: Tensor, lengths: Tensor | None = None, last: int | None = None) -> Tensor:
+    def forward(
+        self,
+        embeds: Tensor,
+        lengths: Tensor | None = None,
+        last: int | None = None,
+        is_full: bool | None = None,
+    ) -> Tensor:
         """Map embedded sequences (batch, tokens, width) to float32 hidden states of this shape after the last norm.
 
         Sequences are right-padded after their ``lengths`` (batch,), and padding has no influence on
-        the real tokens. With ``last``, only the states of the last ``last`` real tokens are valid.
+        the real tokens. With ``last``, only the states of the last ``last`` real tokens are valid. ``is_full`` says
+        whether all tokens are real; with None the lengths decide, and reading them may wait for a GPU.
         """
         tokens = embeds.shape[1]
         self.check_length(tokens)
-        if not self.can_pad and lengths is not None and int(lengths.min()) < tokens:
+        if lengths is None:
+            is_full = True
+            lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)
+        if not self.can_pad and not (int(lengths.min()) == tokens if is_full is None else is_full):
             raise InputError(
                 f"{self.family.name}: padding changes its hidden states", "give sequences of equal length"
             )
         surplus = -tokens % self.shape.multiple  # tokens to the next multiple
-        real_lengths = lengths
-        if real_lengths is None:
-            real_lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)
         # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
-        self._last_tokens.keep(real_lengths, last, tokens + surplus)
-        # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
-        mask = None
-        has_padding = lengths is not None or surplus > 0
-        if not self.causal and has_padding:
-            positions = torch.arange(tokens + surplus, device=embeds.device)
-            mask = (positions < real_lengths[:, None]).to(torch.int64)
+        self._last_tokens.keep(lengths, last, tokens + surplus)
+        # Tokens up to the next multiple are padding, too.
+        mask = self._mask(lengths, tokens + surplus, False if surplus else is_full)
         if surplus:
             embeds = nn.functional.pad(embeds, (0, 0, 0, surplus))
         self._tokens = tokens
@@ -88,6 +96,19 @@ class Backbone(nn.Module):
             embeds.device.type, dtype=torch.bfloat16, enabled=self.compute == torch.bfloat16
         ):
             return self.family.run(self.model, embeds, mask)[:, :tokens]
+
+    def _mask(self, lengths: Tensor, tokens: int, is_full: bool | None) -> Tensor | None:
+        """Return the mask of `Family.run` for sequences that are padded to ``tokens``; None if it needs no mask."""
+        # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
+        if self.causal or is_full:
+            return None
+        is_real = torch.arange(tokens, device=lengths.device) < lengths[:, None]
+        # Of a mask of tokens, transformers reads whether it has zeros, which waits for a GPU, and makes a mask of pairs
+        # if it has some. Where padding is known, the mask of pairs is made here, without waiting.
+        takes_pairs = self.family.takes_pair_mask and attention_name(self.model.config) == "sdpa"
+        if is_full is False and takes_pairs and devices.on_gpu(lengths.device):
+            return is_real[:, None, None].repeat(1, 1, tokens, 1)
+        return is_real.to(torch.int64)
 
     def set_compute(self, dtype: torch.dtype) -> None:
         """Run the matrix products in ``dtype`` (float32 or bfloat16); recurrent models stay in float32."""

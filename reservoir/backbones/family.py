@@ -230,8 +230,10 @@ class Family:
     pretrained: bool = True  # whether pretrained weights are published
     shape: Callable[[Any], Shape]  # returns the shape of a configuration
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1
-    # at real tokens and None if no token is padding
+    # at real tokens and None if no token is padding. With ``takes_pair_mask``, it may also be a mask of pairs, of bool
+    # (batch, 1, queries, keys), for attention that sees all real tokens.
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
+    takes_pair_mask: bool = False
     blocks: str  # path of the list of blocks inside the model; empty for a family without blocks
     stored_blocks: str = ""  # that path in files with weights, if it is another
     groups: dict[str, tuple[str, ...]]  # parts of the names of a group's parameters; the first match counts

@@ -4,13 +4,12 @@ The layout is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 the package gguf of the same project; names and orders of tensors follow the tables of gguf and transformers.
 """
 
-import hashlib
 import mmap
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +39,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class TensorInfo:
     """Where the bytes of a tensor are, and how they are stored."""
 
     name: str
@@ -56,9 +55,9 @@ class GGUFFile:
 
     data: mmap.mmap
     settings: Mapping[str, Any]  # those with a single value
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, TensorInfo]
 
-    def values(self, stored: StoredTensor) -> np.ndarray:
+    def values(self, stored: TensorInfo) -> np.ndarray:
         """Return the float32 values of a tensor."""
         gguf = gguf_package()
         kind = gguf.GGMLQuantizationType(stored.kind)
@@ -66,7 +65,7 @@ class GGUFFile:
         *rows, _ = stored.shape
         return gguf.quants.dequantize(raw.reshape(*rows, -1), kind).reshape(stored.shape)
 
-    def stored_bytes(self, stored: StoredTensor) -> memoryview:
+    def stored_bytes(self, stored: TensorInfo) -> memoryview:
         """Return the bytes of a tensor as they are stored."""
         return memoryview(self.data)[stored.start : stored.start + stored.size]
 
@@ -75,9 +74,16 @@ class GGUFTensor:
     """A tensor of a model, dequantised when it is indexed; several stored tensors may be its parts."""
 
     def __init__(
-        self, file: GGUFFile, name: str, parts: list[StoredTensor], names: Mapping[str, str], order: Any
-    ):
+        self,
+        file: GGUFFile,
+        name: str,
+        shape: tuple[int, ...],
+        parts: list[TensorInfo],
+        names: Mapping[str, str],
+        order: Any,
+    ) -> None:
         self.file, self.name, self.parts = file, name, parts
+        self._shape = shape
         self._names, self._order = names, order
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -94,9 +100,18 @@ class GGUFTensor:
         # A tensor that is stored as float32 would share the read-only memory of the file.
         return torch.from_numpy(np.require(values, requirements=("C", "W")))[index]
 
+    def get_shape(self) -> list[int]:
+        """Return the shape of what indexing returns."""
+        return list(self._shape)
+
     def get_dtype(self) -> str:
         """Return the type of the values, as slices of safetensors do."""
         return "F32"
+
+    def stored_parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield the parts as they are stored: name with type and shape, and a function that reads the bytes."""
+        for part in self.parts:
+            yield f"{part.name} {part.kind} {part.shape}", partial(self.file.stored_bytes, part)
 
 
 @lru_cache
@@ -135,7 +150,7 @@ class _Header:
         self.position = 0
         self.entries = 0
 
-    def read(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         """Return the settings and the tensors."""
         if self.data[:4] != b"GGUF":
             raise ValueError("it does not start with GGUF")
@@ -209,7 +224,7 @@ class _Header:
         shape = tuple(self.number("Q") for _ in range(dimensions))[::-1]
         return name, shape, self.number("I"), self.number("Q")
 
-    def placed(self, first: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> StoredTensor:
+    def placed(self, first: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
         """Return a tensor whose values lie inside the file."""
         gguf = gguf_package()
         block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
@@ -218,21 +233,21 @@ class _Header:
         start = first + offset
         if shape[-1] % block or start + size > len(self.data):
             raise ValueError(f"tensor {name[:60]!r} does not fit into the file")
-        return StoredTensor(name, kind, shape, start, size)
+        return TensorInfo(name, kind, shape, start, size)
 
 
 def tensors_by_name(file: GGUFFile, outline: nn.Module, config: Any, depth: int) -> dict[str, GGUFTensor]:
     """Return the tensors of a file, without those of blocks after the first ``depth``, by their names in a model.
 
     ``outline`` is the model of transformers or of this package, on the meta device. Tensors that it lacks keep their
-    names in the file, apart from those of a head and of a decoder.
+    names in the file, apart from those of a head and of a decoder; `scale_positions` needs one of them.
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     architecture = str(file.settings.get("general.architecture"))
     order = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     names = _names_in_model(architecture, order, outline, depth)
-    parts: dict[str, list[StoredTensor]] = {}
+    parts: dict[str, list[TensorInfo]] = {}
     for stored in file.tensors.values():
         # The names of experts have no ending in transformers.
         in_model = names.get(stored.name) or names.get(stored.name.removesuffix(".weight"))
@@ -242,7 +257,15 @@ def tensors_by_name(file: GGUFFile, outline: nn.Module, config: Any, depth: int)
             in_model = re.sub("^output[.]", "lm_head.", re.sub("^dec[.]", "decoder.", stored.name))
         if in_model is not None:
             parts.setdefault(in_model, []).append(stored)
-    return {name: GGUFTensor(file, name, stored, names, order) for name, stored in parts.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in outline.state_dict().items()}
+    tensors = {
+        name: GGUFTensor(file, name, shapes.get(name, stored[0].shape), stored, names, order)
+        for name, stored in parts.items()
+    }
+    if ROPE_FACTORS in file.tensors:
+        factors = file.tensors[ROPE_FACTORS]
+        tensors[ROPE_FACTORS] = GGUFTensor(file, ROPE_FACTORS, factors.shape, [factors], names, order)
+    return tensors
 
 
 def _names_in_model(architecture: str, order: Any, outline: nn.Module, depth: int) -> dict[str, str]:
@@ -289,15 +312,3 @@ def scale_positions(file: GGUFFile, config: Any, model: nn.Module) -> None:
     for name in ("inv_freq", "original_inv_freq"):
         if hasattr(rotary[0], name):
             setattr(rotary[0], name, getattr(rotary[0], name) / factors)
-
-
-def stored_digest(file: GGUFFile, tensors: Iterable[GGUFTensor]) -> str:
-    """Return the SHA-256 of the rule and of tensors as they are stored: names, types, shapes and bytes."""
-    digest = hashlib.sha256(RULE.encode())
-    parts = {part.name: part for tensor in tensors for part in tensor.parts}
-    if ROPE_FACTORS in file.tensors:
-        parts[ROPE_FACTORS] = file.tensors[ROPE_FACTORS]
-    for name, part in sorted(parts.items()):
-        digest.update(f"{name} {part.kind} {part.shape}".encode())
-        digest.update(file.stored_bytes(part))
-    return digest.hexdigest()

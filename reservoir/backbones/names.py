@@ -16,6 +16,7 @@ from reservoir.backbones.family import Family, Shape, attention_name, silence_tr
 from reservoir.backbones.generic import generic_family
 from reservoir.backbones.gguf_file import gguf_package, open_gguf
 from reservoir.backbones.registry import families
+from reservoir.backbones.stored import check_method, quantisation_of
 from reservoir.errors import InputError, as_input_error, first_line, nearest
 
 MAX_BLOCKS = 1000
@@ -197,7 +198,7 @@ def _refuse_code(name: str, config: Any) -> None:
     has_other_attention = attention_name(config) not in ("", "None", "sdpa", "eager")
     if is_quantised or has_other_attention:
         raise InputError(
-            f"backbone {name!r}: its config.json asks for code, for attention or quantised weights",
+            f"backbone {name!r}: its config.json asks for code, for attention or quantised weights of a part",
             "remove attn_implementation, or choose weights that are not quantised",
         )
     for inner in vars(config).values():
@@ -218,6 +219,8 @@ def _from_folder(name: str) -> Any:
         model_type = values["model_type"]
         if (values.get("num_labels") or 0) > 10**6:  # transformers makes a name for each, in memory
             raise ValueError("num_labels is more than a million")
+        if quantisation := quantisation_of(folder):
+            check_method(name, quantisation)
     family = _family_of(name, model_type)
     with as_input_error(f"backbone {name!r}: its config.json is not valid", "change a setting"):
         if family is not None and family.config is not None:
@@ -225,7 +228,9 @@ def _from_folder(name: str) -> Any:
         from transformers import AutoConfig
 
         silence_transformers()
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        vars(config).pop("quantization_config", None)  # `stored.expanded` expands the tensors
+        return config
 
 
 def _from_gguf(name: str, path: Path) -> Any:

@@ -1,6 +1,7 @@
 """Families of models that transformers builds: BERT, MPNet, ESM, T5, ViT, DINOv2, wav2vec 2.0, HuBERT, Llama."""
 
-from functools import partial
+import inspect
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,6 +60,7 @@ def _bert(name: str, **facts: Any) -> Family:
         "heads": ("cls.", "lm_head.", "vocab_", "pooler.", "pre_classifier.", "classifier.", "qa_outputs."),
         "attention": "attention.self",
         "feedforward": ("intermediate", "output"),
+        "takes_pair_mask": True,
         "queries": "attention.self.query",
         "keys": "attention.self.key",
     }
@@ -87,7 +89,9 @@ def _adapt_esm(model: nn.Module, config: Any) -> nn.Module:
 
 def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
     """Return the last hidden states; run the module ``embeddings`` here, because the model skips it for vectors."""
-    return run(model, model.embeddings(inputs_embeds=embeds, attention_mask=mask), mask)
+    # Of a mask of pairs, the embeddings take the part that all queries share.
+    of_tokens = mask if mask is None or mask.ndim == 2 else mask[:, 0, 0]
+    return run(model, model.embeddings(inputs_embeds=embeds, attention_mask=of_tokens), mask)
 
 
 # The encoder of T5 (Raffel et al. 2020) is pre-norm with RMSNorm and bidirectional, for sequences of
@@ -115,6 +119,7 @@ _T5 = Family(
     name="t5",
     loader=HubLoader(model="T5EncoderModel"),
     shape=lambda config: Shape(config.num_layers, config.d_model, None, causal=False),
+    takes_pair_mask=True,
     blocks="encoder.block",
     groups={
         "positions": ("relative_attention_bias",),
@@ -177,6 +182,7 @@ def _vit(name: str, blocks: str, **options: Any) -> Family:
             config.num_hidden_layers, config.hidden_size, VIT_POSITIONS, causal=False
         ),
         run=_run_vit,
+        takes_pair_mask=True,
         blocks=blocks,
         stored_blocks="encoder.layer",
         groups={
@@ -305,12 +311,39 @@ def _llama_shape(config: Any) -> Shape:
     )
 
 
+@cache
+def _no_memory(model_class: type[nn.Module]) -> dict[str, Any]:
+    """Return the argument that gives a causal model of transformers a cache which remembers nothing.
+
+    Without a cache, transformers reads from the positions whether a row holds several sequences, which waits for a GPU.
+    """
+    from transformers.cache_utils import Cache
+
+    class NoMemory(Cache):
+        @property
+        def is_compileable(self) -> bool:
+            return False
+
+        def update(
+            self, key_states: Tensor, value_states: Tensor, *_layer: Any, **_options: Any
+        ) -> tuple[Tensor, Tensor]:
+            return key_states, value_states
+
+    parameters = inspect.signature(model_class.forward).parameters
+    name = "cache" if "cache" in parameters else "past_key_values"  # its name before transformers 5.24
+    return {name: NoMemory(layers=[])}
+
+
+def _run_llama(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    return run(model, embeds, mask, use_cache=False, **_no_memory(type(model)))
+
+
 def _llama(name: str) -> Family:
     return Family(
         name=name,
         loader=HubLoader(),
         shape=_llama_shape,
-        run=partial(run, use_cache=False),
+        run=_run_llama,
         blocks="layers",
         groups={"layernorm": ("norm",), "attention": (".self_attn.",), "feedforward": (".mlp.",)},
         final_norm="norm",
@@ -336,7 +369,7 @@ FAMILIES = (
         queries="attention.q_lin",
         keys="attention.k_lin",
     ),
-    _bert("longformer", attention=""),
+    _bert("longformer", attention="", takes_pair_mask=False),
     # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only block by block.
     _bert(
         "mpnet",

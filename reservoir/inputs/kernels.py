@@ -77,8 +77,12 @@ class KernelConvolution(nn.Module):
             values = x[:, bank.form * self.channels : (bank.form + 1) * self.channels]
             starts = [before + offset for offset in windows.offsets_of(bank.dilation)]
             shifted = [values[:, :, start : start + span : windows.stride] for start in starts]
-            taps = self.taps[bank.begin : bank.end].flatten(1)
-            responses[:, bank.begin : bank.end] = taps @ torch.stack(shifted, dim=2).flatten(1, 2)
+            taps = self.taps[bank.begin : bank.end].flatten(1).expand(x.shape[0], -1, -1)
+            values_at_taps = torch.stack(shifted, dim=2).flatten(1, 2)
+            if torch.compiler.is_compiling():
+                responses[:, bank.begin : bank.end] = taps @ values_at_taps
+            else:  # the product is written to its place without a copy
+                torch.bmm(taps, values_at_taps, out=responses[:, bank.begin : bank.end])
         return responses.transpose(1, 2), (lengths - windows.reach) // windows.stride + 1
 
 

@@ -52,14 +52,14 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
             f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r} does not have",
             "leave --input out",
         )
-    files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model")
+    files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model", "*.jinja")
     with pretrained_files(name, *files) as (folder, gguf):
         if has_media:
             if not family.is_generic:
                 return read_processor(task, name, folder, family.reads, config)
             count_tokens = partial(count_image_tokens, family, config)
             return read_processor(task, name, folder, family.reads, part_settings(config), count_tokens)
-        return read_tokenizer(name, folder, family.shape(config).max_tokens, **gguf)
+        return read_tokenizer(name, folder, family.shape(config).max_tokens, task, **gguf)
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,24 @@ class NativeModel:
     backbone: Backbone
     inputs: NativeInput
     reader: Reader
-    digests: Mapping[str, str]  # SHA-256 of reader and embeddings
+    digests: Mapping[str, str]  # SHA-256 of reader, embeddings and chat template
 
 
 def open_native(
-    task: Task, name: str, init: str, seed: int, depth: int | None, *, own_precision: bool = False
+    task: Task,
+    name: str,
+    init: str,
+    seed: int,
+    depth: int | None,
+    *,
+    own_precision: bool = False,
+    memory_limit: int | None = None,
 ) -> NativeModel:
     """Return a model with its embeddings and its reader of a task; see `load_native`."""
     reader = open_reader(task, name, init)
-    backbone, embedding = load_native(name, init, seed, depth, own_precision=own_precision)
+    backbone, embedding = load_native(
+        name, init, seed, depth, own_precision=own_precision, memory_limit=memory_limit
+    )
     if isinstance(reader, SoundReader):
         reader.convolutions = embedding.get_submodule("convolutions")
     elif isinstance(reader, PixelReader) and isinstance(embedding, FrontEnd):
@@ -95,4 +104,6 @@ def open_native(
         reader.embeddings = getattr(embedding, "num_embeddings", None)
     seen = replace(task, form=reader.form, max_tokens=reader.max_tokens)
     digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}
+    if isinstance(reader, TextReader) and reader.template:
+        digests["template"] = reader.template.digest
     return NativeModel(seen, backbone, NativeInput(embedding, reader.special), reader, digests)

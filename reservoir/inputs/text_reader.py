@@ -3,7 +3,10 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,10 @@ from torch import nn
 from reservoir.backbone_names import gguf_path
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks.task import Tokens
+from reservoir.inputs.chat_template import ChatTemplate
+from reservoir.inputs.token_masks import MaskMaker, TokenRows
+from reservoir.tasks.marked_texts import MarkedText, parse_marks
+from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import shown, texts_of
 
 DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
@@ -29,16 +35,44 @@ TOKENIZERS = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Encodings:
+    """Texts as tokens: the pieces of each, as token IDs and spans of letters (tokens, 2); and how many are too long."""
+
+    pieces: list[list[tuple[list[int], np.ndarray]]]
+    long: int
+
+
 class TextReader:
-    """Converts texts to token IDs; texts that are too long for the model are counted, and cut or read in pieces."""
+    """Converts texts to token IDs; texts that are too long for the model are counted, and cut or read in pieces.
+
+    Parameters
+    ----------
+    tokenizer : PreTrainedTokenizerBase
+        The tokenizer of a model.
+    positions : int, optional
+        The number of positions of the model.
+    template : ChatTemplate, optional
+        The chat template of the model, if the stored texts are chats.
+    has_spans : bool, default False
+        Whether a span is marked in each stored text.
+    """
 
     kind = "tokenizer"
     row_tokens = 64  # typical tokens of a text, from which the batch size is computed
 
     embeddings: int | None = None  # number of token embeddings; set after the model is loaded
 
-    def __init__(self, tokenizer: Any, positions: int | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        positions: int | None,
+        template: ChatTemplate | None = None,
+        *,
+        has_spans: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
+        self.template, self._has_spans = template, has_spans
         highest = max(tokenizer.get_vocab().values(), default=0)
         if highest > MAX_TOKEN_ID:  # writing its rules as JSON would take minutes
             raise ValueError(f"it has the token ID {highest:,}, more than {MAX_TOKEN_ID:,}")
@@ -46,10 +80,12 @@ class TextReader:
         self.max_tokens = min(filter(None, (positions, stated)), default=DEFAULT_MAX_TOKENS)
         self.form = Tokens(len(tokenizer))
         self._words = _words(tokenizer)
-        self.special = _special_tokens(tokenizer, self._words)
-        first = tokenizer("")["input_ids"][:1]
+        # A chat template prints the special tokens of a chat itself, and the tokenizer adds none.
+        self.special = (0, 0) if template else _special_tokens(tokenizer, self._words)
+        first = [] if template else tokenizer("")["input_ids"][:1]
         self.has_cls = bool(first) and first[0] == tokenizer.cls_token_id
-        self.description = f"the model's own tokenizer, with {len(tokenizer):,} tokens"
+        chats = "chat template and " if template else ""
+        self.description = f"the model's own {chats}tokenizer, with {len(tokenizer):,} tokens"
         # Everything that decides the token IDs of a text.
         rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
         names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
@@ -57,39 +93,134 @@ class TextReader:
         rare = [tokenizer.split_special_tokens, list(getattr(tokenizer, "bpe_ranks", ()))]
         content = [type(tokenizer).__name__, rules, names, self.max_tokens, *(rare if any(rare) else ())]
         self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        self.read = self.long = 0
+        self.read_rows = self.long = 0
         self._whole = False  # whether long texts are read in pieces
+        self._without: Counter[str] = Counter()  # texts that have no token of a mask
         self.spaced = _letters_apart(tokenizer, self._words)
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return token IDs (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
-        texts = self._texts(x, lengths)
-        token_ids = self._tokenize(texts, return_attention_mask=False)["input_ids"]
-        # Only long texts are tokenized again, because truncation slows the tokenizer down.
-        long_rows = [row for row, ids in enumerate(token_ids) if len(ids) > self.max_tokens]
-        for row in long_rows:
-            cut = self._tokenize(texts[row], truncation=True, max_length=self.max_tokens)
-            token_ids[row] = cut["input_ids"]
-        self.read += len(token_ids)
-        self.long += len(long_rows)
-        return self._padded(texts, token_ids)
+        rows = self.read(x, lengths)
+        return rows.ids, rows.lengths
 
-    def pieces(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return token IDs and lengths of pieces that fit the model, and the row of each piece, ascending."""
-        if not self._tokenizer.is_fast:
+    def read(
+        self, x: np.ndarray, lengths: np.ndarray, masks: Sequence[str] = (), *, whole: bool = False
+    ) -> TokenRows:
+        """Return the tokens of stored texts, with the masks that are named, as far as `mask_obstacle` allows them.
+
+        With ``whole``, a text that is too long for the model is read in pieces, else it is cut. The mask ``words``
+        comes only with chats; elsewhere ``special`` says as much.
+        """
+        if whole and not self._tokenizer.is_fast:
             raise InputError(
                 "--long windows needs a tokenizer.json, which the model does not have", "leave --long out"
             )
-        self._whole = True
+        self._whole = whole
         texts = self._texts(x, lengths)
+        # The places of tokens cost time, so they are asked for only if a mask needs them.
+        needs_offsets = any(self._reads_offsets(name) for name in masks)
+        encoding = (self._in_pieces if whole else self._cut)([row.text for row in texts], needs_offsets)
+        owner = np.array(encoding["overflow_to_sample_mapping"]) if whole else None
+        of_rows = texts if owner is None else [texts[text] for text in owner]
+        ids, tokens = self._padded([row.text for row in of_rows], encoding["input_ids"])
+        self.read_rows += len(texts)
+        rows = TokenRows(ids, tokens, owner)
+        if not masks:
+            return rows
+        maker = MaskMaker(rows, texts, encoding.get("offset_mapping", ()), self._special_ids)
+        by_name = {name: maker.mask(name) for name in masks if name != "words" or self.template}
+        for name, mask in by_name.items():
+            self._without[name] += maker.texts_without(mask)
+        return replace(rows, masks=by_name)
+
+    def _cut(self, texts: list[str], needs_offsets: bool) -> dict[str, Any]:
+        """Return the tokens of texts, of which those that are too long are cut."""
+        options = {"return_attention_mask": False, "return_offsets_mapping": needs_offsets}
+        encoding = dict(self._tokenize(texts, **options, **self._plain))
+        # Only long texts are tokenized again, because truncation slows the tokenizer down.
+        long_rows = [row for row, ids in enumerate(encoding["input_ids"]) if len(ids) > self.max_tokens]
+        for row in long_rows:
+            limits = {"truncation": True, "max_length": self.max_tokens}
+            cut = self._tokenize(texts[row], **options, **limits, **self._plain)
+            for name, values in cut.items():
+                encoding[name][row] = values
+        self.long += len(long_rows)
+        return encoding
+
+    def _in_pieces(self, texts: list[str], needs_offsets: bool) -> dict[str, Any]:
+        """Return the tokens of pieces that fit the model, and the text of each piece, ascending."""
         pieces = self._tokenize(
-            texts, truncation=True, max_length=self.max_tokens, return_overflowing_tokens=True
+            texts,
+            truncation=True,
+            max_length=self.max_tokens,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=needs_offsets,
+            **self._plain,
         )
-        owner = np.array(pieces["overflow_to_sample_mapping"])
-        self.read += len(texts)
-        self.long += int((np.bincount(owner) > 1).sum())
-        token_ids, lengths = self._padded([texts[row] for row in owner], pieces["input_ids"])
-        return token_ids, lengths, owner
+        self.long += int((np.bincount(pieces["overflow_to_sample_mapping"]) > 1).sum())
+        return dict(pieces)
+
+    @property
+    def _plain(self) -> dict[str, Any]:
+        """The options with which a rendered chat is tokenized: its template has added the special tokens."""
+        return {"add_special_tokens": False} if self.template else {}
+
+    def _reads_offsets(self, mask: str) -> bool:
+        """Return whether a mask is made from the places of tokens in the text."""
+        return mask in ("span", "assistant") or (mask == "last-prompt" and self.template is not None)
+
+    def mask_obstacle(self, mask: str) -> str:
+        """Return why the reader has no mask of this name, with what to do; empty if it has."""
+        if mask == "assistant" and not self.template:
+            return "the texts are not chats; pass --chat to read a column of messages"
+        if mask == "span" and not self._has_spans:
+            return "no span is marked in the texts; pass --span START,END, two columns of the data"
+        if self._reads_offsets(mask) and not self._tokenizer.is_fast:
+            return "it needs a model with a tokenizer.json; pool mean or last"
+        return ""
+
+    @cached_property
+    def _special_ids(self) -> list[int]:
+        """The IDs of all special tokens, those of chat templates included, but not of unknown words."""
+        tokenizer = self._tokenizer
+        added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        # Some tokenizers have one token for unknown words and for the end of a text.
+        roles = ("bos", "eos", "pad", "cls", "sep", "mask")
+        by_role = {getattr(tokenizer, f"{role}_token_id") for role in roles} - {None}
+        return sorted((added - {tokenizer.unk_token_id}) | by_role)
+
+    def encodings(self, texts: Sequence[str], *, whole: bool) -> Encodings:
+        """Return the tokens of texts, with special tokens, and the letters that each has read.
+
+        A text with too many tokens is cut, or has several pieces if it is read as a ``whole``.
+        """
+        if not self._tokenizer.is_fast:
+            raise InputError(
+                "labels of words or tokens need a model with a tokenizer.json", "use another model"
+            )
+        # A tokenizer that needs spaces between letters reads letter n at position 2 n.
+        spread = 2 if self.spaced else 1
+        given = [" ".join(text) for text in texts] if self.spaced else list(texts)
+
+        def pieces(encoded: Any) -> list[tuple[list[int], np.ndarray]]:
+            spans = [np.array(offsets, np.int64).reshape(-1, 2) for offsets in encoded["offset_mapping"]]
+            letters = [(of_piece + np.array([0, spread - 1])) // spread for of_piece in spans]
+            return list(zip(encoded["input_ids"], letters, strict=True))
+
+        all_pieces = [[piece] for piece in pieces(self._tokenize(given, return_offsets_mapping=True))]
+        # Only long texts are tokenized again, because truncation slows the tokenizer down.
+        is_long = [len(ids) > self.max_tokens for ((ids, _),) in all_pieces]
+        for row in np.flatnonzero(is_long).tolist():
+            cut = self._tokenize(
+                [given[row]],
+                truncation=True,
+                max_length=self.max_tokens,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+            all_pieces[row] = pieces(cut)[: None if whole else 1]
+        self._refuse_unknown_ids([ids for of_text in all_pieces for ids, _ in of_text])
+        return Encodings(all_pieces, sum(is_long))
 
     def obstacle(self, letters: str) -> str:
         """Return why the tokenizer cannot read sequences of these letters; empty if it can."""
@@ -128,7 +259,7 @@ class TextReader:
 
     def places(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the position of the last token of each letter, (rows, letters); -1 after the end of a text."""
-        places = [torch.from_numpy(self._places(text)) for text in self._texts(x, lengths)]
+        places = [torch.from_numpy(self._places(row.text)) for row in self._texts(x, lengths)]
         return nn.utils.rnn.pad_sequence(places, batch_first=True, padding_value=-1).numpy()
 
     def may_be_long(self, lengths: np.ndarray) -> np.ndarray:
@@ -137,7 +268,7 @@ class TextReader:
 
     def check_places(self, x: np.ndarray, lengths: np.ndarray) -> None:
         """Refuse stored texts that have more tokens than the model reads, because their labels would be lost."""
-        texts = self._texts(x, lengths)
+        texts = [row.text for row in self._texts(x, lengths)]
         for text, numbers in zip(texts, self._tokenize(texts)["input_ids"], strict=True):
             self._refuse_long(text, len(numbers))
 
@@ -173,10 +304,13 @@ class TextReader:
         with as_input_error("tokenizer: it cannot read the texts", remedy):
             return self._tokenizer(texts, **options)
 
-    def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[str]:
-        """Return stored texts, with spaces between letters that the tokenizer needs apart."""
+    def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[MarkedText]:
+        """Return stored texts without marks, chats as their texts, and letters apart if the tokenizer needs it."""
         texts = texts_of(x, lengths)
-        return [" ".join(text) for text in texts] if self.spaced else texts
+        if self.template:
+            return self.template.render(texts)
+        marked = [parse_marks(text) if self._has_spans else MarkedText(text) for text in texts]
+        return [_letters_spaced(row) for row in marked] if self.spaced else marked
 
     def _padded(
         self, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -186,29 +320,53 @@ class TextReader:
         if not lengths.all():
             text = texts[int(np.argmin(lengths))]
             raise InputError(f"the text {text[:40]!r} has no token of the model", "leave the row out")
-        x = np.full((len(token_ids), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
+        x = np.full((len(token_ids), lengths.max()), self.pad, np.int64)
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(token_ids)
-        if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
+        self._refuse_unknown_ids([x.ravel()])
+        return x, lengths
+
+    def _refuse_unknown_ids(self, token_ids: Sequence[Sequence[int] | np.ndarray]) -> None:
+        """Refuse token IDs for which the model has no embedding."""
+        if self.embeddings is None:
+            return
+        ids = np.concatenate([np.empty(0, np.int64), *token_ids])
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.embeddings):
             raise InputError(
-                f"tokenizer: it gives the token ID {x.max():,}, but the model has embeddings only below "
+                f"tokenizer: it gives the token ID {int(ids.max()):,}, but the model has embeddings only below "
                 f"{self.embeddings:,}",
                 "use the tokenizer that the model was trained with",
             )
-        return x, lengths
+
+    @property
+    def pad(self) -> int:
+        """The token ID that pads rows; the model ignores tokens after the end of a row."""
+        return self._tokenizer.pad_token_id or 0
 
     @property
     def note(self) -> str:
-        """A message on the texts that were too long and how they were read, or an empty string."""
-        if not self.long:
-            return ""
+        """A message on the texts that were too long, and on those without a token of a mask; or an empty string."""
+        notes = [self._note_on_long_texts] if self.long else []
+        notes += [
+            f"{rows:,} of {self.read_rows:,} texts have no token for the pooling {name}, which is zero there"
+            for name, rows in self._without.items()
+            if rows
+        ]
+        return "; ".join(notes)
+
+    @property
+    def _note_on_long_texts(self) -> str:
         how = (
             "read in pieces, with features averaged"
             if self._whole
             else "cut (extract --long windows reads all)"
         )
-        return (
-            f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens and are {how}"
-        )
+        return f"{self.long:,} of {self.read_rows:,} texts have more than {self.max_tokens:,} tokens and are {how}"
+
+
+def _letters_spaced(row: MarkedText) -> MarkedText:
+    """Return a text with spaces between its letters, of which the n-th then stands at the place 2 n."""
+    spans = row.spans and tuple((2 * start, 2 * end - 1) for start, end in row.spans)
+    return MarkedText(" ".join(row.text), spans)
 
 
 def _places_by_offsets(offsets: Sequence[tuple[int, int]], letter_ends: np.ndarray) -> np.ndarray:
@@ -263,8 +421,14 @@ def has_tokenizer(name: str) -> bool:
     )
 
 
-def read_tokenizer(name: str, folder: Path, positions: int | None, **gguf: str) -> TextReader:
-    """Return the reader of a model with this many positions, from what `pretrained_files` yields."""
+def read_tokenizer(
+    name: str, folder: Path, positions: int | None, task: Task | None = None, **gguf: str
+) -> TextReader:
+    """Return the reader of a model with this many positions, from what `pretrained_files` yields.
+
+    The parameters of the ``task`` say whether its texts are chats, and whether spans are marked in them.
+    """
+    parameters = task.parameters if task else {}
     from transformers import AutoTokenizer
 
     remedy = "give a folder with a tokenizer.json, or extract with --input gaussian"
@@ -278,7 +442,20 @@ def read_tokenizer(name: str, folder: Path, positions: int | None, **gguf: str) 
         if tokenizer.is_fast:
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
-        return TextReader(tokenizer, positions)
+        template = _chat_template(name, tokenizer) if parameters.get("chat") else None
+        return TextReader(tokenizer, positions, template, has_spans=bool(parameters.get("span")))
+
+
+def _chat_template(name: str, tokenizer: Any) -> ChatTemplate:
+    """Return the chat template of a model; refuse a model without one."""
+    if not tokenizer.chat_template:
+        raise InputError(
+            f"--chat: the backbone {name!r} has no chat template",
+            "name a model that follows instructions, or add a chat_template.jinja to its folder",
+        )
+    template = tokenizer.get_chat_template()  # of several, the default
+    special_tokens = {token: str(text) for token, text in tokenizer.special_tokens_map.items()}
+    return ChatTemplate(template, special_tokens, f"backbone {name!r}")
 
 
 def _check_tokenizer(folder: Path) -> None:

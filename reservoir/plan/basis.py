@@ -24,7 +24,7 @@ PLAIN = "default"
 
 def kind_of(task: Task) -> Kind:
     """Return the kind of data of a task; series and symbols are long enough for windows."""
-    if task.labels_each_token:
+    if task.labels_each_token or task.labels_text_tokens:
         return "labels of every token"
     if task.name in TASKS:
         return "named task"

@@ -15,7 +15,7 @@ from reservoir.centred_windows import widths_within
 from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.features import column_shapes
-from reservoir.inputs.native import Reader
+from reservoir.inputs.native import Reader, TextReader
 from reservoir.options import ExtractOptions
 from reservoir.plan.basis import Kind, ModelView, is_given, reasons_of
 from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling
@@ -205,7 +205,11 @@ def _native_poolings(task: Task, reader: Reader) -> tuple[str, str]:
     """Return the default poolings of a model that reads the task natively, and the reason."""
     if holds_samples(task):
         return "mean,std", "sounds"
+    if task.parameters.get("chat"):
+        return "last-prompt,last,mean", "the model's state before and after the answer, and the whole chat"
     poolings, why = ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
+    if task.parameters.get("span"):
+        return f"span,{poolings}", f"a span is marked in each text, and {why}"
     if task.alphabet and not are_words(task.alphabet) and any(reader.special):
         # The usual embedding of a protein is the mean over its residues, without special tokens.
         return f"{poolings},words", f"{why}; words is the mean over letters alone"
@@ -283,7 +287,8 @@ def _check_columns(
 ) -> None:
     """Refuse unknown poolings, and layers or poolings that do not fit the task or the model."""
     check_poolings(poolings)
-    if task.labels_each_token and not all(find_pooling(name).per_token for name in poolings):
+    labels_tokens = task.labels_each_token or task.labels_text_tokens
+    if labels_tokens and not all(find_pooling(name).per_token for name in poolings):
         problem = "--pool: every token has its own label"
         raise InputError(problem, "pass --pool all or around4, or leave --pool out")
     of_class_token = [name for name in poolings if find_pooling(name).needs_class_token]
@@ -291,8 +296,20 @@ def _check_columns(
         raise InputError(
             f"--pool {of_class_token[0]}: the sequences have no class token", "take first, last or mean"
         )
+    for name in poolings:
+        if obstacle := _mask_obstacle(reader, find_pooling(name).mask):
+            raise InputError(f"--pool {name}: {obstacle}")
     if not layers or not poolings:
         raise InputError("no columns: name a layer and a pooling")
+
+
+def _mask_obstacle(reader: Reader | None, mask: str) -> str:
+    """Return why rows come without a mask of tokens, with what to do; ``words`` are known for all rows."""
+    if mask in ("", "words"):
+        return ""
+    if not isinstance(reader, TextReader):
+        return "only models that read texts by their own tokenizer have this pooling; take last or mean"
+    return reader.mask_obstacle(mask)
 
 
 @dataclass(frozen=True)

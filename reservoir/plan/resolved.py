@@ -87,9 +87,9 @@ class Plan:
     def model_note(self, compute: str) -> str:
         """Return that there is no transformer, or its precision and how features compare with published activations."""
         if not self.has_blocks:
-            return (
-                f"{self.task.name}: random kernels, no transformer; --backbone {DEFAULT_BACKBONE} adds one"
-            )
+            named = {"patches": "patches of training rows", "counter": "a counter of brackets"}
+            units = named.get(self.reservoir.input, "random kernels")
+            return f"{self.task.name}: {units}, no transformer; --backbone {DEFAULT_BACKBONE} adds one"
         how = f"{self.task.name}: computed in {compute} ({self.reasons['compute']})"
         native = self.reservoir.input == "native"
         if compute == "bfloat16":

@@ -8,13 +8,15 @@ from typing import Any
 
 from reservoir.backbone_names import DEFAULT_BACKBONE, KERNELS, full_name
 from reservoir.backbones import choose_init, find
+from reservoir.backbones.kernels import GROUP_SIZE
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
 from reservoir.features import column_shapes
+from reservoir.inputs.counter import Brackets
 from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
-from reservoir.options import KERNEL_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
+from reservoir.options import KERNEL_GAIN, UNIT_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
 from reservoir.plan.columns import (
     INPUT_LAYER,
@@ -36,6 +38,9 @@ STEP_DILATIONS = (2, 4, 8, 16)  # beside 1; larger ones did not help, because po
 # Windows of a row: the positions of GPT-2 and mini. Kernels alone have none, but windows at each of up to 2,000 values
 # doubled the time of extraction, for 0.3 points on the five sets for development with more values.
 MAX_WINDOWS = 1024
+# Windows of pictures for units that are patches of training pictures. On CIFAR-10, stride 1 instead of 2 added 3.6
+# points (docs/log.md).
+PATCH_WINDOWS = {"patch": 6, "stride": 1}
 # Widths of random kernels: the first is that of their configuration, the last is for any number of rows.
 KERNEL_WIDTHS = (1024, 512, 256)
 
@@ -65,6 +70,11 @@ def choose_model(task: Task, options: ExtractOptions, rows: Mapping[str, int], l
     elif suited and options.input != "native":
         obstacle = "--input was given"
     native = suited and options.input is None and not obstacle
+    if task.parameters.get("chat") and not native and options.input != "native":
+        raise InputError(
+            f"--chat: the model does not read chats by its own tokenizer{f', because {obstacle}' if obstacle else ''}",
+            "name a pretrained language model with a chat template as --backbone",
+        )
     if reservoir.backbone in SHIPPED:  # the defaults for letters were tuned with it, so nothing is missed
         obstacle = ""
     # Windows that suit one input layer may not suit another, which gets plain windows.
@@ -93,9 +103,14 @@ def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]
     """
     layers = () if options.layers is None else split_names(options.layers)
     needs_blocks = options.init is not None or options.depth is not None or {*layers} - {*INPUT_LAYER}
-    other_input = options.input not in (None, "kernels")
+    other_input = options.input not in (None, "kernels", "patches", "counter")
     if options.backbone is not None or needs_blocks or other_input:
         return options.backbone
+    if options.input == "patches":
+        return KERNELS
+    if options.input == "counter":
+        channels = Brackets.of(task).channels
+        return f"{KERNELS}:width={-(-channels // GROUP_SIZE) * GROUP_SIZE}"
     if task.labels_each_token and isinstance(task.form, Vectors):
         return STEP_KERNELS
     if kind_of(task) != "series":
@@ -130,7 +145,11 @@ def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[st
         backbone = "recordings may be longer than the positions of a transformer"
     elif is_kernels(reservoir.backbone):
         backbone = "for series, the blocks of a frozen transformer add little to random kernels"
-        if reservoir.backbone != KERNELS:
+        if reservoir.input == "patches":
+            backbone = "for pictures, the blocks of a frozen transformer add little to patches"
+        elif reservoir.input == "counter":
+            backbone = "a channel for each symbol at each level"
+        elif reservoir.backbone != KERNELS:
             backbone += "; many rows have fewer of them"
     return {
         **{item.name: PLAIN for item in fields(Reservoir)},
@@ -165,9 +184,13 @@ def resolve_model(
         key: value for key, value in vars(as_group(options, ReservoirOptions)).items() if value is not None
     }
     values = {**(windows or {}), **explicit, "backbone": name, "init": init}
-    values.setdefault("stride", values.get("patch", Reservoir.patch))  # windows side by side
     if values.get("input") == "kernels":
         values.setdefault("gain", KERNEL_GAIN)
+    if values.get("input") == "patches":
+        values = {**PATCH_WINDOWS, "gain": UNIT_GAIN, **values}
+    if values.get("input") == "counter":
+        values.setdefault("gain", UNIT_GAIN)
+    values.setdefault("stride", values.get("patch", Reservoir.patch))  # windows side by side
     return Reservoir(**values)
 
 

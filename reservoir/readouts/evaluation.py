@@ -18,6 +18,7 @@ MAX_PRINTED = 100  # classes whose confusion matrix is written to JSON, at most
 MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
 MAX_UNITS = 2000  # most units that are resampled; more rows are grouped
 MAX_LABELS = 8  # largest number of labels of a row that have scores of their own
+FALSE_POSITIVE_RATES = (0.01, 0.05)  # for which the recall of the second of two classes is a score
 Z95 = 1.96  # standard deviations on each side of a 95% interval
 
 
@@ -27,9 +28,10 @@ class Evaluation:
 
     The scores of classes are ``accuracy``, ``majority_baseline`` (always the most common class),
     ``balanced_accuracy`` (mean recall of the classes that occur), ``macro_f1``, and for two classes
-    ``auc``; those of real targets are ``R²``, ``rmse`` and ``mae``. If rows have 2 to 8 labels, these
-    are means over the labels, and ``accuracy_of_label_0`` ... (``R²_of_label_0``,
-    ``rmse_of_label_0``) are added. Some tasks add ``copy_baseline`` (copying the visible input) and
+    ``auc``, ``recall_at_1%_false_positives`` and ``recall_at_5%_false_positives``; those of real
+    targets are ``R²``, ``rmse`` and ``mae``. If rows have 2 to 8 labels, these are means over the
+    labels, and ``accuracy_of_label_0`` ... (``R²_of_label_0``, ``rmse_of_label_0``) are added. Some
+    tasks add ``copy_baseline`` (copying the visible input) and
     ``accuracy_of_all`` (sequences left out as too long count as wrong).
     """
 
@@ -150,7 +152,7 @@ def _confusion(y: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray
 def _class_scores(
     y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None = None
 ) -> dict[str, float]:
-    """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur.
+    """Return the scores of predicted labels by name, with those of their ranks if both of two classes occur.
 
     They equal those of `sklearn.metrics`, whose import takes as long as all else in the fit of a small data set.
     """
@@ -169,7 +171,11 @@ def _class_scores(
         "macro_f1": np.mean(2 * hits / (rows + predictions)),
     }
     if ranks is not None and is_present.sum() == 2:
-        scores["auc"] = _area_under_curve(y == y.max(), ranks)
+        is_positive = y == y.max()
+        scores["auc"] = _area_under_curve(is_positive, ranks)
+        for rate in FALSE_POSITIVE_RATES:
+            recall = recall_at_rate(ranks[is_positive], ranks[~is_positive], rate)
+            scores[f"recall_at_{rate:.0%}_false_positives"] = recall
     return {name: float(value) for name, value in scores.items()}
 
 
@@ -181,6 +187,32 @@ def _area_under_curve(is_positive: np.ndarray, ranks: np.ndarray) -> float:
     positives = int(is_positive.sum())
     wins = mean_rank[places][is_positive].sum() - positives * (positives + 1) / 2
     return wins / (positives * (len(ranks) - positives))
+
+
+def recall_at_rate(positives: np.ndarray, negatives: np.ndarray, rate: float) -> float:
+    """Return the largest share of ``positives`` above a threshold that at most a ``rate`` of ``negatives`` exceeds.
+
+    Both are scores, (n,) and (m,). It is the highest point of scikit-learn's ``roc_curve`` up to this false positive
+    rate.
+    """
+    # A small number keeps products such as 0.07 * 100 from being rounded down.
+    most_false = math.floor(rate * len(negatives) + 1e-9)
+    if most_false >= len(negatives):
+        return 1.0
+    # The threshold is the largest of the negatives that may not exceed it.
+    threshold = np.partition(negatives, len(negatives) - 1 - most_false)[len(negatives) - 1 - most_false]
+    return float(np.mean(positives > threshold))
+
+
+def threshold_for_rate(negatives: np.ndarray, rate: float) -> float | None:
+    """Return the threshold that a new negative exceeds with a probability of at most ``rate``; None for too few.
+
+    ``negatives`` (n,) are the scores of held-out negatives. The threshold is score number ceil((n + 1) (1 - rate)) of
+    them in ascending order. A new negative is equally likely to have each rank among n + 1 scores, so the bound holds
+    for any distribution (Vovk et al. 2005, Algorithmic learning in a random world, conformal prediction).
+    """
+    rank = math.ceil(round((len(negatives) + 1) * (1 - rate), 9))
+    return float(np.sort(negatives)[rank - 1]) if 0 < rank <= len(negatives) else None
 
 
 def evaluate_values(

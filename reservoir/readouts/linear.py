@@ -8,8 +8,9 @@ import numpy as np
 from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
+from reservoir.readouts.directions import ReadColumn, gradient
 from reservoir.readouts.products import arithmetic, report_work
-from reservoir.records import check_arrays, from_json
+from reservoir.records import check_arrays, fits, from_json
 
 Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
@@ -177,6 +178,7 @@ class LinearReadout:
     targets: Targets  # how scores code labels
     temperature: float = 1.0  # divides the logits before they become probabilities
     link: str = "softmax"  # one of `LINKS`
+    columns: tuple[ReadColumn, ...] = ()  # what the features are; empty if that is not known
 
     def __post_init__(self) -> None:
         if self.link not in LINKS:
@@ -206,6 +208,26 @@ class LinearReadout:
         """Return the probability of each class, (n, outputs, classes), of features (n, w); not for regression."""
         return self.targets.probabilities(self.scores(x), self.temperature, self.link)
 
+    def gradient(self, layer: str) -> np.ndarray:
+        """Return how the scores move if a vector is added to the hidden states of all tokens of a layer.
+
+        Adding v moves them by ``v @ gradient``, exactly if only later layers depend on v. The array (width of the
+        layer, t) has one column per score: one for two classes or a real value, else one for each class. Raise
+        `InputError` for poolings that are not linear in v, such as ``sharesK``.
+        """
+        return gradient(self.coef, self.columns, layer)
+
+    def direction(self, layer: str) -> np.ndarray:
+        """Return the unit vector, in the model's own units, along which a score grows fastest; see `gradient`.
+
+        For two classes or a real value it is an array (width of the layer,), towards the second class or larger
+        values; for more classes (t, width of the layer), with one vector for each class.
+        """
+        vectors = self.gradient(layer).T
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
+        return unit[0] if len(unit) == 1 else unit
+
     def calibrate(self, blocks: Iterable[Block]) -> "LinearReadout":
         """Return the same readout with the temperature fitted to blocks of held-out features and labels."""
         pairs = [(self.scores(x), y) for x, y in blocks]
@@ -215,7 +237,7 @@ class LinearReadout:
     def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return the arrays (for safetensors) and the settings (for JSON) of the readout."""
         labels = {"outputs": self.targets.outputs, "classes": self.targets.classes}
-        settings = labels | {"temperature": self.temperature, "link": self.link}
+        settings = labels | {"temperature": self.temperature, "link": self.link, "columns": self.columns}
         return {"coef": self.coef, "intercept": self.intercept}, settings
 
     @classmethod
@@ -231,7 +253,15 @@ class LinearReadout:
         temperature = float(settings["temperature"])
         if not 1e-6 < temperature < 1e6:  # `Targets.fit_temperature` returns values from exp(-7) to exp(7)
             raise ValueError(f"its temperature is {temperature:g}, not between 1e-6 and 1e6")
-        return cls(**weights, targets=targets, temperature=temperature, link=link)
+        columns = settings.get("columns", ())  # absent from readouts of earlier versions
+        if not fits(columns, tuple[tuple[str, int, int], ...]):
+            raise ValueError("its columns are not names with numbers")
+        read_columns = tuple(ReadColumn(*column) for column in columns)
+        widths_match = sum(column.width for column in read_columns) == len(coef)
+        are_divisible = all(0 < column.vectors <= column.width for column in read_columns)
+        if columns and not (widths_match and are_divisible):
+            raise ValueError("its columns do not have its features")
+        return cls(**weights, targets=targets, temperature=temperature, link=link, columns=read_columns)
 
 
 def check_width(weights: int, features: int) -> None:

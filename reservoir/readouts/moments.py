@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,26 @@ class Moments:
             xy=self.xy + other.xy + np.multiply.outer(factor * d, y_d),
             y_mean=self.y_mean + share * y_d,
         )
+
+    def with_targets(self, blocks: Iterable[Block]) -> Moments:
+        """Return the moments of the same features with other targets, from blocks of features and targets.
+
+        The samples have no weights. Only ``xy`` is computed, which takes the width times the targets for each sample
+        instead of the squared width.
+        """
+        # sum (x - m)(y - n)' = sum (x - m) y' - (sum (x - m)) n', where the last term is only a rounding error.
+        put, fetch = arithmetic().put, arithmetic().fetch
+        products: Any = 0.0
+        deviations: Any = 0.0
+        sums: Any = 0.0
+        for x, y in blocks:
+            centred = x.astype(np.float64) - self.mean
+            targets = y.astype(np.float64)
+            products = products + fetch(arithmetic().product(put(centred).T, put(targets)))
+            deviations = deviations + centred.sum(axis=0)
+            sums = sums + targets.sum(axis=0)
+        y_mean = sums / self.count
+        return replace(self, xy=products - np.multiply.outer(deviations, y_mean), y_mean=y_mean)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the fields as float64 arrays, by name; `from_arrays` is the inverse."""

@@ -5,6 +5,9 @@ import numpy as np
 from reservoir.errors import InputError
 
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)  # of ridge
+# Of kernel ridge, relative to the mean kernel of a row with itself. On CIFAR-10 all from 0.0003 to 0.03 were within
+# half a point.
+KERNEL_ALPHAS = np.geomspace(1e-4, 1, 9)
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
 MAX_ALPHAS = 1000  # the models of all penalties are in memory at once
 ALPHA_LIMITS = 1e-6, 1e10

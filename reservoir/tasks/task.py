@@ -14,6 +14,13 @@ SIZES = ("max_tokens", "classes", "readout_tokens", "outputs", "pictures")
 MAX_SIZE = 2**31
 MAX_CLASSES = 50_000  # a confusion matrix of these takes 20 GB
 SOUND_RATE = 16_000  # default samples of a sound per second: the rate that speech models read
+TEXT_UNITS = ("word", "span", "text")
+"""What has a label in texts that a tokenizer reads, if each token or word is a row of its own.
+
+Labels are those of words between white space, of the letters in spans, or of whole texts. Prepared data holds a label
+for each word, each letter, or each text, from which an extraction takes those of tokens.
+"""
+
 MISSING = -1  # class of padding after the end of a row with a label for every token; for targets it is NaN
 
 
@@ -54,6 +61,16 @@ class Task:
     def labels_each_token(self) -> bool:
         """Whether each token has its own label; the parameter says so in the form of the flag, ``"token"``."""
         return self.parameters.get("each") == "token"
+
+    @property
+    def labels_text_tokens(self) -> bool:
+        """Whether words of texts, or the tokens of a model's own tokenizer, are rows of features; see `TEXT_UNITS`."""
+        return self.parameters.get("each") in TEXT_UNITS
+
+    @property
+    def labels_words(self) -> bool:
+        """Whether words of texts have labels."""
+        return self.parameters.get("each") == "word"
 
     @property
     def horizon(self) -> int:
@@ -117,6 +134,7 @@ class Task:
             if len(task.labels) not in (0, task.classes) or task.parameters.get("each", "") not in (
                 "",
                 "token",
+                *TEXT_UNITS,
             ):
                 raise ValueError("its labels do not match its classes")
             return task
@@ -174,7 +192,7 @@ class Scaling:
 
 def check_split(task: Task, name: str, split: Split) -> None:
     """Refuse sequences that are too short for the readout, or too long."""
-    least = 1 if task.labels_each_token else task.readout_tokens
+    least = 1 if task.labels_each_token or task.labels_text_tokens else task.readout_tokens
     wrong = (split.lengths < least) | (split.lengths > task.max_tokens)
     if wrong.any():
         row = int(np.argmax(wrong))

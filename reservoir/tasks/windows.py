@@ -92,13 +92,20 @@ class Windows:
         longest = (x.shape[1] - self.reach) // self.stride + 1
         counts = (lengths - self.reach) // self.stride + 1
         # Zeros stand in for padding, and for values before and after a row that windows reach.
-        offsets = [offset for dilation in self.dilations for offset in self.offsets_of(dilation)]
         before, after = self.margins
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, after))
-        # The places (windows, values) of the values of each window, then the values themselves.
+        # The places (windows, values) of the values of each window, then the values themselves. Ranges are made on the
+        # device; a tensor from a list would be copied there, which waits for a GPU.
         steps = torch.arange(longest, device=x.device)
-        places = steps[:, None] * self.stride + torch.tensor(offsets, device=x.device) + before
+        offsets = torch.cat(
+            [
+                torch.arange(first, first + self.patch * dilation, dilation, device=x.device)
+                for dilation in self.dilations
+                for first in self.offsets_of(dilation)[:1]
+            ]
+        )
+        places = steps[:, None] * self.stride + offsets + before
         # Indexing x[:, places] takes three times as long.
         tokens = x.index_select(1, places.flatten()).unflatten(1, places.shape).flatten(2)
         return tokens.masked_fill_((steps >= counts[:, None])[:, :, None], 0), counts

@@ -12,6 +12,7 @@ from reservoir.errors import InputError
 from reservoir.size_limits import check_padding
 
 UNKNOWN = "\ufffd"  # comes first in every alphabet, for the letters that no training row has
+GAPS = " \t\n\r"  # the white space between words; others, such as a no-break space, may be part of a word
 MAX_LETTERS = 64  # proteins, genomes and molecules are written with fewer letters; only texts use more
 MAX_SHOWN = 60  # letters in a message
 
@@ -42,6 +43,20 @@ def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
     """Return code points as texts, the inverse of `codes_of`; invalid code points become U+FFFD."""
     rows = codes.astype("<u4")
     return [row[:n].tobytes().decode("utf-32-le", "replace") for row, n in zip(rows, lengths, strict=True)]
+
+
+def word_starts(codes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return which letters of code points (rows, letters) are the first of a word, (rows, letters) of bool."""
+    in_word = is_in_word(codes, lengths)
+    starts = in_word.copy()
+    starts[:, 1:] &= ~in_word[:, :-1]
+    return starts
+
+
+def is_in_word(codes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return which letters of code points (rows, letters) are real and not one of `GAPS`, (rows, letters) of bool."""
+    real = np.arange(codes.shape[1]) < lengths[:, None]
+    return real & np.isin(codes, [ord(gap) for gap in GAPS], invert=True)
 
 
 def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:

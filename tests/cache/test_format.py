@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import pytest
 import reservoir_cache
-from reservoir_cache import FORMAT, Spec, publish, save_arrays
-from reservoir_cache.shard import Encoded, file_content, shard_content
+from reservoir_cache import FORMAT, Spec, checksums, publish, save_arrays
+from reservoir_cache.shard import OPTIONAL_TARGETS, TARGET_RANKS, Encoded, file_content, shard_content
 from reservoir_cache.spec import BackboneSpec, DataSpec, InitSpec, InputSpec, canonical_json
 
 TEXT = (Path(__file__).resolve().parents[2] / "cache" / "FORMAT.md").read_text()
@@ -99,8 +99,8 @@ def test_the_tables_name_what_is_in_a_shard(tmp_path, toy, store):
             if store != "float32":
                 assert (file[f"{column}/offset"].shape, file[f"{column}/offset"].dtype) == ((shape[1],), np.float32)
     with h5py.File(entry.path / "train" / "targets.h5", "r") as file:
-        optional = {"groups", "ids"}
-        assert {*file} == {*names("dataset of targets")} - optional, "rows have neither groups nor ids here"
+        assert {*names("dataset of targets")} == {*TARGET_RANKS}
+        assert {*file} == {*TARGET_RANKS} - OPTIONAL_TARGETS, "rows have neither groups nor ids here, and no texts"
 
 
 def test_the_tree_in_the_format_names_every_file(toy, tmp_path, monkeypatch):
@@ -215,6 +215,16 @@ def test_a_file_of_any_size_is_compared_with_what_was_written(tmp_path, size):
     assert publish._holds(tmp_path / "file", content[: size // 2], content[size // 2 :])
     for other in {content + b"x", content[:-1] + b"y", content[:-1]} - {content}:
         assert not publish._holds(tmp_path / "file", other)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 2**16 + 3])
+def test_checksums_are_those_of_zlib_with_and_without_isal(size):
+    content = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
+    start = zlib.crc32(b"start")
+    assert checksums.crc32_of(memoryview(content), start) == zlib.crc32(content, start)
+    assert checksums.joined_crc32(start, zlib.crc32(content), size) == zlib.crc32(b"start" + content) or not size
+    isal_zlib = pytest.importorskip("isal.isal_zlib")
+    assert checksums.crc32_of is isal_zlib.crc32
 
 
 def test_a_file_in_pieces_has_the_bytes_that_h5py_writes():

@@ -286,7 +286,7 @@ def test_a_model_of_the_hub_with_code_is_refused_and_nobody_is_asked(model_folde
 KERNELS = ["attn_implementation", "somebody/kernel"], ["_attn_implementation", "flash_attention_2"]
 
 
-@pytest.mark.parametrize(("key", "value"), [*KERNELS, ("quantization_config", {"quant_method": "fp8"})])
+@pytest.mark.parametrize(("key", "value"), KERNELS)
 def test_a_model_folder_does_not_have_kernels_fetched(tmp_path, key, value):
     folder = save("llama", tmp_path / "llama")
     change_config(folder, **{key: value})

@@ -6,6 +6,7 @@ import re
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 from reservoir_pipelines import extract, fit, predict, report, train
 from reservoir_pipelines.commands import stage_commands
@@ -28,6 +29,7 @@ from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds
 from reservoir.readouts.evaluation import (
+    accuracy_interval,
     evaluate_classes,
     evaluate_values,
     r2_interval,
@@ -152,6 +154,26 @@ def test_scores_name_their_metric_and_regressions_are_not_in_percent(own, call):
     assert "rmse" in out and "mae" in out
     code, out, _ = call("fit", own("classes")[0].entry, "--columns", "block01/mean", "--alphas", "1:100:3")
     assert code == 0 and "accuracy" in out and "balanced accuracy" in out and "recall" in out
+
+
+def test_thresholds_of_held_out_rows_keep_a_rate_of_false_positives(own, call, tmp_path):
+    done, _ = own("classes")
+    rows = pd.read_csv(done.predictions)
+    held_out = np.sort(rows[(rows.split != "test") & (rows.label == "down")].best_probability)
+    assert 19 <= len(held_out) < 99  # enough for 5%, not for 1%
+    (point,) = done.operating_points
+    assert (point.rate, point.negatives) == (0.05, len(held_out))
+    assert point.threshold == pytest.approx(held_out[int(np.ceil((len(held_out) + 1) * 0.95)) - 1])
+    test = rows[rows.split == "test"]
+    exceeds = test.best_probability > point.threshold
+    assert point.recall == exceeds[test.label == "up"].mean()
+    assert point.false_positive_rate == exceeds[test.label == "down"].mean()
+    assert point.recall_interval == accuracy_interval(exceeds[test.label == "up"].to_numpy())
+    _, out, _ = call("fit", done.entry, "--columns", "block01/mean", "--alphas", "1:100:3", "--out", tmp_path / "fit")
+    assert f"thresholds set on {len(held_out)} held-out rows of down" in out and "probability of up above" in out
+    report([tmp_path / "fit"], out=tmp_path / "page.html")
+    assert "probability of up above" in (tmp_path / "page.html").read_text()
+    assert own("values")[0].operating_points == ()
 
 
 @pytest.mark.parametrize("kind", ["classes", "values"])

@@ -50,11 +50,11 @@ def out_of_memory_above(rows, monkeypatch, *, after_batches=0):
     """Let the model run out of memory for batches of more rows, after some batches."""
     features, batches = FPT.features, []
 
-    def limited(self, x, lengths, columns):
+    def limited(self, x, lengths, columns, *more):
         batches.append(len(x))
         if len(x) > rows and len(batches) > after_batches:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return features(self, x, lengths, columns)
+        return features(self, x, lengths, columns, *more)
 
     monkeypatch.setattr(FPT, "features", limited)
 
@@ -269,8 +269,8 @@ def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch
 
     plain = FPT.features
 
-    def huge(self, x, lengths, columns):
-        return {name: values * 1e6 for name, values in plain(self, x, lengths, columns).items()}
+    def huge(self, x, lengths, columns, *more):
+        return {name: values * 1e6 for name, values in plain(self, x, lengths, columns, *more).items()}
 
     monkeypatch.setattr(FPT, "features", huge)
     with pytest.raises(CacheError, match=r"embed/.*--store"):
@@ -288,9 +288,9 @@ def costly(monkeypatch, tiny_gpt2):
 
     now, plain, write = [0.0], FPT.features, writer._write
 
-    def features(self, x, lengths, columns):
+    def features(self, x, lengths, columns, *more):
         now[0] += 1e-3 * x.shape[0] * x.shape[1]
-        return plain(self, x, lengths, columns)
+        return plain(self, x, lengths, columns, *more)
 
     def written(entry, split, block, arrays):
         now[0] += 0.02 * len(next(iter(arrays.values())).values)

@@ -276,6 +276,7 @@ def test_train_evaluates_the_test_split(cache, tmp_path, kind, call, answer):
     assert done.evaluation.scores[done.metric] == pytest.approx(done.test_score)
     assert Training.from_dict(json.loads(json.dumps(done.to_dict()))).to_dict() == done.to_dict()
     names = {"accuracy", "majority_baseline", "balanced_accuracy", "macro_f1", "auc"}
+    names |= {"recall_at_1%_false_positives", "recall_at_5%_false_positives"}
     each = {f"{name}_of_label_{n}" for name in ("R²", "rmse") for n in range(2)}
     assert done.evaluation.scores.keys() == (names if kind == "classes" else {"R²", "rmse", "mae", *each})
     assert (done.path / "confusion.png").exists() == (kind == "classes")

@@ -98,3 +98,10 @@ def test_a_value_that_is_not_finite_is_named(data, value):
 def test_data_without_weight_is_refused(blocks):
     with pytest.raises(InputError, match="no sample"):
         accumulate(blocks)
+
+
+def test_other_targets_need_only_their_own_products(data):
+    x, y = data
+    other = np.random.default_rng(1).normal(5, 2, (len(x), 4))
+    moments = accumulate([(x, y)]).with_targets(pieces(x, other, [100, 3000]))
+    assert_close(moments, accumulate([(x, other)]), 1e-9, 1e-6)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from reservoir.readouts.evaluation import evaluate_labels
+from reservoir.readouts.evaluation import evaluate_labels, recall_at_rate, threshold_for_rate
 
 
 @settings(max_examples=100, deadline=None)
@@ -23,3 +23,20 @@ def test_scores_of_labels_are_those_of_scikit_learn(rows, classes, seed):
     assert scores["macro_f1"] == pytest.approx(metrics.f1_score(y, predicted, average="macro"))
     if classes == 2 and len(np.unique(y)) == 2:
         assert scores["auc"] == pytest.approx(metrics.roc_auc_score(y, ranks))
+        false_positives, recalls, _ = metrics.roc_curve(y, ranks, drop_intermediate=False)
+        for rate, name in ((0.01, "1%"), (0.05, "5%")):
+            assert scores[f"recall_at_{name}_false_positives"] == recalls[false_positives <= rate].max()
+            expected = recalls[false_positives <= 5 * rate].max()
+            assert recall_at_rate(ranks[y == 1], ranks[y == 0], 5 * rate) == expected
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0.01, 99), (0.05, 19), (0.25, 3)])
+def test_a_threshold_keeps_the_rate_of_false_positives_over_exchangeable_rows(rate, least):
+    assert threshold_for_rate(np.arange(least - 1.0), rate) is None
+    for negatives in (least, 2 * least, 2 * least + 1):
+        scores = np.random.default_rng(negatives).normal(size=negatives + 1)
+        # Each of n + 1 rows is the new one in turn; the others set the threshold.
+        exceeds = [scores[new] > threshold_for_rate(np.delete(scores, new), rate) for new in range(negatives + 1)]
+        assert np.mean(exceeds) <= rate
+        assert np.mean(exceeds) == np.floor(rate * (negatives + 1) + 1e-9) / (negatives + 1)  # no rate below it is kept
+    assert np.mean(np.ones(500) > threshold_for_rate(np.ones(500), rate)) == 0  # ties are no positives

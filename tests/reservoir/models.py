@@ -144,6 +144,27 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
     return folder
 
 
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content | trim }}{% endgeneration %}"
+    "{% else %}{{ message.content | trim }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def save_with_chat_template(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
+    """Write a tiny Llama whose tokenizer has a chat template and its special tokens."""
+    from transformers import AutoTokenizer
+
+    save_with_tokenizer("llama", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.bos_token = "<s>"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|end|>"]})
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def save_with_letters(folder: Path, *, lower: bool = False) -> Path:
     """Write a tiny BERT of amino acids: the vocabulary of its tokenizer is single letters, as AntiBERTy's is."""
     save("bert", folder)

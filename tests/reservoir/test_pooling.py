@@ -153,7 +153,7 @@ def test_competing_channels_of_pieces_are_those_of_the_whole_text():
     counts[2:] = 4
     order = [0, 2, 1, 3]  # the pieces of the first text, then those of the second
     of_pieces = pool(pieces[order], counts[order], "compete8").numpy()
-    joined = find_pooling("compete8").join(of_pieces, counts[order].numpy(), np.array([0, 2]), (0, 0))
+    joined = find_pooling("compete8").join(of_pieces, counts[order].numpy(), np.array([0, 2]))
     np.testing.assert_allclose(joined, pool(hidden, torch.tensor([TOKENS, TOKENS]), "compete8"), rtol=1e-6)
 
 

@@ -93,6 +93,14 @@ def holds_lists(column: Any) -> bool:
     return column.dtype == object and any(isinstance(cell, list | np.ndarray) for cell in column)
 
 
+def holds_chats(column: Any) -> bool:
+    """Return whether the first filled cell is a list of messages, each a mapping with a role."""
+    if column.dtype != object:
+        return False
+    first = next((cell for cell in column if isinstance(cell, list | np.ndarray) and len(cell)), [])
+    return all(isinstance(message, dict) and "role" in message for message in first) and len(first) > 0
+
+
 def holds_single_numbers(table: Table, name: str) -> bool:
     """Return whether most filled cells are one number; not if one is like 007, whose zeros may mean something."""
     import pandas as pd

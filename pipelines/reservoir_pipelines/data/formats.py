@@ -12,7 +12,18 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.images import read_idx
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import texts_of
-from reservoir_pipelines.data import fasta, forecasts, hdf5, hub, media, npz, series, table, table_rows
+from reservoir_pipelines.data import (
+    conll,
+    fasta,
+    forecasts,
+    hdf5,
+    hub,
+    media,
+    npz,
+    series,
+    table,
+    table_rows,
+)
 from reservoir_pipelines.data.columns import FILES
 from reservoir_pipelines.data.media import media_files
 from reservoir_pipelines.data.recordings import prepare_recordings
@@ -74,6 +85,7 @@ FORMATS = (
     Format(hdf5.read, hdf5.SUFFIXES),
     Format(table_rows.read, table.SUFFIXES, table_rows.accepts),
     Format(fasta.read, fasta.SUFFIXES),
+    Format(conll.read, conll.SUFFIXES),
 )
 """All formats; the first that reads an origin is taken. The files of `media` and of `series` may be tables, too."""
 

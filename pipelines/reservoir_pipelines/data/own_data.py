@@ -14,12 +14,20 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
-from reservoir.tasks.words import UNKNOWN, are_words, shown
+from reservoir.tasks.words import UNKNOWN, are_words, shown, word_starts
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import is_hub
 from reservoir_pipelines.data.labels import WHERE, Labels, encode_labels, no_labels, split_rows
-from reservoir_pipelines.data.rows import OF_RECORDINGS, OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
+from reservoir_pipelines.data.rows import (
+    OF_RECORDINGS,
+    OF_TEXTS,
+    OR_FILL,
+    UNSEEN,
+    UNUSED,
+    Rows,
+    alphabet_of,
+)
 from reservoir_pipelines.data.table import is_pattern
 from reservoir_pipelines.data.values import (
     MAX_SYMBOLS,
@@ -63,12 +71,13 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        # Options of recordings and forecasts count only if they are given, so that data that was prepared before they
-        # existed keeps its folder. "asked" is the name that the options have in the digests of these folders.
+        # Options of recordings, forecasts and chats count only if they are given, so that data that was prepared before
+        # they existed keeps its folder. "asked" is the name that the options have in the digests of these folders.
+        explicit = self.options.explicit
         options = {
             name: value
             for name, value in vars(self.options).items()
-            if name not in (*OF_RECORDINGS, *OF_FORECASTS) or value is not None
+            if name not in (*OF_RECORDINGS, *OF_FORECASTS, *OF_TEXTS) or name in explicit
         }
         return {"asked": options}
 
@@ -264,8 +273,14 @@ class OwnData(Source):
 
     @cached_property
     def _labels_per_row(self) -> np.ndarray | None:
-        """Number of labels of each row, if every token has one."""
-        return self._lengths if self._rows.labels_tokens else None
+        """Number of labels of each row, if every token, letter or word has one."""
+        if self._rows.parameters.get("each") != "word":
+            return self._lengths if self._rows.labels_tokens else None
+        counts = [
+            word_starts(self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]).sum(axis=1)
+            for piece in self.pieces()
+        ]
+        return np.concatenate(counts)
 
     @cached_property
     def _labels(self) -> Labels:
@@ -274,7 +289,15 @@ class OwnData(Source):
             return no_labels(len(rows))
         # Values to forecast are numbers, also if all are whole.
         options = replace(self.options, regression=True) if self.options.forecast else self.options
-        return encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
+        if not rows.class_names:
+            return encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
+        if options.regression:
+            raise InputError(f"{self.origin}: spans have classes, not numbers", "leave out --regression")
+        options = replace(options, classes=True)
+        labels = encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
+        # The classes of rows that were skipped may be missing.
+        numbers = labels.names or range(labels.classes)
+        return replace(labels, names=tuple(rows.class_names[int(number)] for number in numbers))
 
     @cached_property
     def _split(self) -> np.ndarray:

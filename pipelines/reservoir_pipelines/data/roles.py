@@ -20,6 +20,7 @@ from reservoir_pipelines.data.columns import (
     as_texts,
     example,
     filled,
+    holds_chats,
     holds_lists,
     holds_sequences,
     holds_single_numbers,
@@ -33,12 +34,12 @@ from reservoir_pipelines.data.table import NO_NAME, Table
 from reservoir_pipelines.data.values import read_labels
 
 CONVENTIONAL = {
-    "label": ("label", "target", "class", "y"),
+    "label": ("label", "target", "class", "y", "ner_tags", "tags"),
     "id": ("id",),
     "group": ("group", "groups", "subject", "patient"),
     "time": ("time", "timestamp"),
     "split": ("split",),
-    "text": ("x", "sequence", "text"),
+    "text": ("x", "sequence", "text", "tokens", "words"),
 }
 """Conventional names of the columns of each role, in lower or upper case; a role is called like its flag."""
 
@@ -47,6 +48,12 @@ OUTPUT = re.compile(r"y\d+", re.IGNORECASE)
 
 INDEX = re.compile(rf"{NO_NAME}\d+|__index_level_\d+__")
 """Names that pandas gives to a column without a name, and to the index that it writes into Parquet files."""
+
+CHATS = ("messages", "conversation", "conversations", "chat")
+"""Conventional names of the column of chats, with the flag ``--chat``."""
+
+SPAN = "span"
+"""The conventional name of a column of spans, [start, end], beside a column of texts."""
 
 STARTS_LIKE_A_NUMBER = r"[-+.,]?\d"
 
@@ -70,6 +77,7 @@ class Roles:
     time: str = ""
     split: str = ""
     sequence: str = ""
+    span: tuple[str, ...] = ()  # a column of lists [start, end], or two columns
     values: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -83,13 +91,14 @@ class Roles:
             "time": self.time,
             "group": self.group,
             "text": self.sequence,
+            "span": ",".join(self.span),
         }
         return {flag: name for flag, name in flags.items() if name}
 
     @property
     def as_written(self) -> set[str]:
         """The columns whose cells stay texts, because 007 and 7 are two labels; one column left may be a sequence."""
-        named = {*self.labels, self.id, self.group, self.split, self.sequence} - {""}
+        named = {*self.labels, self.id, self.group, self.split, self.sequence, *self.span} - {""}
         return named | ({*self.values} if len(self.values) == 1 else set())
 
 
@@ -115,7 +124,10 @@ def roles_by_name(
             require_column(path, columns, name, role)
         elif role == "text":
             require_column(path, columns, name)
-    flagged = list(filter(None, flags.values()))
+    spans = tuple(separated(options.span))
+    for name in spans:
+        require_column(path, columns, name, "" if new else "span")
+    flagged = [*filter(None, flags.values()), *spans]
     if not new and len({*flagged}) < len(flagged):
         raise InputError(f"{path}: two flags name one column ({listed(flagged)})", "name a column for each")
     flags = {role: name if name in columns else "" for role, name in flags.items()}
@@ -123,8 +135,10 @@ def roles_by_name(
 
     # A column that a flag or the readout has given a role has no other role by its name.
     values = _values_of_readout(fitted)
-    free = [name for name in columns if name not in {*flags.values(), *values, *left_out}]
+    free = [name for name in columns if name not in {*flags.values(), *spans, *values, *left_out}]
     role_columns = {role: [flag] if flag else conventional(role, free) for role, flag in flags.items()}
+    if options.chat and not flags["text"]:
+        role_columns["text"] = _chats(path, free)
     if values:
         role_columns["text"] = []  # the readout reads values, so no column is a sequence
     outputs = [] if flags["label"] else [name for name in free if OUTPUT.fullmatch(name)]
@@ -134,17 +148,39 @@ def roles_by_name(
     labels = role_columns.pop("label")[:1] or outputs
     by_role = {role: matches[0] if matches else "" for role, matches in role_columns.items()}
     sequence = by_role.pop("text")
-    taken = {*labels, *by_role.values(), sequence, *left_out}
+    if sequence and not new and not options.chat:
+        spans = spans or tuple(name for name in free if name.lower() == SPAN)[:1]
+    taken = {*labels, *by_role.values(), sequence, *spans, *left_out}
     rest = [name for name in columns if name not in taken]
     if not new and sequence and not labels and len(rest) == 1:
         labels, rest = rest, []
-    return Roles(tuple(labels), sequence=sequence, values=tuple(rest), left_out=left_out, **by_role)
+    return Roles(
+        tuple(labels), sequence=sequence, span=spans, values=tuple(rest), left_out=left_out, **by_role
+    )
+
+
+def _chats(path: Path, names: Sequence[str]) -> list[str]:
+    """Return the columns with conventional names of chats, the most usual first; refuse a table without one."""
+    chats = [name for usual in CHATS for name in names if name.lower() == usual]
+    if not chats:
+        raise InputError(
+            f"{path}: no column is called {listed(CHATS)} among {listed(names)}",
+            "pass --text NAME, the column of messages",
+        )
+    return chats
 
 
 def roles_by_cells(
     table: Table, roles: Roles, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None
 ) -> Roles:
     """Return the roles after a look at the cells: an ``x`` of single numbers is a value, and one column may be left."""
+    if not options.chat:
+        for name in (*roles.values, *filter(None, [roles.sequence])):
+            if holds_chats(table.frame[name]):
+                raise InputError(
+                    f"{table.path}: the cells of {name!r} are lists of messages with roles",
+                    f"pass --chat to read them as chats, for example: {example(table.path, options, chat=True)}",
+                )
     is_x_by_convention = roles.sequence.lower() == "x" and roles.sequence != options.text
     if is_x_by_convention and holds_single_numbers(table, roles.sequence):
         values = tuple(name for name in table.names if name in {*roles.values, roles.sequence})

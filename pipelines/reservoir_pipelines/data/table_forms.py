@@ -26,6 +26,7 @@ from reservoir_pipelines.data.columns import (
 from reservoir_pipelines.data.roles import Roles
 from reservoir_pipelines.data.rows import EMPTY_CELL, Skipped, padded
 from reservoir_pipelines.data.table import Table
+from reservoir_pipelines.data.table_chats import chat_texts, marked_texts
 from reservoir_pipelines.data.table_labels import joined_labels, padded_labels
 
 
@@ -44,6 +45,7 @@ class TableArrays:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     chosen: dict[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()  # of the class numbers in ``y``, if the labels are such numbers
 
     @property
     def new(self) -> bool:
@@ -175,8 +177,17 @@ def read_sequences(reading: TableArrays, name: str, *, letters: bool) -> None:
         reading.notes.append(f"only {name!r} is read, not the columns {listed(reading.roles.values)}")
     if letters:
         reading.chosen["text"] = name
-        reading.arrays["x"] = _letters(reading, name)
+        if reading.options.chat:
+            reading.chosen["chat"] = True
+            reading.arrays["x"] = chat_texts(table, name)
+        else:
+            reading.arrays["x"] = _letters(reading, name)
         return
+    if reading.roles.span:
+        raise InputError(
+            f"{table.path}: {name!r} holds numbers, of which no span can be marked",
+            "leave --span out, or pass --drop for the column",
+        )
     if _holds_numbers(reading, name) and name.lower() not in {"x", "sequence"}:
         reading.chosen |= {"text": name, "numbers": True}
     cells = table.frame[name]
@@ -200,7 +211,14 @@ def _letters(reading: TableArrays, name: str) -> np.ndarray:
     texts = as_texts(reading.table.frame[name])
     for row in np.flatnonzero((texts == "") | texts.str.contains("\0", regex=False)):
         reading.table.bad.add(row, "a NUL in the text" if texts[row] else "an empty text")
-    return texts.to_numpy(object)
+    if not reading.roles.span:
+        return texts.to_numpy(object)
+    reading.chosen["span"] = ",".join(reading.roles.span)
+    if not reading.options.span:
+        reading.notes.append(
+            f"{reading.chosen['span']!r} is a span of each text, which --pool span reads; pass --drop to leave it out"
+        )
+    return marked_texts(reading.table, name, reading.roles.span)
 
 
 # ---- a label per token
@@ -213,7 +231,7 @@ def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letter
     tokens. With ``letters``, a token is a letter of ``sequence``, else a number.
     """
     table, bad = reading.table, reading.table.bad
-    required_form = "each" in reading.remembered
+    required_form = reading.remembered.get("each") == "token"
     if label not in table.frame or (reading.new and not required_form):
         return False
     if not reading.new and table.frame[label].dtype.kind in "biuf":
@@ -334,7 +352,7 @@ def _labels_steps(reading: TableArrays, ids: np.ndarray) -> bool:
     """
     labels = [name for name in reading.roles.labels if name in reading.table.frame]
     if reading.new or len(labels) != 1:
-        return "each" in reading.remembered
+        return reading.remembered.get("each") == "token"
     cells = as_texts(reading.table.frame[labels[0]])
     different_labels = cells[cells != ""].groupby(ids[cells != ""]).nunique()
     return bool((different_labels > 1).mean() > MOST)

@@ -30,6 +30,12 @@ from reservoir_pipelines.data.table_forms import (
     read_token_labels,
     read_values,
 )
+from reservoir_pipelines.data.text_labels import (
+    holds_spans,
+    holds_word_lists,
+    read_span_labels,
+    read_word_labels,
+)
 
 NEEDS_NO_FLAG = {"labels": ("label", "y"), "group": ("groups",)}
 """Columns that a readout does not record: new data has them under the same conventional names."""
@@ -137,6 +143,7 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
         _padded(str(table.path), reading.arrays),
         notes=(*reading.notes, *table.bad.notes()),
         parameters=reading.chosen,
+        class_names=reading.class_names,
         skipped=skipped,
         label=listed(roles.labels),
         roles=roles.by_flag,
@@ -214,15 +221,45 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         reading.read_groups_and_split()
         read_values(reading)
         return
+    if reading.options.chat:
+        reading.read_labels()
+        reading.read_groups_and_split()
+        read_sequences(reading, roles.sequence, letters=True)
+        return
+    cells = reading.table.frame[roles.sequence]
+    if reading.remembered.get("each") == "word" or holds_word_lists(cells):
+        _refuse_span(reading)
+        read_word_labels(reading, roles.sequence)
+        reading.read_groups_and_split()
+        return
     letters = holds_letters(reading, roles.sequence)
+    label_cells = [reading.table.frame[name] for name in roles.labels if name in reading.table.frame]
+    if reading.remembered.get("each") == "span" or any(map(holds_spans, label_cells)):
+        _refuse_span(reading)
+        label = roles.labels[0] if roles.labels else ""
+        reading.class_names = read_span_labels(reading, label, roles.sequence)
+        reading.read_groups_and_split()
+        read_sequences(reading, roles.sequence, letters=letters)
+        return
     one_label_column = len(roles.labels) == 1
     labels_tokens = one_label_column and read_token_labels(
         reading, roles.labels[0], roles.sequence, letters=letters
     )
-    if not labels_tokens:
+    if labels_tokens:
+        _refuse_span(reading)
+    else:
         reading.read_labels()
     reading.read_groups_and_split()
     read_sequences(reading, roles.sequence, letters=letters)
+
+
+def _refuse_span(reading: TableArrays) -> None:
+    """Refuse a column of spans beside labels of words or tokens: a marked span is pooled as one row."""
+    if reading.roles.span:
+        raise InputError(
+            f"{reading.table.path}: words or tokens have labels, so no span of a row is pooled",
+            f"pass --drop {','.join(reading.roles.span)}",
+        )
 
 
 def _padded(where: str, arrays: dict[str, Any]) -> Rows:

@@ -126,6 +126,11 @@ def request_columns(layers: Sequence[int], poolings: str | Sequence[str]) -> tup
     return tuple(Column(layer_name(layer), name) for layer in layers for name in names)
 
 
+def request_shape(column: Column, width: int) -> tuple[int, int]:
+    """Return tokens, always 1, and features of a column of requests whose states have ``width`` channels."""
+    return find_pooling(column.pooling).shape(width, 1, 1)
+
+
 @dataclass(frozen=True)
 class RequestFile:
     """The file of one request, as it was when its header was read."""
@@ -258,13 +263,19 @@ class EngineFolder:
     ) -> dict[str, np.ndarray]:
         """Return columns (rows, 1, features) of float32 of the rows from ``low`` to ``high`` (not included).
 
-        ``layers`` are the numbers of the layers of the files. One file is in memory at a time.
+        ``layers`` are the numbers of the layers of the files. A call has one file in memory at a time.
         """
-        of_rows: dict[str, list[np.ndarray]] = {column: [] for column in columns}
-        for request in self.requests[low:high]:
+        requests = self.requests[low:high]
+        features = {
+            column: np.empty((len(requests), *request_shape(Column.parse(column), self.width)), np.float32)
+            for column in columns
+        }
+        # Values go straight to their place. Small arrays that live on between one file and the next would lie in the
+        # memory that the first has freed, and the process would grow by a file each time.
+        for row, request in enumerate(requests):
             for column, values in _pool_request(request, layers, columns).items():
-                of_rows[column].append(values)
-        return {column: np.concatenate(values) for column, values in of_rows.items()}
+                features[column][row] = values[0]
+        return features
 
     def check_model(self, model: EngineModel) -> str:
         """Refuse requests of another model or of other layers; return a note if the models cannot be compared."""

@@ -40,6 +40,8 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 
 MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
 MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
+PART_BYTES = 2**28  # float32 features of words or tokens that are computed together
+MIN_PART_TOKENS, MAX_PART_TOKENS = 2**10, 2**15  # a part has several texts, and a killed run loses little
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
@@ -65,6 +67,16 @@ def new_layout(plan: Plan, max_tokens: int, rows: int) -> Layout:
     most_rows = min(MAX_TOKENS // max_tokens, rows // MIN_BLOCKS)
     block_rows = rows_per_block(row_bytes, plan.block_rows, most_rows)
     return Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
+
+
+def token_layout(plan: Plan, rows: int) -> Layout:
+    """Return the division into files of a new entry whose rows are words or tokens of texts."""
+    # A sequence on the border of two parts is computed in both, so a part has many rows, as far as memory allows.
+    value_bytes = 4 * sum(tokens * width for tokens, width in plan.shapes.values())
+    part_rows = min(MAX_PART_TOKENS, max(MIN_PART_TOKENS, PART_BYTES // value_bytes))
+    row_bytes = STORES[plan.store] * value_bytes // 4
+    block_rows = rows_per_block(row_bytes, part_rows, rows // MIN_BLOCKS)
+    return Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=part_rows)
 
 
 def start_entry(

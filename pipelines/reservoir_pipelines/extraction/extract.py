@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 from reservoir_cache import (
     Entry,
     FeatureStore,
@@ -18,10 +19,11 @@ from reservoir_cache import (
 )
 
 from reservoir.backbone_names import full_name
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.tasks import TASKS
+from reservoir.tasks.task import Task
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.data.table import data_exists
@@ -81,6 +83,22 @@ class Extraction(Record):
     def store(self) -> FeatureStore:
         """The cached features."""
         return FeatureStore(self.entry)
+
+    def letters(self, split: str) -> list[str]:
+        """Return the letters of each word or token of a split, if these are the rows; they are read from the data."""
+        from reservoir.tasks.words import texts_of
+
+        store = self.store
+        part, place = store[split], store.entry.made_with.get("prepared")
+        with as_input_error(f"{self.entry}: its prepared data was removed", "extract its task again"):
+            prepared = Prepared.open(Path(place or "")).split(split)
+        numbers, row_of_text = np.unique(part.index, return_inverse=True)
+        stored = prepared.take(numbers)
+        texts = texts_of(stored.x, stored.lengths)
+        spans = part.spans.tolist()
+        return [
+            texts[text][start:end] for text, (start, end) in zip(row_of_text.tolist(), spans, strict=True)
+        ]
 
     def __getitem__(self, split: str) -> SplitFeatures:
         return self.store[split]
@@ -261,7 +279,8 @@ def _holds(entry: Entry, reading: Prepared | InputError, limit: int | None) -> b
     rows = draw_rows(reading, limit)
     if entry.spec.data.digest != data_digest(reading, rows):
         return False
-    write_labels(entry, reading, rows)  # ids may have changed, because they are not part of the digest
+    if not Task.from_dict(entry.spec.task).labels_text_tokens:  # their ids are those of texts
+        write_labels(entry, reading, rows)  # ids may have changed, because they are not part of the digest
     return True
 
 

@@ -8,18 +8,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from reservoir_cache import STORED_DTYPE, Arrays, Encoded, Entry, Layout, Spec, encode
+from reservoir_cache import (
+    STORED_DTYPE,
+    Arrays,
+    Encoded,
+    Entry,
+    Layout,
+    Spec,
+    encode,
+    load_arrays,
+    save_arrays,
+)
 from torch import Tensor
 
 from reservoir import devices
-from reservoir.backbones import describe_weights
+from reservoir.backbones import describe_weights, find_shape
+from reservoir.backbones.backbone import Backbone
 from reservoir.errors import InputError
-from reservoir.features import Launched, Loaded, launch, load
+from reservoir.features import Launched, Loaded, column_masks, launch, load
 from reservoir.inputs.native import TextReader
+from reservoir.inputs.picture_patches import UNITS, PatchUnits, draw_units
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan import Plan, resolve
-from reservoir.reservoir import LoadedModel, load_model
+from reservoir.random import generator
+from reservoir.raw_input import read_values
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks.patches import joined
+from reservoir.tasks.picture_windows import Picture
 from reservoir_pipelines.extraction.entries import (
     Advance,
     Compute,
@@ -29,7 +45,14 @@ from reservoir_pipelines.extraction.entries import (
     entry_folder,
     new_layout,
     start_entry,
+    token_layout,
     write_labels,
+)
+from reservoir_pipelines.extraction.entry_tokens import (
+    EntryTokens,
+    estimated_counts,
+    require_tokenizer,
+    task_of_entry,
 )
 from reservoir_pipelines.extraction.spec import draw_rows, make_spec
 from reservoir_pipelines.files import versions
@@ -38,12 +61,18 @@ from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.weight_files import weight_stamps
 
 CHECKED_ROWS = 256  # texts that are tokenized at a time before an extraction
+PICTURES = 4000  # training pictures from which patches are drawn; more would take memory and add nothing
 SUMMED = 256  # rows whose float64 copy, from which offsets are computed, is in memory at once
 
 
 def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
     """Return the plan of an extraction of prepared data, or of a similar task with ``rows`` in each split."""
     options = replace(options, limit=None) if rows else options
+    task = task_of_entry(prepared.task, each_token=options.each_token)
+    if task.labels_text_tokens:
+        # Rows are words or tokens, each of which is all that its row has.
+        tokens = rows or estimated_counts(prepared)
+        return resolve(replace(task, max_tokens=1), replace(options, limit=None), tokens, 1)
     return resolve(
         prepared.task, options, rows or prepared.rows, int(prepared.split("train").lengths.max())
     )
@@ -61,30 +90,37 @@ def load_extractor(
     ``splits`` are those to compute, by default all.
     """
     plan = plan_of(prepared, options, planned)
-    model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
+    task, entry_tokens = task_of_entry(prepared.task, each_token=options.each_token), None
+    if task.labels_text_tokens and plan.reservoir.input != "native":
+        require_tokenizer(task, None)
     rows = draw_rows(prepared, options.limit)
-    has_one_length = True
+    units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
+    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units, stream=options.stream)
+    if task.labels_text_tokens:
+        entry_tokens = EntryTokens.read(prepared, task, rows, model)
     for split, index in rows.items():  # refuse rows that are shorter than a window
-        lengths = prepared.split(split).lengths[index]
-        model.windows.checked_counts(lengths)
-        has_one_length &= len(np.unique(lengths)) <= 1
-    padding_note = ""
-    if not (model.fpt.backbone.can_pad or has_one_length):
-        family = model.fpt.backbone.family.name
-        padding_note = (
-            f"{family}: padding changes its hidden states, so all rows of a batch have one length"
-        )
-    spec = make_spec(prepared, rows, model, plan.store)
-    reader_note = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    notes = (reader_note, plan.input_note, plan.model_note(model.compute), plan.note, padding_note)
+        model.windows.checked_counts(prepared.split(split).lengths[index])
+    spec = make_spec(prepared, rows, model, plan.store, entry_tokens)
+    if entry_tokens:
+        layout = token_layout(plan, sum(spec.rows.values()))
+    else:
+        layout = new_layout(plan, task.max_tokens, sum((planned or spec.rows).values()))
+    notes = (
+        f"{prepared.task.name}: read by {model.reader.description}" if model.reader else "",
+        *(entry_tokens.notes if entry_tokens else ()),
+        *(plan.input_note, plan.model_note(model.compute), plan.note),
+        _padding_note(prepared, rows, model.fpt.backbone),
+        _stream_note(prepared, options, model.fpt.backbone),
+    )
     return Extractor(
         root=root,
         prepared=prepared,
         title=plan.title,
         shapes={str(column): shape for column, shape in plan.shapes.items()},  # the cache knows names only
-        layout=new_layout(plan, prepared.task.max_tokens, sum((planned or spec.rows).values())),
+        layout=layout,
         model=model,
         rows=rows,
+        entry_tokens=entry_tokens,
         spec=spec,
         settings={
             **plan.reservoir.to_dict(),
@@ -97,6 +133,38 @@ def load_extractor(
         splits=splits or list(rows),
         notes=[*filter(None, notes)],
     )
+
+
+def _padding_note(prepared: Prepared, rows: Mapping[str, np.ndarray], backbone: Backbone) -> str:
+    """Return that all rows of a batch have one length, if the rows have several and the model allows no padding."""
+    lengths = [len(np.unique(prepared.split(split).lengths[index])) for split, index in rows.items()]
+    if backbone.can_pad or max(lengths) <= 1:
+        return ""
+    return (
+        f"{backbone.family.name}: padding changes its hidden states, so all rows of a batch have one length"
+    )
+
+
+def _stream_note(prepared: Prepared, options: ExtractOptions, backbone: Backbone) -> str:
+    """Return that blocks are read while they run, if they are, and why."""
+    if not backbone.streamed:
+        return ""
+    reason = "the model does not fit into memory" if options.stream == "auto" else "--stream always"
+    return f"{prepared.task.name}: {reason}, so its blocks are read from their file while they run"
+
+
+def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.ndarray]) -> PatchUnits:
+    """Return the units of ``--input patches``, drawn from some of the training ``rows`` of an extraction."""
+    picture = Picture.of(prepared.task, reservoir.patch, reservoir.stride)
+    index = rows["train"]
+    if len(index) > PICTURES:
+        drawn = generator(reservoir.seed, "pictures").permutation(len(index))[:PICTURES]
+        index = index[np.sort(drawn)]
+    part = prepared.split("train").take(index)
+    values = read_values(prepared.task, prepared.scaling, part.x, part.lengths)
+    pictures = joined(values, picture.side, picture.patch).astype(np.float32, copy=False)
+    width = find_shape(reservoir.backbone, reservoir.depth)[1].width
+    return draw_units(pictures, picture, width, reservoir.seed)
 
 
 @dataclass
@@ -114,6 +182,7 @@ class Extractor:
     settings: dict[str, Any]  # options that the entry records, with all defaults resolved
     splits: Sequence[str]
     notes: list[str]  # lines to print on the input and the precision of the model
+    entry_tokens: EntryTokens | None = None  # if rows are words or tokens of ``rows``
 
     def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:
         """Create or open the entry, which records the call; return it and the blocks that it lacks."""
@@ -130,7 +199,10 @@ class Extractor:
         }
         if not entry_folder(self.root, self.title, self.spec).is_dir():
             self._refuse_long_texts()
-        return start_entry(
+        label = partial(write_labels, prepared=self.prepared, rows=self.rows)
+        if self.entry_tokens:
+            label = self.entry_tokens.write_labels
+        entry, missing = start_entry(
             self.root,
             self.title,
             self.spec,
@@ -138,8 +210,12 @@ class Extractor:
             self.shapes,
             self.splits,
             made_with,
-            label=partial(write_labels, prepared=self.prepared, rows=self.rows),
+            label=label,
         )
+        # `fit` saves the units with its readout, because new rows have no training rows to draw them from.
+        if model.units and not load_arrays(entry, UNITS):
+            save_arrays(entry, UNITS, model.units.to_arrays(), {})
+        return entry, missing
 
     def _refuse_long_texts(self) -> None:
         """Refuse texts of too many tokens before the first batch, if every token has a label."""
@@ -185,16 +261,24 @@ class Extractor:
             raise InputError(problem, again)
         return replace(self, layout=replace(self.layout, batch_rows=rows // 2))
 
+    def load(self, split: str, low: int, high: int, batch_rows: int) -> Loaded:
+        """Return the rows of the entry from ``low`` to ``high`` (not included), ready for the model."""
+        if self.entry_tokens:
+            return self.entry_tokens.load(self.model, split, low, high, batch_rows)
+        part = self.prepared.split(split).take(self.rows[split][low:high])
+        masks = column_masks(self.columns)
+        return load(self.model, self.prepared.scaling, part.x, part.lengths, batch_rows, masks)
+
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
         """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""
         layout, store = entry.layout, entry.spec.store
 
         def read(split: str, low: int, high: int) -> Iterator[tuple[int, Loaded]]:
             for start in range(low, high, layout.offset_rows):
-                rows = self.rows[split][start : min(start + layout.offset_rows, high)]
-                part = self.prepared.split(split).take(rows)
-                loaded = load(self.model, self.prepared.scaling, part.x, part.lengths, layout.batch_rows)
-                yield start, loaded
+                yield (
+                    start,
+                    self.load(split, start, min(start + layout.offset_rows, high), layout.batch_rows),
+                )
 
         def compute(
             numbered_part: tuple[int, Loaded], columns: Sequence[str], count_rows: Callable[[int], None]

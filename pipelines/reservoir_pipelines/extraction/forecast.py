@@ -85,6 +85,11 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     started, root = _now(), cache_root(options.cache)
     load_average, cores = os.getloadavg()[0], os.cpu_count() or 1
     prepared = prepare(task, options, cache=root, model=options)
+    if prepared.task.labels_text_tokens or options.each_token:
+        raise InputError(
+            f"{prepared.task.name}: words or tokens of texts are the rows, and their time is not estimated",
+            "extract with --limit, and see how long it takes",
+        )
     shares = {split: min(count, options.limit or count) for split, count in prepared.rows.items()}
     present = sum(shares.values())
     rows = rows or present

@@ -173,6 +173,8 @@ def _from_folder(
         return incoming.of_labels(
             described, {split: _checked_labels(described.task, labels[split]) for split in splits}
         )
+    if prepared.task.labels_text_tokens:
+        raise InputError(f"{folder}: its rows are words or tokens of texts", "leave out --task")
     index = {split: labels[split]["index"].astype(np.int64) for split in splits}
     if index.keys() != prepared.rows.keys() or data_digest(prepared, index) != described.data_digest:
         raise InputError(
@@ -299,7 +301,7 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
     form = (
         f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
     )
-    if prepared.task.labels_each_token:
+    if prepared.task.labels_each_token or prepared.task.labels_text_tokens:
         raise InputError(f"{file}: the task labels every token", "give a task with one label per row")
     for key, array in arrays.items():
         split, _, column = key.partition("/")

@@ -17,13 +17,13 @@ from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, LayerOptions, TaskOptions
-from reservoir.pooling import find_pooling
 from reservoir_pipelines.extraction.engine_folder import (
     EngineFolder,
     EngineModel,
     files_of_rows,
     parse_layers,
     request_columns,
+    request_shape,
 )
 from reservoir_pipelines.extraction.entries import data_record, write_labels
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
@@ -63,7 +63,7 @@ def import_requests(
     }
     root = cache_root(place.cache)
     prepared = prepare(task, options, cache=root)
-    if prepared.task.labels_each_token:
+    if prepared.task.labels_each_token or prepared.task.labels_text_tokens:
         raise InputError(f"{folder}: the task labels every token", "give a task with one label per row")
     layers = None if columns.layers is None else parse_layers(columns.layers)
     engine = _open_folder(folder, prepared, lenient=options.skip_bad_rows)
@@ -98,7 +98,7 @@ def _write(
     call: Mapping[str, Any],
 ) -> tuple[Entry, int]:
     """Pool the requests into an entry, block by block; return it and the number of rows written."""
-    shapes = {column.name: find_pooling(column.pooling).shape(engine.width, 1, 1) for column in columns}
+    shapes = {column.name: request_shape(column, engine.width) for column in columns}
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
     block_rows = rows_per_block(row_bytes, 1, max(prepared.rows.values()))
     # The model, its revision and the layers are part of the key, because the values do not tell them.

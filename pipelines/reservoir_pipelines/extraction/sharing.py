@@ -16,7 +16,7 @@ from reservoir_cache import Entry
 
 from reservoir import devices
 from reservoir.errors import InputError
-from reservoir.features import forward
+from reservoir.features import launch
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir_pipelines.cluster import REMEDY, UnfitWorker
 from reservoir_pipelines.extraction.entries import compute_blocks
@@ -125,16 +125,10 @@ def open_share(share: Share) -> Extractor:
 
 def probe(extractor: Extractor) -> dict[str, np.ndarray]:
     """Return up to `PROBE_VALUES` values of each column over the first `PROBE_ROWS` rows."""
-    split, index = next(iter(extractor.rows.items()))  # the first split
-    part = extractor.prepared.split(split).take(index[:PROBE_ROWS])
-    values = forward(
-        extractor.model,
-        extractor.prepared.scaling,
-        part.x,
-        part.lengths,
-        extractor.columns,
-        len(part.lengths),
-    )
+    split, count = next(iter(extractor.spec.rows.items()))  # the first split
+    rows = min(PROBE_ROWS, count)
+    with devices.exact_products():
+        values = launch(extractor.model, extractor.load(split, 0, rows, rows), extractor.columns)()
     samples = {}
     for column, array in values.items():
         places = np.linspace(0, array.size - 1, min(array.size, PROBE_VALUES)).astype(np.int64)

@@ -12,6 +12,7 @@ from torch import nn
 from reservoir import devices
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Tokens
+from reservoir_pipelines.extraction.entry_tokens import EntryTokens
 from reservoir_pipelines.preparation.prepared import Prepared
 
 PADDING = "right, masked"
@@ -36,12 +37,18 @@ def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
-    """Return the specification of an entry of some rows of prepared data."""
-    counts = {split: len(index) for split, index in rows.items()}
-    return model_spec(
-        model, prepared.task.to_dict(), DataSpec(digest=data_digest(prepared, rows), rows=counts), store
-    )
+def make_spec(
+    prepared: Prepared,
+    rows: Mapping[str, np.ndarray],
+    model: LoadedModel,
+    store: str,
+    tokens: EntryTokens | None = None,
+) -> Spec:
+    """Return the specification of an entry of some rows of prepared data, or of the ``tokens`` of its texts."""
+    task = tokens.task if tokens else prepared.task
+    counts = tokens.counts if tokens else {split: len(index) for split, index in rows.items()}
+    data = DataSpec(digest=data_digest(prepared, rows), rows=counts)
+    return model_spec(model, task.to_dict(), data, store)
 
 
 def model_spec(model: LoadedModel, task: Mapping[str, Any], data: DataSpec, store: str) -> Spec:
@@ -80,10 +87,12 @@ def _input_spec(model: LoadedModel) -> InputSpec:
             tokenizer=model.input_digests.get("tokenizer"),
             processor=model.input_digests.get("processor"),
             embeddings=model.input_digests.get("embeddings"),
+            template=model.input_digests.get("template"),
             long=None if settings.long == "cut" else settings.long,
         )
+    draws_embeddings = isinstance(model.fpt.task.form, Tokens) and settings.input != "counter"
     return InputSpec(
-        kind="gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
+        kind="gaussian" if draws_embeddings else settings.input,
         seed=settings.seed,
         gain=settings.gain,
         patch=settings.patch,

@@ -11,6 +11,7 @@ from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, fit_source
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, simple_forecasts
+from reservoir_pipelines.fitting.kernel_fitter import CHOICE_ROWS, KernelFitter
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -33,6 +34,9 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     the folds alone. Without ``chooses``, they have one fixed penalty too.
     """
     raw = known.raw()
+    if known.task.labels_text_tokens:
+        notify("baselines: none, but the layer embed shows what tokens tell without their context")
+        return []
     if raw is None:
         notify("baselines: skipped, because the prepared data was removed; run reservoir prepare")
         return []
@@ -46,7 +50,10 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
         fit_of_raw = None  # it has the single penalty that was chosen for the columns
     # Fit the raw input by ridge, by the fitter of the columns, and by logistic regression, each once.
     sources_and_fitters: list[tuple[RawSource[KnownSplit], Fitter]] = [(raw, ridge)]
-    if fitter.kind not in ("ridge", "logistic"):
+    # A kernel of many rows takes as long for the raw input as for a column.
+    rows_of_raw = known.rows["train"]
+    takes_long = isinstance(fitter, KernelFitter) and rows_of_raw > CHOICE_ROWS
+    if fitter.kind not in ("ridge", "logistic") and not takes_long:
         sources_and_fitters.append((raw, fitter))
     if task.classes and chooses and not (fit_of_raw and fitter.kind == "logistic"):
         sources_and_fitters += _logistic(raw, known, fitter, fits)

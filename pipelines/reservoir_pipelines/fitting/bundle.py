@@ -7,6 +7,7 @@ write.
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,9 @@ from reservoir_cache import read_regular, replace_file
 
 from reservoir.column import RAW, names_of
 from reservoir.errors import InputError, as_input_error
+from reservoir.inputs.picture_patches import UNITS, PatchUnits
 from reservoir.raw_input import RawWindows
+from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.records import check_arrays, from_json
 from reservoir.reservoir import MAX_WINDOW, Reservoir
@@ -29,7 +32,7 @@ from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_fitter import EstimatorReadout
-from reservoir_pipelines.fitting.source import EntrySource, RawSource
+from reservoir_pipelines.fitting.source import ColumnSource, EntrySource, KnownSplit, RawSource
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
@@ -53,16 +56,15 @@ class Part:
     run: str = ""  # the folder of a run of train, for trained weights
     # SHA-256 of tokenizer and embeddings, if input is native
     input_digests: dict[str, str] = field(default_factory=dict)
+    units: PatchUnits | None = field(default=None, compare=False)  # of --input patches
     statistic: Statistic | None = None  # of the raw sequences, which is then the only column
     windows: Windows | None = None  # of the raw input around each token, which are then the only column
-    engine: EngineModel | None = (
-        None  # whose requests have the columns, if an inference engine computed them
-    )
+    engine: EngineModel | None = None  # that computed the columns, whose requests new rows are, too
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the folder of this machine."""
         optional = ("statistic", "windows", "engine")
-        absent = {"run"} | {name for name in optional if getattr(self, name) is None}
+        absent = {"run", "units"} | {name for name in optional if getattr(self, name) is None}
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
@@ -130,14 +132,18 @@ class Bundle:
             "files": {},
             **{name: getattr(self, name) for name in PLAIN},
         }
-        # A linear readout is arrays; any other estimator is an archive beside them.
+        # A linear or a kernel readout is arrays; any other estimator is an archive beside them.
         arrays = {"held_out": self.held_out} if len(self.held_out) else {}
         if self.scaling:
             arrays |= {"offset": self.scaling.offset, "scale": self.scaling.scale}
+        for number, part in enumerate(self.parts):
+            of_part = part.units.to_arrays() if part.units else {}
+            arrays |= {f"units{number}.{name}": array for name, array in of_part.items()}
         files: dict[str, bytes] = {}
-        if isinstance(self.readout, LinearReadout):
-            weights, card["readout"] = self.readout.to_arrays()
+        if isinstance(self.readout, LinearReadout | KernelReadout):
+            weights, settings = self.readout.to_arrays()
             arrays |= weights
+            card["kernel" if isinstance(self.readout, KernelReadout) else "readout"] = settings
         else:
             import skops.io
 
@@ -177,6 +183,8 @@ class Bundle:
             arrays, task = load(files[WEIGHTS]), Task.from_dict(card["task"])
             if "readout" in card:
                 readout = LinearReadout.from_arrays(arrays, card["readout"])
+            elif "kernel" in card:
+                readout = KernelReadout.from_arrays(arrays, card["kernel"])
             else:
                 readout = _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
             held_out = np.sort(arrays.get("held_out", np.zeros(0)), axis=0)
@@ -190,7 +198,10 @@ class Bundle:
             return cls(
                 task=task,
                 scaling=scaling_from_json(arrays if {"offset", "scale"} & arrays.keys() else None, task),
-                parts=tuple(_part(part) for part in card["parts"]),
+                parts=tuple(
+                    replace(_part(part), units=_units(arrays, number))
+                    for number, part in enumerate(card["parts"])
+                ),
                 readout=readout,
                 held_out=held_out,
                 **{name: card[name] for name in PLAIN if name in card},
@@ -224,12 +235,30 @@ def _parts_of(known: Known, source: EntrySource) -> tuple[Part, ...]:
                 compute=spec.compute,
                 columns=(of_column.column.name,),
                 input_digests=spec.input.digests,
+                units=_stored_units(of_column) if spec.input.kind == "patches" else None,
             )
         # One forward pass, or one reading of the requests, gives neighbouring columns of the same model.
         if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
             part = replace(part, columns=parts.pop().columns + part.columns)
         parts.append(part)
     return tuple(parts)
+
+
+def _stored_units(source: ColumnSource[KnownSplit]) -> PatchUnits:
+    """Return the units of the input layer that an entry's features were computed with."""
+    stored = source.view.load_arrays(UNITS)
+    if stored is None:
+        raise InputError(f"{source.view.path}: the units of its input layer are missing", "extract again")
+    return PatchUnits.from_arrays(stored[0])
+
+
+def _units(arrays: Mapping[str, np.ndarray], number: int) -> PatchUnits | None:
+    """Return the units of a part of a bundle, by its number; None if it has none."""
+    prefix = f"units{number}."
+    of_part = {
+        name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
+    }
+    return PatchUnits.from_arrays(of_part) if of_part else None
 
 
 def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:

@@ -11,12 +11,13 @@ from reservoir.column import RAW, ROLLING, Baseline, Columns, names_of, parse_co
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds, default_columns, readout_candidates
-from reservoir.readouts.penalties import DEFAULT_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
+from reservoir.readouts.penalties import DEFAULT_ALPHAS, KERNEL_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.fitting.fitter import Fitter
 from reservoir_pipelines.fitting.folds import folds_can_choose
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
+from reservoir_pipelines.fitting.kernel_fitter import KernelFitter, parse_rows
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -146,6 +147,17 @@ def make_fitter(
     if folds and readout != "ridge":
         raise InputError(
             f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
+        )
+    if readout.partition(":")[0] == "arccos":
+        if balanced or gap is not None:
+            what = "--class-weight balanced" if balanced else "forecasts"
+            raise InputError(f"--readout arccos: not for {what}", "use --readout ridge")
+        kernel_alphas = parse_alphas(options.alphas) if options.alphas else KERNEL_ALPHAS
+        return KernelFitter(
+            classes=classes,
+            alphas=kernel_alphas,
+            rows=parse_rows(readout),
+            refits=options.select == "auto",
         )
     # Any other name is the import path of an estimator.
     if readout not in ("ridge", "logistic"):

@@ -73,6 +73,7 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     samples = test.read(final.source)
     parts: list[Predicted] = []
     window_scores: list[np.ndarray] = []
+    control_labels: list[np.ndarray] = []  # of each block, (draws, m, outputs)
     joins_windows = task.cuts_recordings and task.readout_tokens == 1
     names = [str(task.label(number)) for number in range(task.classes)]
     test_rows = samples.view["test"]
@@ -81,6 +82,8 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     def blocks() -> Iterator[Block]:
         for x, y in samples.blocks("test"):
             parts.append(predict_block(final.readout, x))
+            if final.control:
+                control_labels.append(np.stack([readout.predict(x) for readout in final.control.readouts]))
             if joins_windows:
                 window_scores.append(_scores_to_join(final.readout, x, task.classes))
             yield x, y
@@ -94,15 +97,22 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
         joined = _score_of_recordings(test_rows, np.concatenate(window_scores), names)
         scores = replace(scores, scores=scores.scores | joined)
     metric = final.result.metric
-    interval = balanced_interval(scores) if metric == "balanced_accuracy" else scores.interval
+    result = replace(
+        final.result,
+        test_score=scores.scores[metric],
+        test_interval=balanced_interval(scores) if metric == "balanced_accuracy" else scores.interval,
+    )
+    if final.control:
+        labels_of_draws = np.concatenate(control_labels, axis=1)
+        result = replace(result, control_score=final.control.score(samples, labels_of_draws, names, metric))
     return Scores(
-        result=replace(final.result, test_score=scores.scores[metric], test_interval=interval),
+        result=result,
         evaluation=scores,
         predicted=join_predictions(parts),
         labels=samples.labels("test"),
         counts=counts,
         units=test.units,
-        rows=LabelledRows(ids=test_rows.ids, y=test_rows.labels, groups=test_rows.groups),
+        rows=LabelledRows.of(test_rows),
     )
 
 

@@ -23,6 +23,7 @@ from reservoir_pipelines.files import IMPORTED, writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
 from reservoir_pipelines.fitting.candidates import choose_candidates
+from reservoir_pipelines.fitting.control import check_control
 from reservoir_pipelines.fitting.cost import announce
 from reservoir_pipelines.fitting.evaluate import Scores, Test, evaluate_all, evaluate_curve
 from reservoir_pipelines.fitting.pool import Features, Pool
@@ -58,6 +59,8 @@ def fit_and_score(
     # All that selects gets ``known``, which has no test rows.
     known, task = pool.known, pool.task
     candidates = choose_candidates(known, options, every_column=every_column)
+    if options.control:
+        check_control(task, candidates.fitter)
     arithmetic = _arithmetic(place)
     default_folder = known.folder(candidates.all_columns, options)
     folder = Path(options.out) if options.out else default_folder
@@ -67,7 +70,7 @@ def fit_and_score(
     with products_on(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
         selection = select(known, candidates, fit_baselines)
-        finals = refit_all(selection, task)
+        finals = refit_all(selection, task, control=options.control)
         # Nothing can change any more. Read the test rows, once for each readout that is shown.
         test = Test(pool.stores)
         scores = evaluate_all(finals, test, task)
@@ -87,6 +90,7 @@ def fit_and_score(
         table=tuple(result for fit in selection.fits for result in fit.results),
         layer_scores=verdicts.layer_scores,
         curve=curve,
+        operating_points=verdicts.operating_points,
         readout=finals.saved.readout,
         results=folder / "results.csv",
         plot=folder / "sweep.png",

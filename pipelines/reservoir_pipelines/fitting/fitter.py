@@ -15,7 +15,14 @@ from reservoir.readouts.linear import Block, LinearReadout, Readout, Targets, ba
 from reservoir.readouts.penalties import extended_alphas, fixed_penalty
 from reservoir.readouts.sweep import Sweep
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, Source, held_out_units
+from reservoir_pipelines.fitting.source import (
+    KNOWN,
+    KnownSplit,
+    Labelling,
+    Relabelled,
+    Source,
+    held_out_units,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +134,12 @@ class Fitter(ABC):
         """Return the chosen readout as fitted without the rows of valid."""
         return chosen
 
+    def refit_labels(
+        self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
+    ) -> list[Readout]:
+        """Return a readout of the chosen setting for each of several labellings, fitted as the final readout is."""
+        raise NotImplementedError(f"{self.kind} readouts are not fitted to other labels")
+
     def units(self, source: Source) -> np.ndarray:
         """Return the row, or the group, of each sample whose score compares fits, (n,); these are independent."""
         # Fits are compared on validation rows, or on the held-out rows of all folds.
@@ -217,6 +230,19 @@ class PenaltyFitter(Fitter):
             return chosen
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
         return self._fit_train(source, chosen, float(alpha or 1))
+
+    @property
+    def fitted_splits(self) -> Sequence[KnownSplit]:
+        """The splits to which the final readout is fitted."""
+        return KNOWN if self.folds or self.refits else ("train",)
+
+    def refit_labels(
+        self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
+    ) -> list[Readout]:
+        """Return a readout of the chosen penalty for each of several labellings, fitted as the final readout is."""
+        assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
+        fit = self._fit_all if len(self.fitted_splits) > 1 else self._fit_train
+        return [fit(Relabelled(source, labels), chosen, float(alpha or 1)) for labels in labellings]
 
     @abstractmethod
     def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:

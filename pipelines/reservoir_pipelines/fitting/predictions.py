@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from reservoir_cache import replace_file
+from reservoir_cache import SplitFeatures, replace_file
 
 from reservoir.readouts.linear import has_labels
 from reservoir.tasks.task import Task
@@ -28,11 +28,23 @@ CHUNK_LINES = 10_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabelledRows:
-    """The rows of one split: what identifies them, their groups (rows,), and labels (rows, readout_tokens, outputs)."""
+    """The rows of one split: what identifies them, their groups (rows,), and labels (rows, readout_tokens, outputs).
+
+    If rows are words or tokens, ids are those of their texts, and ``numbers`` (rows,) those of words or tokens in them.
+    """
 
     ids: np.ndarray
     y: np.ndarray
     groups: np.ndarray | None
+    numbers: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, rows: SplitFeatures) -> "LabelledRows":
+        """Return the rows of a split of an entry."""
+        numbers = None
+        if (pointers := rows.pointers) is not None:
+            numbers = np.arange(rows.rows) - np.repeat(pointers[:-1], np.diff(pointers))
+        return cls(ids=rows.ids, y=rows.labels, groups=rows.groups, numbers=numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +110,8 @@ class _PredictionLines:
         """Return the names of the columns."""
         grouped = any(rows.groups is not None for rows in self.splits.values())
         names = ["split", "id", *(["group"] if grouped else [])]
+        if any(rows.numbers is not None for rows in self.splits.values()):
+            names.append("token")
         names += [name for name, number in self._places() if number > 1]
         names.append("label")
         for readout in self.readouts:
@@ -125,6 +139,8 @@ class _PredictionLines:
             columns: list[list[Any]] = [[split] * len(row_of_line), rows.ids[row_of_line].tolist()]
             if rows.groups is not None:
                 columns.append(rows.groups[row_of_line].tolist())
+            if rows.numbers is not None:
+                columns.append(rows.numbers[row_of_line].tolist())
             columns += [place[chunk].tolist() for place in places]
             columns.append(
                 self._names(label_of_line) if self.task.classes else label_of_line.astype(str).tolist()

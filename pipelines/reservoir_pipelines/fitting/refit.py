@@ -6,9 +6,14 @@ from functools import partial
 
 import numpy as np
 
+from reservoir.pooling import find_pooling
+from reservoir.readouts.directions import ReadColumn
 from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
+from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
+from reservoir_pipelines.files import IMPORTED
+from reservoir_pipelines.fitting.control import Control, fit_control
 from reservoir_pipelines.fitting.cost import refit_work, work_meter
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter
 from reservoir_pipelines.fitting.predictions import Predicted
@@ -16,8 +21,10 @@ from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import Selection
 from reservoir_pipelines.fitting.source import (
     KNOWN,
+    ColumnSource,
     EntrySamples,
     EntrySource,
+    JoinedSource,
     KnownSplit,
     RawSource,
     groups_of_splits,
@@ -42,6 +49,9 @@ class FinalReadout:
     rows: dict[KnownSplit, slice | np.ndarray]
     # 95% interval of the validation score, which ``predictions`` have
     valid_interval: tuple[float, float] | None
+    # The probability of the second of two classes, for each held-out row of the first one, (n,); empty for other tasks.
+    held_out_negatives: np.ndarray
+    control: Control | None  # the same setting fitted to random labels, if requested
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,8 +81,8 @@ class FinalReadouts:
         yield from (layer.final for layer in self.layers)
 
 
-def refit_all(selection: Selection, task: Task) -> FinalReadouts:
-    """Return the chosen readouts and those of layers, each fitted to all rows that may be used."""
+def refit_all(selection: Selection, task: Task, *, control: bool = False) -> FinalReadouts:
+    """Return the chosen readouts and those of layers, each fitted to all rows that may be used; see `refit`."""
     # The best readout of all columns is also that of its layer, and is not fitted twice.
     best_result = selection.best.fit.result
     other_layers = {
@@ -88,7 +98,7 @@ def refit_all(selection: Selection, task: Task) -> FinalReadouts:
         with work_meter(title, works) as part:
             for choice, work in zip(choices, works, strict=True):
                 with part(work):
-                    finals.append(refit(choice, task))
+                    finals.append(refit(choice, task, control=control))
     # They are in the order of the stages: the best readout, the baselines, and the other layers.
     best, *baselines = finals[: len(selection.choices)]
     final_of_layer = dict(zip(other_layers, finals[len(selection.choices) :], strict=True))
@@ -99,8 +109,11 @@ def refit_all(selection: Selection, task: Task) -> FinalReadouts:
     return FinalReadouts(best=best, baselines=baselines, saved=finals[selection.saved], layers=layers)
 
 
-def refit(choice: Choice, task: Task) -> FinalReadout:
-    """Return a chosen readout, calibrated on valid and fitted to train and valid, with predictions of held-out rows."""
+def refit(choice: Choice, task: Task, *, control: bool = False) -> FinalReadout:
+    """Return a chosen readout, calibrated on valid and fitted to train and valid, with predictions of held-out rows.
+
+    With ``control``, its setting is fitted to random labels, too.
+    """
     fit, source, fitter = choice
     assert isinstance(source, EntrySamples), "a readout of arrays has been fitted to all of them"
     # The choice of a layer has no model, so its setting is fitted once more.
@@ -109,7 +122,7 @@ def refit(choice: Choice, task: Task) -> FinalReadout:
     readout, alpha = fit.readout, fit.result.alpha
     # Cross-validation has calibrated its readout on held-out rows.
     calibrates = task.classes and fitter.calibrates and not fitter.folds
-    if calibrates and isinstance(readout, LinearReadout):
+    if calibrates and isinstance(readout, LinearReadout | KernelReadout):
         readout = readout.calibrate(source.blocks("valid"))
     scores_of_rows = partial(nonconformity_scores, readout, source, fitter, alpha)
     if task.horizon and fit.held_out:
@@ -121,9 +134,12 @@ def refit(choice: Choice, task: Task) -> FinalReadout:
         predicted_source = replace(source, some=None)
     predictions = _predict_known(fit, predicted_source, readout)
     valid_interval = _valid_interval(predictions, predicted_source, fit.result.metric, task)
+    final = fitter.refit(source, readout, alpha)
+    if isinstance(final, LinearReadout):
+        final = replace(final, columns=_read_columns(source))
     return FinalReadout(
         result=fit.result,
-        readout=fitter.refit(source, readout, alpha),
+        readout=final,
         source=source,
         held_out=scores_of_rows,
         predictions=predictions,
@@ -132,7 +148,25 @@ def refit(choice: Choice, task: Task) -> FinalReadout:
             for split, predicted in predictions.items()
         },
         valid_interval=valid_interval,
+        held_out_negatives=_held_out_negatives(predictions, predicted_source, task),
+        control=fit_control(choice, readout, task) if control else None,
     )
+
+
+def _read_columns(source: EntrySource) -> tuple[ReadColumn, ...]:
+    """Return what the features of a source are."""
+    parts = source.parts if isinstance(source, JoinedSource) else (source,)
+    columns: list[ReadColumn] = []
+    for part in parts:
+        vectors = 1
+        # The names of imported columns need not have a pooling.
+        if isinstance(part, ColumnSource) and part.view.spec.init.kind != IMPORTED:
+            # A sample has the kept tokens of its row side by side, unless each token is a sample; the pooling has K
+            # vectors for each token.
+            tokens = part.view["train"].shape(part.column.name)[0] // part.tokens()
+            vectors = tokens * max(1, find_pooling(part.column.pooling).number)
+        columns.append(ReadColumn(part.name, part.width(), vectors))
+    return tuple(columns)
 
 
 def _predict_known(fit: ColumnFit, source: EntrySource, calibrated: Readout) -> dict[KnownSplit, Predicted]:
@@ -199,12 +233,32 @@ def _valid_interval(
     splits = list(predictions)
     predicted = np.concatenate([predictions[split].labels for split in splits])
     # Folds in time never hold out the oldest samples, each of which is a row.
-    labels = np.concatenate([source.labels(split) for split in splits])[-len(predicted) :]
+    labels = _held_out_labels(predictions, source)
     counts = np.concatenate([source.counts(split) for split in splits])[-len(predicted) :]
     names = [str(task.label(number)) for number in range(task.classes)]
     groups = groups_of_splits(source.view, splits)
     valid = evaluate_labels(labels, predicted, names, counts=counts, groups=groups)
     return balanced_interval(valid) if metric == "balanced_accuracy" else valid.interval
+
+
+def _held_out_labels(predictions: Mapping[KnownSplit, Predicted], source: EntrySource) -> np.ndarray:
+    """Return the labels (n, outputs) of the samples that have predictions."""
+    # Folds in time never hold out the oldest samples.
+    samples = sum(len(predicted.labels) for predicted in predictions.values())
+    return np.concatenate([source.labels(split) for split in predictions])[-samples:]
+
+
+def _held_out_negatives(
+    predictions: Mapping[KnownSplit, Predicted], source: EntrySource, task: Task
+) -> np.ndarray:
+    """Return the probability of the second of two classes for each held-out row of the first; see `FinalReadout`."""
+    labels = _held_out_labels(predictions, source)
+    has_one_label_per_row = source.tokens() == 1 and labels.shape[1] == 1
+    chances = [part.probabilities for part in predictions.values() if part.probabilities is not None]
+    if task.classes != 2 or not has_one_label_per_row or len(chances) < len(predictions):
+        return np.zeros(0)
+    # Rounded as predict does, so that equal probabilities compare equal.
+    return np.round(np.concatenate(chances)[labels == 0].astype(np.float64), 6)
 
 
 def nonconformity_scores(

@@ -50,6 +50,8 @@ class Result(Record):
         Score on the test split; only for a chosen readout.
     test_interval : tuple of (float, float), optional
         95% interval of the test score over rows, or over groups if the rows have groups.
+    control_score : float, optional
+        Mean score on test of the same setting fitted to random labels; only for a chosen readout, if requested.
     """
 
     columns: tuple[str, ...]
@@ -61,16 +63,29 @@ class Result(Record):
     converged: bool = True
     test_score: float | None = None
     test_interval: tuple[float, float] | None = None
+    control_score: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; accuracies also as ``valid_accuracy`` and ``test_accuracy``."""
+        """Return the fields as JSON values; accuracies also as ``valid_accuracy`` and ``test_accuracy``.
+
+        The score of the control task and the selectivity are left out if there is none.
+        """
         named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
-        return (named if self.metric == "accuracy" else {}) | super().to_dict()
+        values = (named if self.metric == "accuracy" else {}) | super().to_dict()
+        control = {"control_score": values.pop("control_score"), "selectivity": self.selectivity}
+        return values if self.control_score is None else values | control
+
+    @property
+    def selectivity(self) -> float | None:
+        """Test score minus the score of the control task; None without one."""
+        if self.test_score is None or self.control_score is None:
+            return None
+        return self.test_score - self.control_score
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Result":
         """Build a result from the values of `to_dict`."""
-        return from_json(cls, {item.name: values[item.name] for item in fields(cls)})
+        return from_json(cls, {item.name: values[item.name] for item in fields(cls) if item.name in values})
 
     @property
     def sort_key(self) -> tuple[float, float, float]:
@@ -192,6 +207,35 @@ class LayerScore(Record):
         return from_json(cls, values | {"result": Result.from_dict(values["result"])})
 
 
+@dataclass(frozen=True, kw_only=True)
+class OperatingPoint(Record):
+    """A threshold that keeps a rate of false positives, set on held-out rows, and what it does on the test rows.
+
+    Parameters
+    ----------
+    rate : float
+        The largest rate of false positives, over rows like the held-out ones.
+    threshold : float
+        A row gets the second of two classes if its probability exceeds this threshold.
+    negatives : int
+        Number of held-out rows of the first class, which set the threshold.
+    recall : float
+        Share of the test rows of the second class that exceed the threshold.
+    false_positive_rate : float
+        Share of the test rows of the first class that exceed it.
+    recall_interval, false_positive_interval : tuple of (float, float), optional
+        Their 95% intervals over rows, or over groups if the rows have groups.
+    """
+
+    rate: float
+    threshold: float
+    negatives: int
+    recall: float
+    false_positive_rate: float
+    recall_interval: tuple[float, float] | None
+    false_positive_interval: tuple[float, float] | None
+
+
 class CurvePoint(NamedTuple):
     """Mean, lowest and highest scores over random draws of training rows, each draw with its own best penalty."""
 
@@ -235,6 +279,9 @@ class Fit:
         The best column of each layer; empty for fewer than two layers. Their test scores choose nothing.
     curve : tuple of CurvePoint
         The learning curve of the chosen columns, if requested.
+    operating_points : tuple of OperatingPoint
+        For two classes, thresholds that keep the rate of false positives at 1% and at 5%, as far as there are enough
+        held-out rows of the first class (99 and 19).
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved, predictions : Path
@@ -254,6 +301,7 @@ class Fit:
     table: tuple[Result, ...]
     layer_scores: tuple[LayerScore, ...] = ()
     curve: tuple[CurvePoint, ...]
+    operating_points: tuple[OperatingPoint, ...] = ()
     readout: Readout = field(repr=False)
     results: Path
     plot: Path

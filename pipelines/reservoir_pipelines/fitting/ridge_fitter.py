@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from reservoir.column import Columns
-from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Targets
-from reservoir.readouts.moments import Moments, fold_moments, training_moments
+from reservoir.readouts.linear import Block, LinearReadout, Readout, RereadableBlocks, Targets
+from reservoir.readouts.moments import Moments, accumulate, fold_moments, training_moments
 from reservoir.readouts.penalties import prefers_large_penalty
-from reservoir.readouts.ridge import KernelMatrix, gather, head, ridge_path
+from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather, head, ridge_path
 from reservoir.readouts.sweep import Sweep, cross_sweep, sweep
 from reservoir_pipelines.fitting.fitter import (
     ColumnFit,
@@ -23,7 +23,15 @@ from reservoir_pipelines.fitting.fitter import (
     targets_of,
 )
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, Source, in_memory_if_small
+from reservoir_pipelines.fitting.source import (
+    KNOWN,
+    ColumnSource,
+    KnownSplit,
+    Labelling,
+    Relabelled,
+    Source,
+    in_memory_if_small,
+)
 from reservoir_pipelines.output import meter
 
 CURVE_DRAWS = 5  # random draws of the rows
@@ -132,9 +140,43 @@ class RidgeFitter(PenaltyFitter):
         path = ridge_path(training, np.array([alpha]), source.feature_weights)
         return path.readout(0, chosen.targets, chosen.temperature)
 
+    def refit_labels(
+        self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
+    ) -> list[Readout]:
+        """Return a readout of the chosen penalty for each labelling; all share the products of the features."""
+        assert isinstance(chosen, LinearReadout), "ridge readouts are linear"
+        targets = chosen.targets
+        if targets.class_weights:  # the weights of samples, and so the products, depend on the labels
+            return super().refit_labels(source, chosen, alpha, labellings)
+        # The targets of all labellings stand side by side.
+        coded: Labelling = {
+            split: np.concatenate([targets.coded(labels[split]) for labels in labellings], axis=1)
+            for split in self.fitted_splits
+        }
+        blocks = RereadableBlocks(_blocks_of_splits, (Relabelled(source, coded), self.fitted_splits))
+        if stored := stored_moments(source, self.targets(source), source.stream("train")):
+            moments = stored[0]
+            if "valid" in self.fitted_splits:
+                moments += training_moments(source.blocks("valid"), targets)
+            training: TrainingData = moments.with_targets(blocks)
+        else:
+            few_samples, stream = head(blocks)
+            training = FewSamples(*few_samples, None) if few_samples else accumulate(stream)
+        path = ridge_path(training, np.array([float(alpha or 1)]), source.feature_weights)
+        parts = np.split(np.arange(path.coef.shape[2]), len(labellings))
+        return [
+            LinearReadout(coef=path.coef[0][:, part], intercept=path.intercept[0][part], targets=targets)
+            for part in parts
+        ]
+
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
         """Return a readout for each number of training rows of some random draws; see `ridge_curve`."""
         return ridge_curve(source, sizes, self.targets(source), self.alphas)
+
+
+def _blocks_of_splits(source: Source, splits: Sequence[KnownSplit]) -> Iterator[Block]:
+    """Yield the blocks of some splits, one split after the other."""
+    return itertools.chain.from_iterable(map(source.blocks, splits))
 
 
 def stored_moments(

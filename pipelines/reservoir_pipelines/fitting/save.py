@@ -29,6 +29,7 @@ FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "
 
 LAYERS = "layers.csv"  # the table of layers, for programs; `Fit.layer_scores` explains its columns
 SCORES = ("valid_score", "valid_low", "valid_high", "test_score")
+CONTROL = ("control_score", "selectivity")
 DIFFERENCE = ("difference", "difference_low", "difference_high", "p_value")
 
 
@@ -47,7 +48,7 @@ def save(
     commands = _commands(known, options)
     predictions = _predictions(finals, scores)
     rows = _labelled_rows(known, scores[finals.saved].rows, predictions)
-    table, layers = _table_lines(fit), _layer_lines(fit)
+    table, layers = _table_lines(fit), _layer_lines(fit, control=options.control)
     label = known.task.parameters.get("label")
     summary = {**fit.to_dict(), "label": label, "title": fit.best.title, "commands": commands}
     columns, settings, matrix = score_matrix(fit.table)
@@ -108,7 +109,7 @@ def _labelled_rows(
     for split in KNOWN:
         if any(split in readout.of_splits for readout in predictions):
             part = known.view[split]
-            rows[split] = LabelledRows(ids=part.ids, y=part.labels, groups=part.groups)
+            rows[split] = LabelledRows.of(part)
     return {**rows, "test": test_rows}
 
 
@@ -133,9 +134,10 @@ def _table_lines(fit: Fit) -> list[tuple[Any, ...]]:
     return lines
 
 
-def _layer_lines(fit: Fit) -> list[tuple[Any, ...]]:
-    """Return the headings, and a line for each layer."""
-    lines: list[tuple[Any, ...]] = [("layer", *FIELDS[:4], *SCORES, *DIFFERENCE)]
+def _layer_lines(fit: Fit, *, control: bool) -> list[tuple[Any, ...]]:
+    """Return the headings, and a line for each layer, with the scores of control tasks if there are any."""
+    headings = ("layer", *FIELDS[:4], *SCORES, *DIFFERENCE)
+    lines: list[tuple[Any, ...]] = [(*headings, *(CONTROL if control else ()))]
     for score in fit.layer_scores:
         result = score.result
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
@@ -144,5 +146,6 @@ def _layer_lines(fit: Fit) -> list[tuple[Any, ...]]:
         interval = score.difference_interval or ("", "")
         scores = result.valid_score, *valid_interval, result.test_score
         difference = score.difference, *interval, p_value
-        lines.append((score.layer, result.name, result.readout, alpha, result.metric, *scores, *difference))
+        line = (score.layer, result.name, result.readout, alpha, result.metric, *scores, *difference)
+        lines.append((*line, *((result.control_score, result.selectivity) if control else ())))
     return lines

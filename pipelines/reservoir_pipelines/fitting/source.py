@@ -95,7 +95,11 @@ class EntryView(Generic[S]):
 
     @property
     def has_raw(self) -> bool:
-        """Whether the prepared data of the entry is still there."""
+        """Whether the prepared data of the entry is still there, with a sequence for each row."""
+        if Task.from_dict(
+            self.spec.task
+        ).labels_text_tokens:  # rows are words or tokens, prepared data are texts
+            return False
         place = self.made_with.get("prepared")  # "" if features were imported without their data
         return bool(place) and Path(place).is_dir()
 
@@ -173,6 +177,47 @@ class Samples(ABC, Generic[S]):
 
 
 Source: TypeAlias = Samples[KnownSplit]
+Labelling = Mapping[KnownSplit, np.ndarray]  # other labels (n, outputs) of the samples of each split
+
+
+class Relabelled(Samples[KnownSplit]):
+    """The samples of another source with other labels."""
+
+    def __init__(self, source: Source, labelling: Labelling) -> None:
+        self._source, self._labelling = source, labelling
+        self.feature_weights = source.feature_weights
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of the other source."""
+        return self._source.columns
+
+    def blocks(self, split: KnownSplit) -> Iterator[Block]:
+        """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
+        start = 0
+        for x, _ in self._source.blocks(split):
+            yield x, self._labelling[split][start : start + len(x)]
+            start += len(x)
+
+    def tokens(self) -> int:
+        """Return the number of samples per row; if rows differ, the largest."""
+        return self._source.tokens()
+
+    def width(self) -> int:
+        """Return the number of features of a sample."""
+        return self._source.width()
+
+    def labels(self, split: KnownSplit) -> np.ndarray:
+        """Return the other labels (n, outputs)."""
+        return self._labelling[split]
+
+    def counts(self, split: KnownSplit) -> np.ndarray:
+        """Return the number of samples of each row, (rows,)."""
+        return self._source.counts(split)
+
+    def groups(self, split: KnownSplit) -> np.ndarray | None:
+        """Return the group of each row, (rows,); None if the rows have no groups."""
+        return self._source.groups(split)
 
 
 def held_out_units(source: Source, splits: Sequence[KnownSplit]) -> np.ndarray:

@@ -8,7 +8,12 @@ from statistics import NormalDist
 import numpy as np
 
 from reservoir.column import RAW
-from reservoir.readouts.evaluation import Evaluation
+from reservoir.readouts.evaluation import (
+    FALSE_POSITIVE_RATES,
+    Evaluation,
+    accuracy_interval,
+    threshold_for_rate,
+)
 from reservoir.readouts.paired import (
     Difference,
     p_value_of_difference,
@@ -18,7 +23,7 @@ from reservoir.readouts.paired import (
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts, Layer
-from reservoir_pipelines.fitting.results import Against, LayerScore
+from reservoir_pipelines.fitting.results import Against, LayerScore, OperatingPoint
 from reservoir_pipelines.output import count_text, score_text
 
 # Standard errors by which a test score may lie below validation before a caution is printed.
@@ -31,6 +36,7 @@ class Verdicts:
 
     against: tuple[Against, ...]
     layer_scores: tuple[LayerScore, ...]
+    operating_points: tuple[OperatingPoint, ...]
     notices: list[str]  # the lines to print: sentences about baselines, and cautions
 
 
@@ -48,7 +54,12 @@ def judge(
         for final in (finals.baselines if is_reservoir else ())
     ]
     sentences = [comparison.sentence for comparison in against if comparison.verdict != "adds"]
-    return Verdicts(against=tuple(against), layer_scores=of_layers, notices=[*sentences, *warnings])
+    return Verdicts(
+        against=tuple(against),
+        layer_scores=of_layers,
+        operating_points=operating_points(finals.saved, scores[finals.saved]),
+        notices=[*sentences, *warnings],
+    )
 
 
 def compared_with(other: Scores, ours: Scores, name: str) -> Against:
@@ -115,6 +126,36 @@ def _constant_score(evaluation: Evaluation, metric: str) -> tuple[str, float]:
     return f"{share:.1%}, that of the most common class alone", share
 
 
+def operating_points(final: FinalReadout, scores: Scores) -> tuple[OperatingPoint, ...]:
+    """Return the thresholds that keep rates of false positives, from held-out rows, with their scores on test."""
+    negatives, chances = final.held_out_negatives, scores.predicted.probabilities
+    if not len(negatives) or chances is None:
+        return ()
+    chances, is_positive = np.round(chances[:, 0].astype(np.float64), 6), scores.labels[:, 0] == 1
+    points: list[OperatingPoint] = []
+    for rate in FALSE_POSITIVE_RATES:
+        threshold = threshold_for_rate(negatives, rate)
+        if threshold is None or is_positive.all() or not is_positive.any():
+            continue
+        exceeds = chances > threshold
+        intervals = [
+            accuracy_interval(exceeds[rows], None if scores.units is None else scores.units[rows])
+            for rows in (is_positive, ~is_positive)
+        ]
+        points.append(
+            OperatingPoint(
+                rate=rate,
+                threshold=threshold,
+                negatives=len(negatives),
+                recall=float(exceeds[is_positive].mean()),
+                false_positive_rate=float(exceeds[~is_positive].mean()),
+                recall_interval=intervals[0],
+                false_positive_interval=intervals[1],
+            )
+        )
+    return tuple(points)
+
+
 def layer_scores(
     layers: Sequence[Layer], scores: Mapping[FinalReadout, Scores], task: Task
 ) -> tuple[LayerScore, ...]:
@@ -132,7 +173,12 @@ def layer_scores(
         of_layers.append(
             LayerScore(
                 layer=layer.name,
-                result=replace(layer.result, test_score=test.test_score, test_interval=test.test_interval),
+                result=replace(
+                    layer.result,
+                    test_score=test.test_score,
+                    test_interval=test.test_interval,
+                    control_score=test.control_score,
+                ),
                 valid_interval=layer.final.valid_interval,
                 difference=difference and difference.value,
                 difference_interval=difference and difference.interval,

@@ -98,7 +98,7 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
 def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
     """Return the module of a bundle with a linear readout on the CPU, in the precision of the fit or in ``compute``."""
     assert isinstance(bundle.readout, LinearReadout)
-    if bundle.task.labels_each_token:
+    if bundle.task.labels_each_token or bundle.task.labels_text_tokens:
         raise InputError(f"readout {where}: it labels every token", "export needs one label per sequence")
     branches: list[Branch | RawInput] = []
     for part in bundle.parts:

@@ -75,13 +75,22 @@ def open_readout(
     )
 
 
-def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> LoadedModel:
+def load_part(
+    task: Task,
+    part: Part,
+    device: str,
+    where: Path,
+    compute: str | None = None,
+    stream: str = "never",
+) -> LoadedModel:
     """Return the frozen or trained model of a part of a readout; ``where`` is the readout, for messages."""
     if part.run:
         return load_run(Path(part.run), device, compute)
     assert part.reservoir  # the raw input has no model
     with as_input_error(f"readout {where}: its model cannot be built", "fit it again"):
-        model = load_model(task, part.reservoir, device, compute or part.compute)
+        model = load_model(
+            task, part.reservoir, device, compute or part.compute, units=part.units, stream=stream
+        )
     check_digest(model, part.digest, f"readout {where}")
     if dict(model.input_digests) != part.input_digests:
         changed = f"the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed"

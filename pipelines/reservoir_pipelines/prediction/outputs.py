@@ -143,7 +143,7 @@ def _in_blocks(predictions: Iterable[Prediction], absent: Names) -> Iterator[dic
 
 def _row(prediction: Prediction) -> dict[str, Any]:
     """Return the cells of a prediction by the names of their columns."""
-    row: dict[str, Any] = {"id": prediction.id}
+    row: dict[str, Any] = {"id": prediction.id, **prediction.place}
     if prediction.each:
         row["label"] = _in_one_cell(prediction.as_text(prediction.label))
         row["truth"] = _in_one_cell(prediction.as_text(prediction.truth))

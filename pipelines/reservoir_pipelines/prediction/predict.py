@@ -36,6 +36,7 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.source import rows_of_tokens
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
+from reservoir_pipelines.prediction.new_texts import BLOCK_TOKENS, NewTexts
 from reservoir_pipelines.prediction.prediction import Prediction, join_windows
 from reservoir_pipelines.prediction.request_rows import request_rows
 
@@ -84,7 +85,7 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
     y = new.y
     labels_per_row = task.readout_tokens * task.outputs
     # If each token has a label, rows have as many labels as tokens.
-    may_have_any_number = y is None or task.labels_each_token
+    may_have_any_number = y is None or task.labels_each_token or task.labels_text_tokens
     has_wrong_number = y is not None and not may_have_any_number and y.size != len(new) * labels_per_row
     if y is not None and (len(y) != len(new) or has_wrong_number):
         raise InputError(
@@ -93,15 +94,20 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> "Predictions"
         )
     # Load the models, and leave out the rows that are too short or too long for them.
     models = [
-        load_part(task, part, options.device, readout) if part.reservoir else None for part in bundle.parts
+        load_part(task, part, options.device, readout, stream="auto") if part.reservoir else None
+        for part in bundle.parts
     ]
     rows = replace(rows, groups=rows.groups if bundle.groups else None)
     rows = _without_misfits(file, rows, [length_limits(model) for model in models if model])
     notify_skipped(file, rows.skipped, len(rows))
     _warn(bundle, file, rows, symbols=any(model is None or not model.reader for model in models))
+    texts = None
+    if task.labels_text_tokens:
+        texts = NewTexts.read(file, rows, task, [model for model in models if model])
+        rows = texts.as_rows()
     truths = [None] * len(rows) if rows.y is None else _truths(file, task, rows.y, np.asarray(rows.lengths))
     joined = None if options.windows else rows.windows
-    return Predictions(bundle, models, file, rows, truths, radius, options.abstain, joined)
+    return Predictions(bundle, models, file, rows, truths, radius, options.abstain, joined, texts)
 
 
 def _without_misfits(file: Path, rows: Rows, limits: list[tuple[int, float]]) -> Rows:
@@ -145,7 +151,8 @@ class Predictions(Iterator[Prediction]):
     ``rows`` holds the encoded sequences, ``truths`` the label of each row in the file, None for rows
     without one. ``radius`` is the largest nonconformity score of a class in a set, or of a value in an interval.
     If the rows are windows of recordings, ``joined`` says of which, and predictions are those of the recordings.
-    A forecast has a prediction for each step.
+    A forecast has a prediction for each step. If words or tokens have labels, they are the rows, and ``texts`` holds
+    the texts of the file.
     """
 
     bundle: Bundle
@@ -156,6 +163,7 @@ class Predictions(Iterator[Prediction]):
     radius: float | np.ndarray | None
     abstain: bool
     joined: RecordingWindows | None = None
+    texts: NewTexts | None = None
 
     def __post_init__(self) -> None:
         rows = self._all_rows()
@@ -176,9 +184,14 @@ class Predictions(Iterator[Prediction]):
         ]
         self._block_rows = min(block for block, _ in sizes)
         self._batch_rows = [batch for _, batch in sizes]
+        if self.texts:
+            kind = next(devices.kind(model.device) for model in self.models if model)
+            self._block_rows = BLOCK_TOKENS[kind]
 
     def __len__(self) -> int:
         """Return the number of rows, recordings or steps of forecasts of the file, with those that cannot be read."""
+        if self.texts:
+            return len(self.texts) + len(self.rows.skipped)
         rows = len(self.rows) if self.joined is None else len(np.unique(self.joined.recording))
         return (rows + len(self.rows.skipped)) * max(1, self.bundle.task.horizon)
 
@@ -188,7 +201,7 @@ class Predictions(Iterator[Prediction]):
         absent: list[str] = []
         if all(truth is None for truth in self.truths):
             absent.append("truth")
-        if not self.rows.skipped:
+        if not self.rows.skipped and not (self.texts and self.texts.unread):
             absent.append("problem")
         return tuple(absent)
 
@@ -200,12 +213,15 @@ class Predictions(Iterator[Prediction]):
         starts = range(0, len(self.rows), self._block_rows)
         blocks = itertools.chain.from_iterable(map(self._block, starts))
         skipped = self.rows.skipped
-        for row in range(len(self.rows) + len(skipped)):
+        readable = itertools.count()  # the numbers of the texts that can be read
+        for row in range(len(self.texts.rows if self.texts else self.rows) + len(skipped)):
             if row in skipped:
                 name, problem = skipped[row]
                 yield Prediction(
                     id=row if name is None else name, label=None, probabilities=[], problem=problem
                 )
+            elif self.texts:
+                yield from self.texts.with_places(next(readable), blocks)
             else:
                 yield next(blocks)
 
@@ -246,6 +262,12 @@ class Predictions(Iterator[Prediction]):
     def _features(self, rows: slice, counts: np.ndarray | None) -> np.ndarray:
         """Return the features (samples, width) of some rows; a row has one or several samples."""
         task, scaling = self.bundle.task, self.bundle.scaling
+        if self.texts:
+            models = [model for model in self.models if model]
+            names = [part.columns for part in self.bundle.parts]
+            columns_of_tokens = self.texts.features(rows.start, rows.stop, models, names, self._batch_rows)
+            self._refuse_overflow(columns_of_tokens, rows.start)
+            return np.concatenate(columns_of_tokens, axis=1)
         x, lengths = self.rows.x[rows], np.asarray(self.rows.lengths)[rows]
         # Placeholders for unknown labels; NaN at tokens after the end of a row, so that they are no samples.
         labels = np.zeros((len(x), task.readout_tokens, task.outputs))
@@ -270,13 +292,18 @@ class Predictions(Iterator[Prediction]):
                 columns = forward(model, scaling, x, lengths, part.columns, batch_rows)
             for column in part.columns:
                 values = columns[column].reshape(len(x), -1, columns[column].shape[-1])
-                is_finite = np.isfinite(values).all(axis=(1, 2))
-                if not is_finite.all():
-                    row = f"row {rows.start + np.argmin(is_finite)}, whose values are too large"
-                    raise InputError(f"{self.file}: the model overflows in {row}", "correct or remove it")
+                self._refuse_overflow([values], rows.start)
                 of_samples, _ = samples(values, labels)
                 features.append(of_samples)
         return np.concatenate(features, axis=1)
+
+    def _refuse_overflow(self, columns: Sequence[np.ndarray], start: int) -> None:
+        """Refuse features (rows, ...) with a value that is not finite; ``start`` is the number of the first row."""
+        for values in columns:
+            is_finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+            if not is_finite.all():
+                row = f"row {start + np.argmin(is_finite)}, whose values are too large"
+                raise InputError(f"{self.file}: the model overflows in {row}", "correct or remove it")
 
 
 def steps_ahead(forecast: Prediction) -> Iterator[Prediction]:

@@ -38,6 +38,12 @@ class Prediction:
         With ``coverage``, the ends of an interval that contains the true value with that probability.
     problem : str, optional
         Why the row cannot be read.
+    token : int, optional
+        The number of the word or token in its text, from 0, if words or tokens have labels; ``id`` names the text.
+    text : str, optional
+        The letters of the word or token.
+    start, end : int, optional
+        Its first letter in the text, and the letter after its last.
     """
 
     id: str | int
@@ -50,11 +56,23 @@ class Prediction:
     set: list[str | int] | None = None
     interval: list[float] | None = None
     problem: str | None = None
+    token: int | None = None
+    text: str | None = None
+    start: int | None = None
+    end: int | None = None
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The number, letters and span of a word or token; empty if the prediction is that of a whole row."""
+        if self.token is None:
+            return {}
+        return {name: getattr(self, name) for name in ("token", "text", "start", "end")}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, each probability under the name of its class."""
         values = {
             "id": self.id,
+            **self.place,
             "label": self.as_text(self.label),
             "probabilities": _named_by_class(self.probabilities, self.classes),
         }

@@ -24,6 +24,7 @@ from reservoir_pipelines.tables import (
     evaluation_facts,
     interval_text,
     layer_table,
+    operating_table,
     over_groups,
     trained_text,
     training_facts,
@@ -128,6 +129,8 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
     tables = [scores.readouts()]
     if scores.layer_scores:
         tables.append(layer_table(scores.layer_scores, scores.evaluation.groups))
+    if scores.operating_points:
+        tables.append(operating_table(scores.operating_points, scores.evaluation))
     if scores.curve:
         tables.append(curve_table(scores.best, scores.curve))
     return {

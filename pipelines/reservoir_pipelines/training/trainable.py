@@ -31,7 +31,7 @@ def load_trainable(
 
     The rate ``dropout`` applies above the lowest trained layer, with ``drops_below`` also below it.
     """
-    if task.labels_each_token:
+    if task.labels_each_token or task.labels_text_tokens:
         raise InputError(
             f"task {task.name!r}: every token has a label, which train does not support",
             "use extract and fit",

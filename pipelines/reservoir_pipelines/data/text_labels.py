@@ -1,0 +1,144 @@
+"""Labels inside texts: of each word of a list of words, or of spans of letters; tokens get them in an extraction."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from reservoir.tasks.words import GAPS
+from reservoir_pipelines.data.table_forms import TableArrays
+from reservoir_pipelines.data.table_labels import padded_labels
+
+OUTSIDE = "O"  # the class of letters outside all spans, as in CoNLL
+SPAN_KEYS = ("start", "end", "label")
+WORD = re.compile(rf"[^{GAPS}\0]+")  # NUL ends a stored text
+
+
+def holds_word_lists(column: Any) -> bool:
+    """Return whether the filled cells of a column are lists of texts, one of them at least."""
+    if column.dtype != object:
+        return False
+    lists = [cell for cell in column if isinstance(cell, list | np.ndarray) and len(cell)]
+    return bool(lists) and all(isinstance(word, str) for words in lists for word in words)
+
+
+def holds_spans(column: Any) -> bool:
+    """Return whether the filled cells of a column are lists of spans, one of them at least."""
+    if column.dtype != object:
+        return False
+    lists = [cell for cell in column if isinstance(cell, list | np.ndarray) and len(cell)]
+    return bool(lists) and all(isinstance(span, Mapping) for spans in lists for span in spans)
+
+
+def read_word_labels(reading: TableArrays, sequence: str) -> None:
+    """Read a column of lists of words as ``x``, texts with a space between words, and the label of each word as ``y``.
+
+    New texts may be lists of words too, or texts, whose words are between white space.
+    """
+    bad = reading.table.bad
+    cells = reading.table.frame[sequence].tolist()
+    words_of_rows = [_words(cell) for cell in cells]
+    for row, words in enumerate(words_of_rows):
+        odd = next((word for word in words if WORD.fullmatch(word) is None or not word.strip()), None)
+        if not words:
+            bad.add(row, f"no words in column {sequence!r}")
+        elif odd is not None:
+            bad.add(
+                row, f"{odd[:40]!r} in column {sequence!r} is not a word without white space", "divide it"
+            )
+    texts = [
+        cell if isinstance(cell, str) else " ".join(words)
+        for cell, words in zip(cells, words_of_rows, strict=True)
+    ]
+    reading.arrays["x"] = np.array(texts, object)
+    reading.chosen |= {"text": sequence, "each": "word"}
+    labels = [name for name in reading.roles.labels if name in reading.table.frame]
+    if not labels:
+        return
+    (label,) = labels
+    labels_of_rows = [_as_list(cell) for cell in reading.table.frame[label]]
+    for row, (words, parts) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
+        is_unlabelled = reading.new and parts is None
+        count = 0 if parts is None else len(parts)
+        if not is_unlabelled and count != len(words):
+            bad.add(row, f"{count} labels in column {label!r} for {len(words)} words")
+    if reading.new:
+        reading.arrays["y"] = _objects(labels_of_rows)
+        return
+    where = f"{bad.where}, column {label!r}"
+    reading.arrays["y"] = padded_labels(where, [parts or [] for parts in labels_of_rows], reading.options)
+    reading.notes.append(f"the column {label!r} labels every word of {sequence!r}")
+
+
+def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[str, ...]:
+    """Read spans of letters with labels as ``y``, the number of the class of each letter; return the classes.
+
+    Of spans that overlap, the last one counts. New rows get a list with the name of the class of each letter.
+    """
+    bad, frame = reading.table.bad, reading.table.frame
+    spans_of_rows = [_as_list(cell) for cell in frame[label]] if label in frame else [None] * len(frame)
+    texts = frame[sequence].astype(object).where(frame[sequence].notna(), "").astype(str)
+    # Texts are stored without white space at their ends, which shifts the letters.
+    shifts = [len(text) - len(text.lstrip()) for text in texts]
+    lengths = [len(text.strip()) for text in texts]
+    for row, spans in enumerate(spans_of_rows):
+        if spans is None and not reading.new:
+            bad.add(row, f"no list of spans in column {label!r}")
+        if problem := _problem(spans or [], len(texts[row])):
+            bad.add(row, f"{problem} in column {label!r}")
+            spans_of_rows[row] = None
+    reading.chosen["each"] = "span"
+    names = {str(span["label"]) for spans in spans_of_rows for span in spans or []}
+    classes = tuple(sorted({*names, OUTSIDE}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    y = np.full((len(texts), max(lengths)), numbers[OUTSIDE], np.int32)
+    for row, (spans, shift) in enumerate(zip(spans_of_rows, shifts, strict=True)):
+        for span in spans or []:
+            y[row, max(0, span["start"] - shift) : max(0, span["end"] - shift)] = numbers[
+                str(span["label"])
+            ]
+    if reading.new:
+        names_of_letters = [
+            None if spans is None else [classes[number] for number in y[row, : lengths[row]]]
+            for row, spans in enumerate(spans_of_rows)
+        ]
+        reading.arrays["y"] = _objects(names_of_letters)
+        return ()
+    reading.arrays["y"] = y
+    reading.notes.append(
+        f"the column {label!r} labels spans of {sequence!r}; other letters have the class {OUTSIDE!r}"
+    )
+    return classes
+
+
+def _problem(spans: list[Any], letters: int) -> str:
+    """Return what is wrong with the first wrong span of a text; empty if all are right."""
+    for span in spans:
+        shown = str(span)[:80]
+        if not isinstance(span, Mapping) or not {*SPAN_KEYS} <= span.keys():
+            return f"{shown} is not a span with {', '.join(SPAN_KEYS)}"
+        start, end = span["start"], span["end"]
+        are_whole = all(isinstance(place, int) and not isinstance(place, bool) for place in (start, end))
+        if not are_whole or not 0 <= start < end <= letters:
+            return f"the span {shown} is not within the {letters} letters of the text"
+    return ""
+
+
+def _words(cell: Any) -> list[str]:
+    """Return a list of words, or the words of a text; an empty list for other cells."""
+    if isinstance(cell, str):
+        return WORD.findall(cell.strip())
+    return [str(word) for word in cell] if isinstance(cell, list | np.ndarray) else []
+
+
+def _as_list(cell: Any) -> list[Any] | None:
+    """Return a cell that is a list, and None for others."""
+    return list(cell) if isinstance(cell, list | np.ndarray) else None
+
+
+def _objects(cells: list[Any]) -> np.ndarray:
+    """Return cells of any kind as an array (rows,) of objects."""
+    objects = np.empty(len(cells), object)
+    objects[:] = cells
+    return objects

@@ -1,0 +1,164 @@
+"""The words or tokens of texts as the rows of an entry: counted before anything is computed, loaded, and labelled."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from reservoir_cache import Entry, write_targets
+
+from reservoir.errors import InputError
+from reservoir.features import Loaded, load_tokens
+from reservoir.inputs.native import TextReader
+from reservoir.inputs.text_tokens import TextTokens, read_tokens
+from reservoir.reservoir import LoadedModel
+from reservoir.tasks.task import Split, Task
+from reservoir_pipelines.preparation.prepared import Prepared
+
+TEXTS = 256  # texts that are tokenized at a time
+LETTERS_OF_TOKEN = 4  # letters of a typical token, for an estimate of the number of tokens
+
+
+def task_of_entry(task: Task, *, each_token: bool) -> Task:
+    """Return the task of the rows of an entry: of words or tokens if these have labels, or with ``--each-token``."""
+    if not (task.labels_text_tokens or each_token):
+        return task
+    if task.parameters.get("chat") or task.parameters.get("span"):
+        raise InputError(
+            f"{task.name}: words or tokens are rows of plain texts, not of chats or of texts with a marked span",
+            "leave out --chat or --span, or --each-token",
+        )
+    if task.labels_text_tokens:
+        return replace(task, readout_tokens=1)
+    if not task.alphabet or task.readout_tokens > 1:
+        raise InputError(
+            f"--each-token: task {task.name!r} has no texts with at most one label each", "leave it out"
+        )
+    if marked := next(filter(task.parameters.get, ("chat", "span")), None):
+        raise InputError(
+            f"--each-token: not for texts that are read with --{marked}", "leave one of the two out"
+        )
+    return replace(task, parameters={**task.parameters, "each": "text"})
+
+
+def estimated_counts(prepared: Prepared) -> dict[str, int]:
+    """Return about how many tokens each split has; the plan is made before the model's tokenizer is read."""
+    return {
+        name: max(len(split), int(split.lengths.sum()) // LETTERS_OF_TOKEN)
+        for name, split in prepared.splits.items()
+    }
+
+
+def require_tokenizer(task: Task, reader: object) -> TextReader:
+    """Return the reader of a model's own tokenizer; refuse models that read the texts of a task in another way."""
+    if not isinstance(reader, TextReader):
+        raise InputError(
+            f"{task.name}: words or tokens have labels, which only a model that reads text by its own tokenizer has",
+            "leave out --input, or name such a model with --backbone",
+        )
+    return reader
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EntryTokens:
+    """The words or tokens of some prepared texts, which are the rows of an entry."""
+
+    prepared: Prepared
+    task: Task  # of the words or tokens
+    rows: Mapping[str, np.ndarray]  # the numbers of the texts of each split
+    tokens: Mapping[str, TextTokens]  # by split
+    reader: TextReader
+    whole: bool  # whether texts that are too long are read in pieces
+
+    @classmethod
+    def read(
+        cls, prepared: Prepared, task: Task, rows: Mapping[str, np.ndarray], model: LoadedModel
+    ) -> "EntryTokens":
+        """Tokenize texts of each split, given by their ``rows``; ``task`` is that of the words or tokens."""
+        reader = require_tokenizer(prepared.task, model.reader)
+        whole = model.settings.long == "windows"
+        tokens = {
+            split: read_tokens(
+                reader,
+                ((part.x, part.lengths) for part in _parts(prepared, split, index)),
+                words=task.labels_words,
+                whole=whole,
+            )
+            for split, index in rows.items()
+        }
+        for split, of_split in tokens.items():
+            if not len(of_split):
+                raise InputError(
+                    f"{prepared.task.name}: no text of {split} has a token of the model", "give other texts"
+                )
+        return cls(prepared=prepared, task=task, rows=rows, tokens=tokens, reader=reader, whole=whole)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of words or tokens of each split."""
+        return {split: len(of_split) for split, of_split in self.tokens.items()}
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines on what the rows are, and on texts that are too long."""
+        texts = sum(map(len, self.rows.values()))
+        total = sum(self.counts.values())
+        if self.task.labels_words:
+            line = f"{total:,} words of {texts:,} texts are the rows; a word has the features of its first token"
+        else:
+            label = (
+                "of its text, if there is one"
+                if self.task.parameters["each"] == "text"
+                else "of its first letter"
+            )
+            line = f"{total:,} tokens of {texts:,} texts are the rows; a token has the label {label}"
+        lines = [line]
+        unread = sum(of_split.unread for of_split in self.tokens.values())
+        if long := sum(of_split.long for of_split in self.tokens.values()):
+            how = "read in pieces" if self.whole else "cut (--long windows reads all)"
+            limit = self.reader.max_tokens
+            lines.append(f"{long:,} of {texts:,} texts have more than {limit:,} tokens and are {how}")
+        if unread:
+            lines.append(f"{unread:,} words have no token of the model, so their labels are left out")
+        return [f"{self.prepared.task.name}: {line}" for line in lines]
+
+    def load(self, model: LoadedModel, split: str, low: int, high: int, batch_rows: int) -> Loaded:
+        """Return the sequences that hold the rows from ``low`` to ``high`` (not included), ready for the model."""
+        return load_tokens(model, self.tokens[split].part(low, high), batch_rows)
+
+    def write_labels(self, entry: Entry) -> None:
+        """Write labels, texts, groups, token IDs and spans of the rows of an entry, unless it has them."""
+        for split, index in self.rows.items():
+            tokens, whole = self.tokens[split], self.prepared.split(split)
+            text = tokens.texts
+            # Texts are the groups of their words, unless they have groups themselves. Texts of other splits have
+            # other numbers.
+            texts_before = sum(count for name, count in self.prepared.rows.items() if name < split)
+            groups = texts_before + index if whole.groups is None else whole.groups[index]
+            targets = {
+                "y": self._labels(split),
+                "lengths": np.ones(len(tokens), np.uint8),
+                "index": index[text].astype(np.int32),
+                "groups": groups[text].astype(np.int32),
+                "pointers": tokens.pointers,
+                "token_ids": tokens.token_ids,
+                "spans": tokens.spans,
+            }
+            if not np.array_equal(whole.ids[index], index):  # the ids are not the numbers of the texts
+                targets["text_ids"] = whole.ids[index]
+            write_targets(entry, split, targets)
+
+    def _labels(self, split: str) -> np.ndarray:
+        """Return the labels of the rows of a split, (rows, 1, outputs)."""
+        tokens, first, labels = self.tokens[split], 0, []
+        for part in _parts(self.prepared, split, self.rows[split]):
+            low, high = tokens.pointers[[first, first + len(part)]]
+            number = 0 if self.task.parameters["each"] == "text" else tokens.labelled[low:high]
+            labels.append(part.y[tokens.texts[low:high] - first, number])
+            first += len(part)
+        return np.concatenate(labels)[:, None]
+
+
+def _parts(prepared: Prepared, split: str, index: np.ndarray) -> Iterator[Split]:
+    """Yield some texts of a split, in parts."""
+    for start in range(0, len(index), TEXTS):
+        yield prepared.split(split).take(index[start : start + TEXTS])

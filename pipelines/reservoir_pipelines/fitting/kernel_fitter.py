@@ -1,0 +1,241 @@
+"""Kernel ridge readouts, whose penalty is chosen on valid; the factor of many rows is kept on disk, to be resumed."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from reservoir_cache import replace_file
+
+from reservoir.column import names_of
+from reservoir.errors import InputError, as_input_error
+from reservoir.random import generator
+from reservoir.readouts.kernel_ridge import (
+    MAX_ROWS,
+    KernelReadout,
+    Panels,
+    PanelsInMemory,
+    Standardised,
+    factorise,
+    solve_factored,
+)
+from reservoir.readouts.linear import Readout, Tally, Targets
+from reservoir.readouts.tridiagonal import solve_penalties
+from reservoir_pipelines.fitting.fitter import ColumnFit, Fitter, targets_of
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Source
+from reservoir_pipelines.output import notify
+
+# Training rows that choose the penalty. All penalties of 5,000 rows take half a minute; a factor of 50,000 rows takes
+# twenty minutes for each of them, and the best penalty, relative to the kernel of a row with itself, changes little.
+CHOICE_ROWS = 5_000
+ROWS_IN_MEMORY = (
+    16_384  # rows whose factor is in memory, 1 GB; it takes a minute, so that nothing is resumed
+)
+
+
+class PanelsOnDisk:
+    """Panels in the files of a folder, each of which appears whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with as_input_error(
+            f"{folder}: cannot be written", "fit a copy of the features that you may write to"
+        ):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self, number: int) -> np.ndarray | None:
+        """Return a panel as a map of its file, of which only the rows in use are read; None if there is no file."""
+        path = self._path(number)
+        return np.load(path, mmap_mode="r", allow_pickle=False) if path.exists() else None
+
+    def save(self, number: int, panel: np.ndarray) -> None:
+        """Write the file of a panel."""
+        replace_file(self._path(number), partial(_write_array, array=panel))
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"panel{number:03d}.npy"
+
+
+def _write_array(path: Path, array: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelFitter(Fitter):
+    """Ridge regression in the feature space of a kernel, for every penalty."""
+
+    kind = "arccos"
+    alphas: np.ndarray  # relative to the mean kernel of a row with itself
+    rows: int = MAX_ROWS  # of more training rows, this number is drawn at random
+
+    @property
+    def settings(self) -> int:
+        """The number of penalties."""
+        return len(self.alphas)
+
+    def without_wider_grid(self) -> Self:
+        """Return this fitter, which tries no further penalties."""
+        return self
+
+    def without_choice(self) -> Self:
+        """Return a fitter with one penalty, the middle one."""
+        return replace(self, alphas=self.alphas[[len(self.alphas) // 2]])
+
+    def with_setting_of(self, fit: ColumnFit) -> Self:
+        """Return a fitter that tries only the penalty of a fit."""
+        return replace(self, alphas=np.array([fit.result.alpha]))
+
+    def fit(self, source: Source) -> ColumnFit:
+        """Choose a penalty by some of the training rows, and fit all of them."""
+        training = TrainingRows.of(source, ("train",), targets_of(source, self.classes))
+        name, training = self._some(training, self.rows)
+        if len(training) <= CHOICE_ROWS:
+            duals = training.duals(self.kind, self.alphas)
+            results = self._results(source, training, duals, self.alphas, name)
+            best = best_of(results)
+            chosen = training.readout(self.kind, duals[best])
+        else:
+            # The readout of all rows has the penalty that is best for some of them, and a result of its own.
+            results = self._results_of_some(source, training) if self.settings > 1 else []
+            alphas = self.alphas[[best_of(results) if results else 0]]
+            dual = self._solved(source, training, float(alphas[0]))
+            results += self._results(source, training, dual[None], alphas, name)
+            best = len(results) - 1
+            chosen = training.readout(self.kind, dual)
+        return ColumnFit(columns=source.columns, results=tuple(results), best=best, solve=lambda: chosen)
+
+    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return a readout that was chosen on valid, fitted again to train and valid if the fitter ``refits``."""
+        if not self.refits:
+            return chosen
+        assert isinstance(chosen, KernelReadout)
+        _, training = self._some(TrainingRows.of(source, KNOWN, chosen.targets), self.rows)
+        readout = training.readout(self.kind, self._solved(source, training, float(alpha or 1)))
+        return replace(readout, temperature=chosen.temperature)
+
+    def _results_of_some(self, source: Source, training: "TrainingRows") -> list[Result]:
+        """Return the result of each penalty for `CHOICE_ROWS` of the training rows."""
+        name, some = self._some(training, CHOICE_ROWS)
+        return self._results(source, some, some.duals(self.kind, self.alphas), self.alphas, name)
+
+    def _some(self, training: "TrainingRows", most: int) -> tuple[str, "TrainingRows"]:
+        """Return up to a number of training rows, drawn at random, and the name of a readout of them."""
+        if len(training) <= most:
+            return self.kind, training
+        drawn = np.sort(generator(0, "kernel rows").permutation(len(training))[:most])
+        return f"{self.kind} on {most:,} of {len(training):,} training rows", training.take(drawn)
+
+    def _results(
+        self, source: Source, training: "TrainingRows", duals: np.ndarray, alphas: np.ndarray, name: str
+    ) -> list[Result]:
+        """Return the results on valid of solutions (A, n, T) with their penalties; ``name`` is the kind of readout."""
+        # The solutions of all penalties stand side by side, so that the kernel of a row is computed once for all.
+        of_all = training.readout(self.kind, np.concatenate([*duals], axis=1))
+        of_all = replace(of_all, offset=np.tile(training.offset, len(alphas)))
+        tally = Tally(training.targets)
+        for x, y in source.blocks("valid"):
+            scores = of_all.scores(x).reshape(len(x), len(alphas), -1)
+            tally.update(scores.transpose(1, 0, 2), y)
+        return [
+            Result(
+                columns=names_of(source.columns),
+                readout=name,
+                metric=training.targets.metric,
+                alpha=float(alpha),
+                valid_score=float(score),
+                valid_loss=float(loss),
+            )
+            for alpha, score, loss in zip(alphas, tally.accuracy(), tally.loss(), strict=True)
+        ]
+
+    def _solved(self, source: Source, training: "TrainingRows", alpha: float) -> np.ndarray:
+        """Return the solution (n, T) of one penalty, by a factorisation in panels."""
+        with self._panels(source, training.rows, alpha) as panels:
+            factorise(training.rows, self.kind, alpha, panels)
+            return solve_factored(panels, training.coded - training.offset)
+
+    @contextmanager
+    def _panels(self, source: Source, training: Standardised, alpha: float) -> Iterator[Panels]:
+        """Yield where the factor is kept: in memory, or beside the features, until the rows have been fitted."""
+        if len(training.rows) <= ROWS_IN_MEMORY or not isinstance(source, EntrySamples):
+            yield PanelsInMemory()
+            return
+        # The folder of the factor of other rows, or with another penalty, has another name.
+        folder = source.view.path / f"factor-{training.digest()[:16]}-{self.kind}-{alpha:.6g}"
+        if folder.is_dir():
+            notify(f"{source.name}: continuing the factorisation in {folder}")
+        yield PanelsOnDisk(folder)
+        shutil.rmtree(folder)
+
+
+def parse_rows(readout: str) -> int:
+    """Return the number of rows of ``arccos`` or ``arccos:rows=20000``, by default the most that are possible."""
+    name, _, settings = readout.partition(":")
+    if not settings:
+        return MAX_ROWS
+    key, _, value = settings.partition("=")
+    if key != "rows" or not value.isdecimal() or not 0 < int(value) <= MAX_ROWS:
+        raise InputError(
+            f"--readout {readout}: {settings!r} is not a number of rows",
+            f"write {name}:rows=20000, up to {MAX_ROWS:,}",
+        )
+    return int(value)
+
+
+def best_of(results: Sequence[Result]) -> int:
+    """Return the index of the best result: the most accurate, then the smaller loss, then the larger penalty."""
+    return max(range(len(results)), key=lambda number: results[number].sort_key)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingRows:
+    """The rows of some splits, standardised, with their labels ``coded`` as targets (n, T)."""
+
+    rows: Standardised
+    coded: np.ndarray
+    targets: Targets
+
+    @classmethod
+    def of(cls, source: Source, splits: Sequence[KnownSplit], targets: Targets) -> "TrainingRows":
+        """Return the rows of some splits of a source."""
+        labels = np.concatenate([source.labels(split) for split in splits])
+        # The blocks are copied into one array, because joining them at the end would take twice the memory.
+        x = np.empty((len(labels), source.width()), np.float32)
+        start = 0
+        for split in splits:
+            for block, _ in source.blocks(split):
+                x[start : start + len(block)] = block
+                start += len(block)
+        if start != len(x):
+            raise InputError(f"{source.name}: {start} rows and {len(x)} labels", "extract again")
+        rows = Standardised.of(x, source.feature_weights)
+        return cls(rows=rows, coded=targets.coded(labels), targets=targets)
+
+    def __len__(self) -> int:
+        return len(self.coded)
+
+    @cached_property
+    def offset(self) -> np.ndarray:
+        """The mean of the targets, (T,)."""
+        return self.coded.mean(axis=0, dtype=np.float64)
+
+    def take(self, numbers: np.ndarray) -> "TrainingRows":
+        """Return some of the rows, by their numbers."""
+        return replace(self, rows=self.rows.take(numbers), coded=self.coded[numbers])
+
+    def duals(self, kernel: str, alphas: np.ndarray) -> np.ndarray:
+        """Return the solution of each penalty, (A, n, T), by one reduction of the whole kernel."""
+        everything = slice(0, len(self))
+        return solve_penalties(
+            self.rows.products(kernel, everything, everything), self.coded - self.offset, alphas
+        )
+
+    def readout(self, kernel: str, dual: np.ndarray) -> KernelReadout:
+        """Return the readout of a solution (n, T)."""
+        return KernelReadout.of(self.rows, kernel, dual, self.offset, self.targets)

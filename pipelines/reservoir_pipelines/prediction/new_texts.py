@@ -1,0 +1,142 @@
+"""Predictions of the words or tokens of new texts: one for each, with its letters and where they stand."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.features import forward_tokens
+from reservoir.inputs.text_tokens import TextTokens, read_tokens
+from reservoir.reservoir import LoadedModel
+from reservoir.tasks.task import Task
+from reservoir.tasks.words import texts_of, word_starts
+from reservoir_pipelines.data.rows import Rows
+from reservoir_pipelines.extraction.entry_tokens import TEXTS, require_tokenizer
+from reservoir_pipelines.output import notify
+from reservoir_pipelines.prediction.prediction import Prediction
+
+Names = tuple[str, ...]
+
+BLOCK_TOKENS = {"cpu": 2**12, "cuda": 2**15}  # words or tokens that are predicted at a time
+UNREAD = "the model reads no token of this word, because the text is too long or the word has no letters"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NewTexts:
+    """New texts, and their words or tokens as each model of a readout reads them.
+
+    Parameters
+    ----------
+    rows : Rows
+        The texts as code points, and what could not be read.
+    tokens : sequence of TextTokens
+        Those of each model, which have the same spans.
+    task : Task
+        The task of the words or tokens.
+    """
+
+    rows: Rows
+    tokens: Sequence[TextTokens]
+    task: Task
+
+    @classmethod
+    def read(cls, file: Path, rows: Rows, task: Task, models: Sequence[LoadedModel]) -> "NewTexts":
+        """Tokenize texts for each model; refuse models whose tokens are not the same."""
+        x, lengths = np.asarray(rows.x[:]), np.asarray(rows.lengths)
+        starts = range(0, len(x), TEXTS)
+        tokens = [
+            read_tokens(
+                require_tokenizer(task, model.reader),
+                ((x[start : start + TEXTS], lengths[start : start + TEXTS]) for start in starts),
+                words=task.labels_words,
+                whole=model.settings.long == "windows",
+            )
+            for model in models
+        ]
+        first = tokens[0]
+        for model, others in zip(models, tokens, strict=True):
+            if not np.array_equal(others.pointers, first.pointers) or not np.array_equal(
+                others.spans, first.spans
+            ):
+                raise InputError(
+                    f"{file}: the models of the readout divide its texts differently",
+                    "fit the columns of one model",
+                )
+            if others.long and model.settings.long != "windows" and model.reader:
+                notify(
+                    f"{file}: {others.long:,} of {len(x):,} texts have too many tokens for the model and are cut"
+                )
+        return cls(rows=rows, tokens=tokens, task=task)
+
+    def as_rows(self) -> Rows:
+        """Return the words or tokens as rows with the names, groups and labels of their texts."""
+        rows, tokens = self.rows, self.tokens[0]
+        y = None
+        if rows.y is not None:
+            labels = rows.y.tolist()
+            y = np.empty(len(tokens), object)
+            if self.task.parameters["each"] == "text":
+                y[:] = [labels[text] for text in tokens.texts.tolist()]
+            else:  # the labels of a text are a list with one for each word or letter, or None
+                places = zip(tokens.texts.tolist(), tokens.labelled.tolist(), strict=True)
+                y[:] = [_item(labels[text], number) for text, number in places]
+        groups = rows.names if rows.groups is None else rows.groups
+        return replace(
+            rows,
+            x=np.zeros((len(tokens), 1), np.uint8),
+            lengths=np.ones(len(tokens), np.int64),
+            y=y,
+            ids=rows.names[tokens.texts],
+            groups=groups[tokens.texts],
+        )
+
+    def __len__(self) -> int:
+        """Return the number of words or tokens, with the words that a model does not read."""
+        return len(self.tokens[0]) + self.unread
+
+    @property
+    def unread(self) -> int:
+        """The number of words that a model does not read."""
+        return self.tokens[0].unread
+
+    def features(
+        self,
+        low: int,
+        high: int,
+        models: Sequence[LoadedModel],
+        columns: Sequence[Names],
+        batch_rows: Sequence[int],
+    ) -> list[np.ndarray]:
+        """Return the ``columns`` of each model, (rows, width) each, of the words or tokens from ``low`` to ``high``."""
+        features: list[np.ndarray] = []
+        high = min(high, len(self.tokens[0]))
+        for model, tokens, names, rows in zip(models, self.tokens, columns, batch_rows, strict=True):
+            values = forward_tokens(model, tokens.part(low, high), names, rows)
+            features += [values[name][:, 0] for name in names]
+        return features
+
+    def with_places(self, text: int, predictions: Iterator[Prediction]) -> Iterator[Prediction]:
+        """Yield the predictions of a text's words or tokens, each with its place; words that are not read have none."""
+        tokens, rows = self.tokens[0], self.rows
+        codes, lengths = np.asarray(rows.x[text : text + 1]), np.asarray(rows.lengths)[text : text + 1]
+        (letters,) = texts_of(codes, lengths)
+        low, high = tokens.pointers[[text, text + 1]].tolist()
+        count, numbers = high - low, list(range(high - low))
+        if self.task.labels_words:
+            count, numbers = int(word_starts(codes, lengths).sum()), tokens.labelled[low:high].tolist()
+        span_of = dict(zip(numbers, tokens.spans[low:high].tolist(), strict=True))
+        for number in range(count):
+            if number not in span_of:
+                name = rows.names[text].item()
+                yield Prediction(id=name, label=None, probabilities=[], token=number, problem=UNREAD)
+                continue
+            start, end = span_of[number]
+            yield replace(next(predictions), token=number, text=letters[start:end], start=start, end=end)
+
+
+def _item(labels: list[Any] | None, number: int) -> Any:
+    """Return a label of a text by its number; None if the text has no labels, or too few."""
+    return None if labels is None or number >= len(labels) else labels[number]

@@ -1,0 +1,105 @@
+"""Pictures that a task stores as tokens, and the overlapping windows of them that become the tokens of a model."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.patches import MARGIN
+from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.windows import Windows
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A square picture as the tokens of a task, and its windows.
+
+    Parameters
+    ----------
+    side, channels : int
+        Pixels along a side, and values of a pixel: 1 or 3.
+    patch : int
+        The side of the stored tokens in pixels: 1 if each pixel is a token, as in CIFAR-10-LRA.
+    window, stride : int
+        The side of the windows in pixels, and the pixels from one window to the next.
+    """
+
+    side: int
+    channels: int
+    patch: int
+    window: int
+    stride: int
+
+    @classmethod
+    def of(cls, task: Task, window: int, stride: int) -> "Picture":
+        """Return the picture of a task's rows; raise `InputError` if they are no square pictures."""
+        grid = math.isqrt(task.max_tokens)
+        size = _side_and_channels(task.form.dim) if isinstance(task.form, Vectors) else None
+        if size is None or grid**2 != task.max_tokens or grid < 2 or task.parameters.get("window"):
+            raise InputError(
+                f"--input patches: the rows of task {task.name!r} are not square pictures of plain pixels or patches",
+                "use another --input, or a task of pictures without --param window",
+            )
+        patch, channels = size
+        side = grid * patch
+        rest = (side + 2 * MARGIN - window) % stride
+        if not 3 <= window <= side or stride > window or rest:
+            raise InputError(
+                f"--patch {window} --stride {stride}: windows do not fill pictures of {side} pixels and a margin of "
+                f"{MARGIN} on each side",
+                "try --patch 6 --stride 2",
+            )
+        return cls(side, channels, patch, window, stride)
+
+    @property
+    def inner_window(self) -> int:
+        """The side of the smaller window in the middle of a window: about half of it, with equal margins around."""
+        half = self.window // 2
+        return half + (self.window - half) % 2
+
+    @property
+    def window_values(self) -> int:
+        """The number of values of a window."""
+        return self.window**2 * self.channels
+
+    @property
+    def places(self) -> int:
+        """The number of windows of a picture."""
+        return ((self.side + 2 * MARGIN - self.window) // self.stride + 1) ** 2
+
+
+def _side_and_channels(values: int) -> tuple[int, int] | None:
+    """Return the side and the channels of square patches of a number of values; None if there are none."""
+    for channels in (1, 3):
+        side = math.isqrt(values // channels)
+        if side**2 * channels == values:
+            return side, channels
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureWindows(Windows):
+    """Windows of pictures of a fixed size, instead of windows along a sequence."""
+
+    stored: int  # tokens of a row, which are a picture together
+    places: int  # windows of a picture
+
+    @property
+    def plain(self) -> bool:
+        """Whether each value is a token, unchanged: never."""
+        return False
+
+    @property
+    def read_share(self) -> float:
+        """The share of a row's values that are in at least one window: all."""
+        return 1.0
+
+    @property
+    def reach(self) -> int:
+        """Number of stored tokens that a row needs for its windows: a whole picture."""
+        return self.stored
+
+    def counts(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the number of windows of rows of these lengths, int32; 0 for rows that are no whole picture."""
+        return np.where(lengths == self.stored, self.places, 0).astype(np.int32)

@@ -1,0 +1,159 @@
+"""Control tasks: the same readout fitted to random labels by scikit-learn has the same score."""
+
+import csv
+
+import numpy as np
+import pytest
+from reservoir_pipelines import extract, fit, report
+from reservoir_pipelines.fitting.control import SymbolLabels
+from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
+from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
+from reservoir_pipelines.fitting.source import KNOWN
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from reservoir import InputError
+from reservoir.column import parse_columns
+from tests.pipelines.test_each_token import SMALL, proteins
+from tests.tasks.samples import write_csv
+
+DRAWS = 5
+
+
+@pytest.fixture(scope="module")
+def digits(one_cache, tiny_gpt2):
+    options = {"layers": "embed,block01", "pool": "mean,tokens", "compute": "float32", "store": "float32"}
+    return extract("digits", backbone=str(tiny_gpt2), limit=200, cache=one_cache, **options)
+
+
+def features_of(extraction, names, splits):
+    parts = [[extraction[split].read(name).reshape(len(extraction[split].y), -1) for name in names] for split in splits]
+    return np.concatenate([np.concatenate(part, axis=1) for part in parts])
+
+
+def permuted(extraction, splits, draw):
+    """Return the labels of some splits, those of each split permuted by itself."""
+    return np.concatenate(
+        [np.random.default_rng(draw).permutation(extraction[split].labels[:, 0, 0]) for split in splits]
+    )
+
+
+def ridge_labels(x, y, new, alpha, weights=None):
+    """Return the labels that scikit-learn's ridge on standardised features predicts."""
+    scale = StandardScaler().fit(x, sample_weight=weights)
+    coded = np.where(y[:, None] == np.arange(10), 1.0, -1.0)
+    model = Ridge(alpha=alpha).fit(scale.transform(x), coded, sample_weight=weights)
+    return model.predict(scale.transform(new)).argmax(axis=1)
+
+
+@pytest.mark.parametrize("columns", ["block01/mean", "embed/mean+block01/mean", "block01/tokens"])
+@pytest.mark.parametrize("select", ["cv3", "valid"])
+def test_a_control_of_rows_is_that_of_permuted_labels(digits, columns, select, tmp_path):
+    # Moments of one column are stored, those of joined columns are not, and the third has fewer rows than features.
+    result = fit(digits, columns=columns, select=select, control=True, out=tmp_path)
+    splits = KNOWN if select == "cv3" else ("train",)
+    x, new = (features_of(digits, result.best.columns, of) for of in (splits, ("test",)))
+    truth = digits["test"].labels[:, 0, 0]
+    scores = [
+        (ridge_labels(x, permuted(digits, splits, draw), new, result.best.alpha) == truth).mean()
+        for draw in range(DRAWS)
+    ]
+    assert result.best.control_score == pytest.approx(np.mean(scores), abs=1e-9)
+    assert result.best.selectivity == result.best.test_score - result.best.control_score
+    assert result.to_dict()["best"]["selectivity"] == result.best.selectivity
+    # Nothing else depends on the control.
+    plain = fit(digits, columns=columns, select=select, out=tmp_path)
+    assert (plain.best.test_score, plain.best.alpha) == (result.best.test_score, result.best.alpha)
+    assert plain.best.control_score is None and "control_score" not in plain.to_dict()["best"]
+
+
+def test_class_weights_follow_the_random_labels(digits, tmp_path):
+    result = fit(digits, columns="block01/mean", select="cv3", control=True, class_weight="balanced", out=tmp_path)
+    x, new = (features_of(digits, result.best.columns, of) for of in (KNOWN, ("test",)))
+    scores = []
+    for draw in range(DRAWS):
+        y = permuted(digits, KNOWN, draw)
+        weights = len(y) / 10 / np.bincount(y)[y]
+        labels = ridge_labels(x, y, new, result.best.alpha, weights)
+        scores.append(balanced_accuracy_score(digits["test"].labels[:, 0, 0], labels))
+    assert result.best.control_score == pytest.approx(np.mean(scores), abs=1e-9)
+
+
+def test_logistic_readouts_are_fitted_to_the_labels_of_each_draw(digits):
+    source = Pool.open_entries(digits).known.source(parse_columns("block01/mean"))
+    labellings = [
+        {split: np.random.default_rng(n).permutation(source.labels(split)) for split in KNOWN} for n in (0, 1)
+    ]
+    fitter = LogisticFitter(classes=10, alphas=np.array([3.0]))
+    chosen = fitter.fit(source).readout
+    x = features_of(digits, ("block01/mean",), ("train",))
+    for labels, readout in zip(labellings, fitter.refit_labels(source, chosen, 3.0, labellings), strict=True):
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=1 / 3.0, tol=1e-9, max_iter=1000))
+        model.fit(x, labels["train"][:, 0])
+        np.testing.assert_allclose(readout.probabilities(x)[:, 0], model.predict_proba(x), atol=1e-3)
+
+
+def test_the_labels_themselves_give_the_chosen_readout(digits):
+    source = Pool.open_entries(digits).known.source(parse_columns("embed/mean+block01/mean"))
+    fitter = RidgeFitter(classes=10, alphas=np.array([3.0]), folds=3)
+    chosen = fitter.fit(source).readout
+    (again,) = fitter.refit_labels(source, chosen, 3.0, [{split: source.labels(split) for split in KNOWN}])
+    np.testing.assert_allclose(again.coef, chosen.coef, atol=1e-9)
+    np.testing.assert_allclose(again.intercept, chosen.intercept, atol=1e-9)
+
+
+def test_a_control_of_symbols_gives_each_symbol_a_label_as_in_hewitt_and_liang(tmp_path):
+    sequences = {f"p{number}": pair for number, pair in enumerate(proteins())}
+    lines = [(name, *pair) for name, pair in sequences.items()]
+    path = write_csv(tmp_path / "ss.csv", lines, "id,sequence,label")
+    features = extract(path, cache=tmp_path / "cache", store="float32", compute="float32", **SMALL)
+    options = {"select": "valid", "alphas": "1:1:1", "columns": "block01/all"}
+    result = fit(features, control=True, out=tmp_path / "fit", **options)
+    x, y, letters = {}, {}, {}
+    for split in ("train", "test"):
+        part = features[split]
+        is_real = np.arange(part.labels.shape[1]) < part.lengths[:, None]
+        x[split], y[split] = np.asarray(features.store[split]["block01/all"])[is_real], part.labels[..., 0][is_real]
+        letters[split] = np.array([letter for name in part.ids for letter in sequences[name][0]])
+    alphabet = ["A", "G", "V"]
+    drawn = np.random.default_rng(0).integers(0, len(y["train"]), (DRAWS, len(alphabet) + 1))
+    scores = []
+    for label_of_letter in y["train"][drawn]:
+        labels = {
+            split: np.array([label_of_letter[alphabet.index(letter)] for letter in of_split])
+            for split, of_split in letters.items()
+        }
+        scale = StandardScaler().fit(x["train"])
+        coded = np.where(labels["train"][:, None] == np.arange(3), 1.0, -1.0)
+        ridge = Ridge(alpha=1.0).fit(scale.transform(x["train"]), coded)
+        scores.append((ridge.predict(scale.transform(x["test"])).argmax(axis=1) == labels["test"]).mean())
+    assert result.best.control_score == pytest.approx(np.mean(scores), abs=1e-9)
+    assert result.best.control_score > 0.8  # the layer knows the letters
+
+
+def test_tables_and_files_show_the_selectivity(digits, tmp_path, call):
+    code, out, _ = call(
+        "fit", digits.entry, "--columns", "embed/mean,block01/mean", "--alphas", "1:1:1", "--control", "--out", tmp_path
+    )
+    assert code == 0 and out.count("control  selectivity") == 2
+    lines = list(csv.DictReader((tmp_path / "layers.csv").open()))
+    assert [float(line["test_score"]) - float(line["control_score"]) for line in lines] == pytest.approx(
+        [float(line["selectivity"]) for line in lines], abs=2e-6
+    )
+    report([tmp_path], out=tmp_path / "page.html")
+    assert "selectivity" in (tmp_path / "page.html").read_text()
+
+
+def test_readouts_without_a_control_task_are_refused(digits):
+    with pytest.raises(InputError, match="no control task"):
+        fit(digits, readout="sklearn.svm.LinearSVC:C=1", control=True)
+
+
+def test_symbols_that_no_training_row_has_share_one_label():
+    labels = SymbolLabels.draw(np.array([7, 3, 7]), np.array([[0], [1], [2]]))
+    assert labels.of(np.array([3, 7, 5, 9])).shape == (DRAWS, 4, 1)
+    np.testing.assert_array_equal(labels.of(np.array([5, 9, 1])), np.repeat(labels.labels[:, [2]], 3, axis=1))
+    np.testing.assert_array_equal(labels.of(np.array([7])), labels.labels[:, [1]])

@@ -1,0 +1,369 @@
+"""Labels of words and of spans become those of a model's own tokens, as a transformers model run by hand has them."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from reservoir_cache import FeatureStore
+from reservoir_pipelines import compare, export_features, extract, fit, import_features, predict, train
+from reservoir_pipelines.cli import run
+from reservoir_pipelines.extraction import entries
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import StandardScaler
+from transformers import AutoModel, AutoTokenizer
+
+from reservoir import InputError
+from tests.files import contents
+from tests.reservoir.models import save
+
+PARTS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##do", "##ing", "cat", "##s", "dog", "do", "é", "a"]
+WORDS = ["undo", "undoing", "cats", "cat", "dog", "dogs", "doing", "éa", "a", "\N{CAT FACE}"]
+EXACT = {"compute": "float32", "store": "float32"}
+
+
+def label_of(words, number):
+    """Return a label that depends on the word before, so that layers with context tell more than tokens alone."""
+    return "PLURAL" if words[number].endswith("s") else "AFTER" if number and words[number - 1] == "a" else "O"
+
+
+def sentences(number=48, seed=0, most=9):
+    draw = np.random.default_rng(seed)
+    rows = [[str(word) for word in draw.choice(WORDS, draw.integers(1, most))] for _ in range(number)]
+    return [(words, [label_of(words, place) for place in range(len(words))]) for words in rows]
+
+
+def write_words(path, rows, **columns):
+    frame = {"tokens": [words for words, _ in rows], "ner_tags": [labels for _, labels in rows]} | columns
+    if path.suffix == ".parquet":
+        pd.DataFrame(frame).to_parquet(path)
+    elif path.suffix == ".conll":
+        lines = ["\n".join(f"{word} x {label}" for word, label in zip(*row, strict=True)) for row in rows]
+        path.write_text("\n\n".join(lines) + "\n")
+    else:
+        records = [dict(zip(frame, values, strict=True)) for values in zip(*frame.values(), strict=True)]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def write_spans(path, number=48):
+    """Write texts with spans around plurals, that begin or end within tokens and after white space."""
+    records = []
+    for words, _ in sentences(number):
+        text = "  " + "  ".join(words) + "\n"
+        spans = [{"start": m.start(), "end": m.end(), "label": "PLURAL"} for m in re.finditer(r" ?\w+s\b", text)]
+        records.append({"text": text, "spans": spans, "id": f"text{len(records)}"})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path, records
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return the folder of a tiny BERT with a vocabulary of parts of words."""
+    folder = save("bert", tmp_path_factory.mktemp("model") / "bert")
+    (folder / "vocab.txt").write_text("\n".join(PARTS))
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def fitted(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("words")
+    path = write_words(folder / "words.jsonl", sentences())
+    features = extract(path, backbone=model, cache=folder / "cache", **EXACT)
+    options = {"select": "valid", "alphas": "1:1:1", "columns": "block02/all"}
+    return features, fit(features, out=folder / "readout", **options), path
+
+
+@torch.no_grad()
+def by_hand(folder, text):
+    """Return token IDs, offsets and the hidden states of all layers of one text."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    encoded = tokenizer(text, return_offsets_mapping=True, return_tensors="pt")
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    states = model(**encoded, output_hidden_states=True).hidden_states
+    return encoded["input_ids"][0].numpy(), offsets, [state[0].numpy() for state in states]
+
+
+def test_a_word_has_the_features_and_the_label_of_its_first_token(fitted, model):
+    features, _, _ = fitted
+    rows, tokenizer = sentences(), AutoTokenizer.from_pretrained(model)
+    assert sum(features.rows.values()) == sum(len(words) for words, _ in rows)
+    for split in features:
+        part = features[split]
+        assert part.pointers[-1] == part.rows == features.rows[split]
+        for text, number in enumerate(part.ids[part.pointers[:-1]]):
+            words, labels = rows[number]
+            own = part.tokens_of(text)
+            ids, _, layers = by_hand(model, " ".join(words))
+            word_ids = tokenizer(words, is_split_into_words=True).word_ids()
+            first = [word_ids.index(word) for word in range(len(words))]
+            assert part.token_ids[own].tolist() == ids[first].tolist()
+            assert [" ".join(words)[a:b] for a, b in part.spans[own]] == words
+            assert [("AFTER", "O", "PLURAL")[y] for y in part.y[own]] == labels
+            assert {*part.ids[own]} == {number} and len({*part.groups[own]}) == len({*part.index[own]}) == 1
+            for layer, name in enumerate(["embed", "block01", "block02"]):
+                np.testing.assert_allclose(part[f"{name}/all"][own], layers[layer][first], atol=1e-5)
+    assert len(np.unique(np.concatenate([features[split].groups for split in features]))) == len(rows)
+
+
+def test_every_token_with_letters_has_the_label_of_the_span_of_its_first_letter(model, tmp_path):
+    path, records = write_spans(tmp_path / "spans.jsonl")
+    features = extract(path, backbone=model, cache=tmp_path / "cache", layers="block01", **EXACT)
+    for split in features:
+        part = features[split]
+        for text, name in enumerate(part.ids[part.pointers[:-1]]):
+            record, own = records[int(name.removeprefix("text"))], part.tokens_of(text)
+            whole = record["text"]
+            ids, offsets, layers = by_hand(model, whole.strip())
+            real = [token for token, (begin, end) in enumerate(offsets) if end > begin]
+            shift = len(whole) - len(whole.lstrip())
+            inside = [
+                any(span["start"] <= offsets[token][0] + shift < span["end"] for span in record["spans"])
+                for token in real
+            ]
+            assert part.y[own].tolist() == [int(is_inside) for is_inside in inside]
+            assert part.token_ids[own].tolist() == ids[real].tolist()
+            assert part.spans[own].tolist() == [[*offsets[token]] for token in real]
+            np.testing.assert_allclose(part["block01/all"][own], layers[1][real], atol=1e-5)
+    assert {*map(int, np.concatenate([features[split].y for split in features]))} == {0, 1}
+
+
+def test_readout_and_score_are_those_of_words(fitted):
+    features, result, _ = fitted
+    (x, y), (new, truth) = [(np.asarray(features[s]["block02/all"]), features[s].y) for s in ("train", "test")]
+    scale = StandardScaler().fit(x)
+    ridge = Ridge(alpha=1.0).fit(scale.transform(x), np.where(y[:, None] == np.arange(3), 1.0, -1.0))
+    score = (ridge.predict(scale.transform(new)).argmax(1) == truth).mean()
+    assert result.best.test_score == pytest.approx(score, abs=1e-6) and score > 0.7
+    assert result.evaluation.samples == len(truth)
+    assert result.evaluation.groups == len(np.unique(features["test"].index))
+
+
+def test_folds_keep_the_words_of_a_text_or_of_a_group_together(model, tmp_path):
+    rows = sentences(40)
+    path = write_words(tmp_path / "groups.jsonl", rows, group=[f"g{row // 4}" for row in range(40)])
+    features = extract(path, backbone=model, cache=tmp_path / "cache", layers="block01", **EXACT)
+    for split in features:
+        part = features[split]
+        assert part.rows > len(part.pointers) - 1 > len(np.unique(part.groups))
+        assert all(len({*part.groups[part.tokens_of(text)]}) == 1 for text in range(len(part.pointers) - 1))
+    result = fit(features, out=tmp_path / "readout", columns="block01/all", select="cv3")
+    with result.predictions.open() as file:
+        lines = list(csv.DictReader(file))
+    assert {line["token"] for line in lines} >= {"0", "1", "2"} and len(lines) == sum(features.rows.values())
+    assert len({(line["split"], line["id"], line["token"]) for line in lines}) == len(lines)
+    same = compare(tmp_path / "readout", tmp_path / "readout")
+    assert same.difference == 0 and same.rows == len(np.unique(features["test"].index))
+
+
+def test_parquet_and_conll_files_are_read_alike(fitted, model, tmp_path):
+    features, _, _ = fitted
+    for suffix in ("parquet", "conll"):
+        path = write_words(tmp_path / f"words.{suffix}", sentences())
+        other = extract(path, backbone=model, cache=tmp_path / "cache", layers="block01", **EXACT)
+        for split in features:
+            mine, theirs = features[split], other[split]
+            assert np.array_equal(mine["block01/all"], theirs["block01/all"])
+            for name in ("y", "groups", "token_ids", "spans", "pointers"):
+                assert np.array_equal(getattr(mine, name), getattr(theirs, name)), name
+
+
+def test_documents_of_conll_2003_are_groups(model, tmp_path):
+    text = "".join(f"-DOCSTART- -X- O\n\ncats P\ndo Q\n\n{WORDS[n % 8]} P\na Q\n\n" for n in range(20))
+    (tmp_path / "docs.conll").write_text(text)
+    features = extract(tmp_path / "docs.conll", backbone=model, cache=tmp_path / "cache", layers="embed", **EXACT)
+    assert sum(len(np.unique(features[split].groups)) for split in features) == 20
+    assert sum(features.rows.values()) == 80
+
+
+def test_parts_that_cut_texts_and_a_resumed_extraction_give_the_same_features(fitted, model, tmp_path, monkeypatch):
+    features, _, path = fitted
+    monkeypatch.setattr(entries, "MIN_PART_TOKENS", 7)  # most texts are on the border of two parts
+    monkeypatch.setattr(entries, "MAX_PART_TOKENS", 7)
+    monkeypatch.setattr(entries, "MIN_BLOCKS", 10**6)
+    settings = {"backbone": model, "cache": tmp_path / "cache"} | EXACT
+    whole = extract(path, **settings)
+    assert whole.store.entry.layout.offset_rows == 7
+    for split in features:
+        for column in features[split]:
+            np.testing.assert_allclose(whole[split][column], features[split][column], atol=1e-5)
+    # A run that was killed has some blocks; the next one computes the others, with the same bytes.
+    before = contents(whole.entry)
+    lost = sorted(whole.entry.glob("train/*.h5"))[1:4]
+    for shard in lost:
+        shard.unlink()
+    resumed = extract(path, **settings)
+    assert 0 < resumed.computed_rows < sum(resumed.rows.values())
+    shards = [name for name in before if str(name).endswith(".h5")]
+    assert all(contents(whole.entry)[name] == before[name] for name in shards)
+
+
+def test_predictions_are_those_of_the_extracted_features(fitted, model, tmp_path):
+    features, result, path = fitted
+    answers = list(predict(result.saved, path))
+    of_entry = {}
+    for split in features:
+        part = features[split]
+        scores = result.readout.scores(np.asarray(part["block02/all"]))
+        number = np.arange(part.rows) - np.repeat(part.pointers[:-1], np.diff(part.pointers))
+        of_entry |= dict(zip(zip(part.ids.tolist(), number.tolist(), strict=True), scores, strict=True))
+    assert len(answers) == len(of_entry)
+    names = ("AFTER", "O", "PLURAL")
+    for answer in answers:
+        words, labels = sentences()[answer.id]
+        assert (answer.text, answer.truth) == (words[answer.token], labels[answer.token])
+        assert " ".join(words)[answer.start : answer.end] == answer.text
+        assert answer.label == names[int(of_entry[answer.id, answer.token].argmax())]
+    evaluation = evaluate_predictions(answers)
+    assert evaluation and evaluation.groups == len(sentences()) and evaluation.samples == len(answers)
+    # Texts without labels, and lists of words, have the same predictions; so has a CoNLL file of words alone.
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text("".join(json.dumps({"tokens": " ".join(words)}) + "\n" for words, _ in sentences()))
+    bare = tmp_path / "bare.conll"
+    bare.write_text("\n\n".join("\n".join(words) for words, _ in sentences()) + "\n")
+    for file in (plain, bare):
+        others = list(predict(result.saved, file))
+        assert [(a.text, a.label, a.truth) for a in others] == [(a.text, a.label, None) for a in answers]
+
+
+def test_the_command_writes_a_line_for_each_word(fitted, tmp_path, capsys):
+    _, result, _ = fitted
+    path = write_words(tmp_path / "new.jsonl", sentences(3, seed=1))
+    out = tmp_path / "labels.csv"
+    assert run(["predict", str(result.saved), str(path), "--out", str(out)]) == 0
+    with out.open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["text"] for line in lines] == [word for words, _ in sentences(3, seed=1) for word in words]
+    assert {"id", "token", "start", "end", "label", "p_O", "truth"} <= lines[0].keys()
+    assert "over 3 groups" in capsys.readouterr().err
+
+
+def test_long_texts_are_cut_or_read_in_pieces_with_a_note_before_anything_is_computed(model, tmp_path, capsys):
+    rows = [*sentences(30, most=6), (["cats", "a"] * 20, ["P", "O"] * 20)]  # 60 tokens; the model reads 24
+    path = write_words(tmp_path / "long.jsonl", rows, split=["train"] * 20 + ["valid"] * 5 + ["test"] * 6)
+    settings = {"backbone": model, "cache": tmp_path / "cache", "layers": "block01"} | EXACT
+    cut, whole = extract(path, **settings), extract(path, long="windows", **settings)
+    notes = capsys.readouterr().err
+    assert notes.index("have more than 24 tokens and are cut") < notes.index("on disk")
+    assert "words have no token" in notes and "are read in pieces" in notes
+    words = sum(len(words) for words, _ in rows)
+    assert sum(whole.rows.values()) == words > sum(cut.rows.values()) == words - 40 + len(cut["test"].tokens_of(-1))
+    # The first piece is the text that is cut; the next piece begins with the word after it.
+    long_text = whole["test"].tokens_of(-1)
+    first = cut["test"].tokens_of(-1)
+    of_piece = whole["test"]["block01/all"][long_text][: len(first)]
+    np.testing.assert_allclose(of_piece, cut["test"]["block01/all"][first], atol=1e-6)
+    saved = fit(cut, out=tmp_path / "readout", columns="block01/all").saved
+    answers = [answer for answer in predict(saved, path) if answer.id == 30]
+    assert len(answers) == 40 and [answer.problem is None for answer in answers] == [n < len(first) for n in range(40)]
+
+
+def test_single_vectors_and_a_dataset_of_tokens(fitted):
+    features, _, _ = fitted
+    part = FeatureStore(features.entry)["train"]
+    everything = np.asarray(part["block01/all"])
+    for text, number in ((0, 0), (3, -1), (-1, 0)):
+        row = part.tokens_of(text)[number]
+        assert np.array_equal(part.token("block01/all", text, number), everything[row])
+    with pytest.raises(IndexError):
+        part.token("block01/all", 0, 99)
+    words = sentences()
+    assert (
+        features.letters("train")[:5] == [word for text in part.ids[part.pointers[:9]] for word in words[text][0]][:5]
+    )
+    rows = features.store.to_torch("train", "block01/all")
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+    batches = list(torch.utils.data.DataLoader(rows, batch_size=16, sampler=order))
+    x, y = (torch.cat([batch[name] for batch in batches]) for name in ("block01/all", "y"))
+    assert x.dtype == torch.float32 and np.array_equal(x, everything[order]) and np.array_equal(y, part.y[order])
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_every_token_of_texts_is_a_row_with_the_label_of_its_text(labelled, model, tmp_path):
+    texts = [" ".join(words) for words, _ in sentences(30)]
+    labels = ["plural" if "s" in text.replace("doing", "") else "other" for text in texts]
+    records = [
+        {"text": text} | ({"label": label} if labelled else {}) for text, label in zip(texts, labels, strict=True)
+    ]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    settings = {"backbone": model, "cache": tmp_path / "cache", "layers": "block01"} | EXACT
+    features = extract(path, each_token=True, **settings)
+    assert features.entry != extract(path, pool="mean", **settings).entry
+    for split in features:
+        part = features[split]
+        for text, number in enumerate(part.ids[part.pointers[:-1]]):
+            own = part.tokens_of(text)
+            ids, offsets, layers = by_hand(model, texts[number])
+            assert part.token_ids[own].tolist() == ids[1:-1].tolist() and part.spans[own].tolist() == offsets[1:-1]
+            np.testing.assert_allclose(part["block01/all"][own], layers[1][1:-1], atol=1e-5)
+            assert (
+                part.y[own].tolist() == [int(labels[number] == "plural")] * len(own)
+                if labelled
+                else np.isnan(part.y[own]).all()
+            )
+    if labelled:
+        answers = list(predict(fit(features, out=tmp_path / "readout", columns="block01/all").saved, path))
+        assert len(answers) == sum(features.rows.values())
+        assert all(answer.truth == labels[answer.id] for answer in answers)
+    else:
+        with pytest.raises(InputError, match="no labels"):
+            fit(features, out=tmp_path / "readout")
+
+
+def test_nothing_is_padded(fitted):
+    features, _, _ = fitted
+    rows, columns, width = sum(features.rows.values()), len(features.columns), 16
+    shards = sum(path.stat().st_size for path in features.entry.glob("*/0*.h5"))
+    values = rows * columns * width * 4
+    assert values < shards < 1.1 * values + 3 * 2**14  # three files have their metadata
+
+
+def test_exported_rows_are_words(fitted, tmp_path):
+    features, result, _ = fitted
+    export_features(features, to=tmp_path / "out", columns="block02/all", format="npy")
+    back = import_features(tmp_path / "out", cache=tmp_path / "cache")
+    again = fit(back, out=tmp_path / "readout", select="valid", alphas="1:1:1", columns="block02/all")
+    assert again.best.test_score == result.best.test_score
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ({"tokens": ["a", "b c"], "ner_tags": ["O", "P"]}, "not a word without white space"),
+        ({"tokens": ["a", ""], "ner_tags": ["O", "P"]}, "not a word without white space"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "1 labels in column 'ner_tags' for 2 words"),
+        ({"tokens": [], "ner_tags": []}, "no words in column 'tokens'"),
+        ({"text": "a b", "spans": [{"start": 1, "end": 9, "label": "P"}]}, "not within the 3 letters"),
+        ({"text": "a b", "spans": [{"start": 1, "label": "P"}]}, "is not a span with start, end, label"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(record, problem, tmp_path, cache, refusal):
+    good = [{"tokens": words, "ner_tags": labels} for words, labels in sentences(20)]
+    if "text" in record:
+        good = [{"text": "a cat", "spans": [{"start": 2, "end": 5, "label": "P"}]}] * 20
+    path = tmp_path / "bad.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*good, record]))
+    message = refusal("extract", path)
+    assert "line 21" in message and problem in message
+
+
+def test_what_has_no_labels_of_words_is_refused(fitted, model, tmp_path, cache, refusal):
+    _, result, path = fitted
+    assert "only a model that reads text by its own tokenizer" in refusal("extract", path, "--input", "gaussian")
+    assert "every token has its own label" in refusal("extract", path, "--backbone", model, "--pool", "mean")
+    assert "it labels every token" in refusal("export", result.saved, "--to", "torch")
+    marked = tmp_path / "marked.jsonl"
+    marked.write_text('{"text": "a cat", "start": 0, "end": 1}\n' * 9)
+    assert "not of chats" in refusal("extract", marked, "--span", "start,end", "--each-token", "--backbone", model)
+    assert "has no texts" in refusal("extract", "digits", "--each-token", "--limit", "60")
+    with pytest.raises(InputError, match="which train does not support"):
+        train(path, steps=1, backbone=model)
+    (tmp_path / "unlabelled.conll").write_text("cat O\ndog\n")
+    assert "a word without a label" in refusal("extract", tmp_path / "unlabelled.conll")

@@ -1,0 +1,156 @@
+"""Features on a GPU never wait for it: its branches run on the CPU, and operations that would wait fail.
+
+What waits is reading a value on the host, an operation whose result has as many values as the data say, and a copy of
+Python values to the device.
+"""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from reservoir_pipelines.extraction.extractor import start_encoding
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reservoir import devices
+from reservoir.backbones import load_backbone
+from reservoir.column import Column
+from reservoir.features import launch, load
+from reservoir.options import TrainOptions
+from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
+from reservoir.reservoir import Reservoir, load_model
+from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.training.groups import default_groups, set_dropout, unfreeze
+from reservoir.training.rows import TrainingBatch
+from reservoir.training.steps import FPTSteps
+from reservoir.training.trainer import Processes
+from tests.reservoir.models import KINDS, make_fpt, save
+
+WAITING = {
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
+    "bincount", "histc", "repeat_interleave",
+}  # fmt: skip
+TOKENS = 12
+TASK = Task(name="t", form=Vectors(5), max_tokens=TOKENS, classes=3)
+
+
+class WaitingError(AssertionError):
+    """An operation would wait for a GPU."""
+
+
+class NoWaits(TorchDispatchMode):
+    """Refuses operations that wait for a GPU."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = function._schema.name.removeprefix("aten::")
+        if name in WAITING:
+            raise WaitingError(name)
+        if name == "lift_fresh":  # of every torch.tensor
+            raise WaitingError("a tensor is made from Python values")
+        # A mask as an index becomes a list of places, unless one value is written there.
+        masks = name.startswith("index") and any(
+            isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in _indices(arguments)
+        )
+        if masks and not (name.startswith("index_put") and arguments[2].numel() == 1):
+            raise WaitingError("a mask is an index")
+        return function(*arguments, **(options or {}))
+
+
+def _indices(arguments):
+    return arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, tuple)) else ()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Treat the CPU as a GPU, without page-locked memory."""
+    monkeypatch.setattr(devices, "on_gpu", lambda device: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+@pytest.mark.parametrize("operation", [
+    lambda x: x.max().item(), lambda x: bool((x > 0).all()), lambda x: x[x > 0], lambda x: x.nonzero(),
+    lambda x: torch.tensor([1.0], device=x.device), lambda x: torch.masked_select(x, x > 0), lambda x: x[:, [0, 1]],
+])  # fmt: skip
+def test_operations_that_wait_are_refused(operation):
+    with NoWaits(), pytest.raises(WaitingError):
+        operation(torch.ones(2, 3))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def fpt(kind, tmp_path_factory):
+    folder = save(kind, tmp_path_factory.mktemp("waits") / kind)
+    return make_fpt(TASK, load_backbone(str(folder), "pretrained", seed=5), seed=3)
+
+
+def features_of(fpt, x, lengths, is_full):
+    columns = [Column(layer, pooling) for layer in fpt.backbone.layers for pooling in ("last", "mean", "max")]
+    return fpt.features(x, lengths, columns, is_full)
+
+
+# The code of transformers waits: of Longformer for its global tokens, of the others for a mask that it builds itself.
+STILL_WAIT = {("longformer", True), ("longformer", False), ("wav2vec2", False), ("hubert", False)}
+
+
+@pytest.mark.parametrize("lengths", [[12, 12, 12], [12, 7, 2]], ids=["full", "padded"])
+def test_families_do_not_wait_and_give_the_bits_of_the_cpu(kind, fpt, lengths, gpu, monkeypatch):
+    x, counts = torch.randn(3, TOKENS, 5, generator=torch.Generator().manual_seed(1)), torch.tensor(lengths)
+    is_full = min(lengths) == TOKENS
+    on_gpu = features_of(fpt, x, counts, is_full)
+    with pytest.raises(WaitingError) if (kind, is_full) in STILL_WAIT else nullcontext(), NoWaits():
+        features_of(fpt, x, counts, is_full)
+    monkeypatch.undo()
+    for expected in (features_of(fpt, x, counts, is_full), features_of(fpt, x, counts, None)):
+        for column, values in expected.items():
+            assert torch.equal(on_gpu[column], values), column
+
+
+SERIES_WINDOWS = {"patch": 3, "dilations": "1,2", "pad": "same", "normalise": "differences"}
+MODELS = {
+    "kernels": (Vectors(2), {"backbone": "kernels:width=32", "input": "kernels", **SERIES_WINDOWS}),
+    "windows": (Vectors(2), {"backbone": "gpt2:n_layer=2,n_embd=16,n_head=2", "input": "kernels", **SERIES_WINDOWS}),
+    "symbols": (Tokens(4), {"backbone": "gpt2:n_layer=2,n_embd=16,n_head=2", "patch": 3, "pad": "same"}),
+    "pixels": (Vectors(1), {"backbone": "gpt2:n_layer=2,n_embd=16,n_head=2"}),
+}
+POOLINGS = {
+    "kernels": (*KERNEL_POOLINGS, "std", "max"),
+    "windows": (*VALUE_POOLINGS, "segments8"),
+    "pixels": ("grid2", "excess2"),
+}
+
+
+@pytest.mark.parametrize(("name", "lengths"), [
+    *((name, [16, 16, 16]) for name in MODELS), *((name, [16, 9, 4]) for name in MODELS if name != "pixels"),
+])  # fmt: skip
+def test_batches_of_stored_rows_are_computed_without_waiting(name, lengths, gpu):
+    form, settings = MODELS[name]
+    task = Task(name="t", form=form, max_tokens=16, classes=2)
+    model = load_model(task, Reservoir(init="random", **settings), "cpu", "float32")
+    draw = np.random.default_rng(0)
+    values = draw.integers(4, size=(3, 16)) if isinstance(form, Tokens) else draw.normal(size=(3, 16, form.dim))
+    loaded = load(model, None, values.astype(np.float32), np.array(lengths), 3)
+    names = [f"{model.fpt.backbone.layers[-1]}/{pooling}" for pooling in POOLINGS.get(name, ("mean", "max"))]
+    first = launch(model, loaded, names).columns  # constants are copied once
+    with NoWaits():
+        launched = launch(model, loaded, names)
+        start_encoding(launched, "float16", 0)
+    for column, values in launched.columns.items():
+        assert torch.equal(values, first[column]), column
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_steps_of_training_do_not_wait(family, tmp_path, gpu):
+    fpt = make_fpt(TASK, load_backbone(str(save(family, tmp_path / family)), "pretrained")).train()
+    unfreeze(fpt, default_groups(fpt.backbone))
+    set_dropout(fpt, 0.1)
+    x, y, lengths = torch.randn(3, TOKENS, 5), torch.randint(3, (3, 1, 1)), torch.tensor([12, 7, 2])
+    batch = [TrainingBatch(x, y, lengths)]
+    engine = FPTSteps(fpt, fpt, None, TrainOptions(batch=3, dropout=0.1), 1e-3, 0, Processes())
+    engine.take(0, batch)
+    with NoWaits():
+        values = engine.take(1, batch)
+    assert values.isfinite().all()
