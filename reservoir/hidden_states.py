@@ -119,18 +119,18 @@ class HiddenStates:
         self.traced = torch.compiler.is_compiling() or values.requires_grad
         self.on_host = not (self.traced or devices.on_gpu(values.device))
         self.real_tokens = real_tokens or RealTokens(lengths, values.shape[1])
-        is_full = self.on_host and self.real_tokens.is_full
-        self._padding = None if is_full else self.real_tokens.padding
 
     @property
     def positions(self) -> Tensor:
         """The numbers of the tokens, (tokens,)."""
         return self.real_tokens.positions
 
-    @property
+    @cached_property
     def padding(self) -> Tensor | None:
         """Where tokens are padding, (batch, tokens, 1); None if all tokens are known to be real."""
-        return self._padding
+        # On the host, reading the lengths costs nothing.
+        is_full = self.on_host and self.real_tokens.is_full
+        return None if is_full else self.real_tokens.padding
 
     def shared(self, name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return what several poolings need of these hidden states, by its name, computed for the first one."""
@@ -162,7 +162,7 @@ class HiddenStates:
 
     def filled(self, value: float) -> Tensor:
         """Return the hidden states with ``value`` at padding, which poolings share and must not change."""
-        if self._padding is None:
+        if self.padding is None:
             return self.values
         if value not in self._filled:
             self._filled[value] = self._where_real(self.values, value)
@@ -171,23 +171,24 @@ class HiddenStates:
     def filled_start(self, tokens: int, value: float) -> Tensor:
         """Return the first ``tokens`` hidden states, or all if there are fewer, with ``value`` at padding."""
         start = self.values[:, :tokens]
-        if self._padding is None:
+        if self.padding is None:
             return start
-        return torch.where(self._padding[:, :tokens], start.new_full((), value), start)
+        return torch.where(self.padding[:, :tokens], start.new_full((), value), start)
 
     def filled_copy(self, value: float) -> Tensor:
         """Return the hidden states with ``value`` at padding, in new memory."""
-        return self.values.clone() if self._padding is None else self._where_real(self.values, value)
+        return self.values.clone() if self.padding is None else self._where_real(self.values, value)
 
     def zero_at_padding(self, values: Tensor) -> Tensor:
         """Return values (batch, tokens, width), computed from the hidden states, with zeros at padding."""
-        return values if self._padding is None else self._where_real(values, 0.0)
+        return values if self.padding is None else self._where_real(values, 0.0)
 
     def _where_real(self, values: Tensor, value: float) -> Tensor:
         # Multiplication by zero would not work, because the padding may be infinite. The value is written by the device
         # that reads it, because a copy would wait for a GPU. `masked_fill` would copy all values first.
-        assert self._padding is not None
-        return torch.where(self._padding, values.new_full((), value), values)
+        assert self.padding is not None
+        constant = self.real_tokens.shared(f"value {value}", lambda: self.values.new_full((), value))
+        return torch.where(self.padding, constant, values)
 
     @cached_property
     def ordered(self) -> Tensor:
@@ -198,8 +199,8 @@ class HiddenStates:
         if not self.on_host:  # sorting along a dimension with strides is slow on GPUs
             return self.filled(float("inf")).transpose(1, 2).contiguous().sort(dim=2).values
         values = self.values.transpose(1, 2).clone(memory_format=torch.contiguous_format)
-        if self._padding is not None:
-            values.masked_fill_(self._padding.transpose(1, 2), float("inf"))
+        if self.padding is not None:
+            values.masked_fill_(self.padding.transpose(1, 2), float("inf"))
         values.numpy().sort(axis=-1)  # numpy sorts ten times as fast as torch
         return values
 

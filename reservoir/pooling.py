@@ -46,7 +46,11 @@ class Last(Pooling):
         import torch
 
         count = states.readout_tokens
-        positions = states.lengths[:, None] - count + torch.arange(count, device=states.values.device)
+
+        def last_positions() -> Tensor:
+            return states.lengths[:, None] - count + torch.arange(count, device=states.values.device)
+
+        positions = states.real_tokens.shared(f"last{count}", last_positions)
         return states.values.gather(1, positions[:, :, None].expand(-1, -1, states.values.shape[2]))
 
 

@@ -2,12 +2,12 @@
 
 import os
 import stat
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+from reservoir_cache.checksums import crc32_of
 from reservoir_cache.errors import CacheError
 
 READ_BYTES = 2**18
@@ -35,7 +35,7 @@ def file_crc32(path: Path) -> str:
     crc = 0
     with path.open("rb") as file:
         while part := file.read(READ_BYTES):
-            crc = zlib.crc32(part, crc)
+            crc = crc32_of(part, crc)
     return f"{crc:08x}"
 
 

@@ -13,13 +13,13 @@ import re
 import secrets
 import shutil
 import socket
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from reservoir_cache.checksums import crc32_of
 from reservoir_cache.errors import CacheError
 from reservoir_cache.paths import READ_BYTES, read_regular
 
@@ -29,11 +29,12 @@ _identity = ""  # set below, and in each forked child; the part of a temporary n
 
 
 @contextmanager
-def replacing(final: Path, *, durable: bool = True) -> Iterator[Path]:
+def replacing(final: Path, *, durable: bool = True, sync_folder: bool = True) -> Iterator[Path]:
     """Yield the path of a new, empty file, which replaces ``final`` at the end unless the block fails.
 
-    If not ``durable``, a power loss may destroy it. An `OSError` that names no file, such as that of a write to a full
-    disk, gets the name of ``final``.
+    If not ``durable``, a power loss may destroy it. Without ``sync_folder``, a power loss may take away its name, but
+    never a part of its content, until the caller syncs the folder. An `OSError` that names no file, such as that of a
+    write to a full disk, gets the name of ``final``.
     """
     temporary = _temporary_path(final)
     try:
@@ -44,7 +45,7 @@ def replacing(final: Path, *, durable: bool = True) -> Iterator[Path]:
             if durable:
                 sync(temporary)
             temporary.replace(final)
-            if durable:
+            if durable and sync_folder:
                 sync(final.parent)
     finally:
         with suppress(OSError):
@@ -62,15 +63,20 @@ def replace_file(path: Path, write: Callable[[Path], object], *, durable: bool =
 
 
 def publish(
-    final: Path, *content: bytes | memoryview, crc32: int | None = None, durable: bool = True
+    final: Path,
+    *content: bytes | memoryview,
+    crc32: int | None = None,
+    durable: bool = True,
+    sync_folder: bool = True,
 ) -> tuple[int, str]:
     """Replace a file of the cache by some pieces, after reading them back; return its size and CRC-32.
 
-    Folders are created as needed. Raises CacheError if the file cannot be written or read back.
+    Folders are created as needed. For ``durable`` and ``sync_folder`` see `replacing`. Raises CacheError if the file
+    cannot be written or read back.
     """
     try:
         make_folder(final.parent)
-        with replacing(final, durable=durable) as temporary:
+        with replacing(final, durable=durable, sync_folder=sync_folder) as temporary:
             with temporary.open("r+b") as file:
                 file.writelines(content)
             if not _holds(temporary, *content):
@@ -78,7 +84,7 @@ def publish(
     except OSError as error:
         why = " ".join(str(error).split())
         raise CacheError(f"{final}: cannot be written ({why}); check free space and permissions") from error
-    crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), content, 0) if crc32 is None else crc32
+    crc = reduce(lambda crc, piece: crc32_of(piece, crc), content, 0) if crc32 is None else crc32
     return sum(map(len, content)), f"{crc:08x}"
 
 
@@ -200,7 +206,7 @@ def _holds(path: Path, *content: bytes | memoryview) -> bool:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    return f"{zlib.crc32(_text(content, None).encode()):08x}"
+    return f"{crc32_of(_text(content, None).encode()):08x}"
 
 
 def _text(content: dict[str, Any], indent: int | None) -> str:

@@ -5,7 +5,6 @@ other libraries, which often repeat the URL, are shown with what is secret repla
 """
 
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from reservoir_cache.checksums import crc32_of
 from reservoir_cache.errors import CacheError
 from reservoir_cache.paths import READ_BYTES, refuse_links
 from reservoir_cache.spec import NAME_FORM
@@ -148,7 +148,7 @@ class RemoteFolder:
             return False
         crc = 0
         for part in self.parts(file, size):
-            crc = zlib.crc32(part, crc)
+            crc = crc32_of(part, crc)
         return f"{crc:08x}" == crc32
 
     def send(self, source: Path, file: str) -> None:

@@ -5,12 +5,11 @@ import math
 import mmap
 import os
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
-from operator import itemgetter, xor
+from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -20,6 +19,7 @@ import numpy as np
 from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
+from reservoir_cache.checksums import crc32_of, joined_crc32
 from reservoir_cache.entry import Column, check_column_name
 from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
@@ -147,12 +147,12 @@ class Encoded:
     def crc32(self) -> str:
         """CRC-32 of the stored values, then of the offsets, as 8 hexadecimal digits."""
         crc = self.crc32_of_values
-        return f"{crc if self.offset is None else zlib.crc32(self.offset.data, crc):08x}"
+        return f"{crc if self.offset is None else crc32_of(self.offset.data, crc):08x}"
 
     @cached_property
     def crc32_of_values(self) -> int:
         """CRC-32 of the stored values."""
-        return zlib.crc32(self.values.data)
+        return crc32_of(self.values.data)
 
 
 def find_columns(file: h5py.File, columns: Iterable[str]) -> dict[str, Extent]:
@@ -327,27 +327,8 @@ def shard_content(
     value_crcs = {id(encoded.values): encoded.crc32_of_values for encoded in columns.values()}
     for piece in pieces:
         value_crc = value_crcs.get(id(piece.obj))
-        crc = zlib.crc32(piece, crc) if value_crc is None else joined_crc32(crc, value_crc, len(piece))
+        crc = crc32_of(piece, crc) if value_crc is None else joined_crc32(crc, value_crc, len(piece))
     return pieces, crc
-
-
-def joined_crc32(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of two joined pieces from those of each; the second piece has ``size`` bytes."""
-    return _sum_bits(first, _after_zeros(size)) ^ second
-
-
-@cache
-def _after_zeros(size: int) -> tuple[int, ...]:
-    """Return what each bit of a CRC-32 becomes after ``size`` zero bytes; CRC-32 is linear in these bits."""
-    if size == 1:
-        return tuple(zlib.crc32(b"\0", 1 << bit) ^ zlib.crc32(b"\0") for bit in range(32))
-    doubled = tuple(_sum_bits(bit, _after_zeros(size // 2)) for bit in _after_zeros(size // 2))
-    return tuple(_sum_bits(bit, _after_zeros(1)) for bit in doubled) if size % 2 else doubled
-
-
-def _sum_bits(crc: int, values: Sequence[int]) -> int:
-    """Return the sum, without carry, of the values at the bits of a CRC-32 that are set."""
-    return reduce(xor, (value for bit, value in enumerate(values) if crc >> bit & 1), 0)
 
 
 def inspect_shard(

@@ -1,9 +1,9 @@
 """Write blocks and labels: encode, publish and list them, in threads, during the forward pass."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +14,7 @@ from reservoir_cache.entry import (
     TARGETS_FILE,
     Column,
     Entry,
+    Manifest,
     Shard,
     TargetFile,
     check_column_name,
@@ -23,7 +24,7 @@ from reservoir_cache.entry import (
 from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.publish import publish
+from reservoir_cache.publish import publish, sync
 from reservoir_cache.shard import (
     TARGET_RANKS,
     UNREADABLE,
@@ -41,6 +42,9 @@ Arrays = Mapping[str, NDArray[np.float32] | Encoded]
 WRITERS = 3  # threads that encode and write blocks: one may wait for the disk while the others compute
 ID_DATASETS = ("ids", "text_ids")  # the names of rows, or of the texts whose tokens are rows
 PENDING = 6  # blocks in memory that are not on disk yet
+GROUP_BYTES = (
+    2**26
+)  # of shards that a page lists at once; a page and its folder take three of four fsyncs of a shard
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
@@ -78,12 +82,23 @@ def _has_ids(path: Path, arrays: Mapping[str, NDArray]) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Written:
+    """A shard whose content is on disk, and that no page lists yet."""
+
+    split: str
+    line: Shard
+    shapes: dict[str, Column]
+    unsound: set[str]  # damaged files of the block, which the page will no longer list
+
+
 class ShardWriter:
     """Context manager with threads that encode and write blocks.
 
-    A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for all
-    blocks, even after an exception, because each of them is complete. An error in a thread is raised
-    by the next ``put`` or on leaving.
+    A block given to ``put`` stays claimed until it is on disk and listed. Blocks are listed in groups: a group ends at
+    `GROUP_BYTES`, and when no further block is queued, so that a process that is killed loses little. Leaving the
+    context waits for all blocks, even after an exception, because each of them is complete. An error in a thread is
+    raised by the next ``put`` or on leaving.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -95,6 +110,9 @@ class ShardWriter:
         self._claimed = set[int]()
         self._sizes = list[int]()
         self._error: BaseException | None = None
+        self._guard = threading.Lock()  # of the two fields below
+        self._group = list[_Written]()
+        self._unwritten = 0  # blocks that are queued, or that a thread writes
 
     def __enter__(self) -> "ShardWriter":
         self._at_work.__enter__()
@@ -127,7 +145,7 @@ class ShardWriter:
         self._claimed.add(number)
         lacking = self._entry.lacking(split, block, columns)  # another run may have just published it
         if not lacking:
-            self._release(number)
+            self._release(split, block)
         return lacking
 
     def put(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
@@ -135,22 +153,49 @@ class ShardWriter:
         self._room.acquire()  # waits while too many blocks are queued
         if self._error:
             raise self._error
+        with self._guard:
+            self._unwritten += 1
         # If the caller is interrupted before this line, leaving the context releases the claim.
         self._threads.submit(self._work, split, block, arrays)
 
     def _work(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
         """Encode and write a block, in a thread of the writer; after an error, blocks are only released."""
+        written = None
         try:
             if self._error is None:
                 encoded = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)
-                self._sizes.append(_write(self._entry, split, block, encoded))
+                written = _write(self._entry, split, block, encoded)
+                self._sizes.append(written.line.bytes)
+        except BaseException as error:  # raised again by ``put`` or on leaving
+            self._error = error
+        if written is None:
+            self._release(split, block)
+        self._list(self._finished_group(written))
+        self._room.release()
+
+    def _finished_group(self, written: _Written | None) -> list[_Written]:
+        """Add a block to the group, or None if it was not written; return the group if it ends here, else no block."""
+        with self._guard:
+            self._unwritten -= 1
+            self._group += [written] if written else []
+            is_large = sum(block.line.bytes for block in self._group) >= GROUP_BYTES
+            if self._unwritten and not is_large:
+                return []
+            group, self._group = self._group, []
+            return group
+
+    def _list(self, group: Sequence[_Written]) -> None:
+        """List the blocks of a group in their pages, and release them."""
+        try:
+            _list_shards(self._entry, group)
         except BaseException as error:  # raised again by ``put`` or on leaving
             self._error = error
         finally:
-            self._release(self._entry.block_number(split, block))
-            self._room.release()
+            for written in group:
+                self._release(written.split, written.line.block)
 
-    def _release(self, number: int) -> None:
+    def _release(self, split: str, block: int) -> None:
+        number = self._entry.block_number(split, block)
         self._claimed.remove(number)
         self._locks.release(number)
 
@@ -172,24 +217,43 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
     return encoded
 
 
-def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded]) -> int:
-    """Write columns of a claimed block as one shard; return the bytes written."""
-    folder, number = entry.path / split, page_of(block)
-    page = entry.page(split, number)
+def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded]) -> _Written:
+    """Write columns of a claimed block as one shard, which `_list_shards` makes visible."""
+    folder = entry.path / split
+    page = entry.page(split, page_of(block))
     shapes = {name: Column(*column.values.shape[1:]) for name, column in encoded.items()}
-    for name, shape in shapes.items():
-        if shape != (other := page.columns.get(name, shape)):
-            own, others = (shape.tokens, shape.width), (other.tokens, other.width)
-            raise CacheError(f"column {name}: shape {own} per row, but other blocks have {others}")
+    _check_shapes(page, shapes)
     # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a
     # repair makes the same names, and replaces an unlisted file of a killed run.
     of_block = [shard for shard in page.shards if shard.block == block]
     taken = {shard.file for shard in of_block if is_sound(folder, shard)}
     file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
     content, crc32 = shard_content(entry.header(split, block), encoded, entry.spec.store)
-    published = publish(folder / file, *content, crc32=crc32)
+    published = publish(folder / file, *content, crc32=crc32, sync_folder=False)
     line = Shard(file, block, *published, {name: column.crc32 for name, column in encoded.items()})
-    unsound = {shard.file for shard in of_block} - taken
-    with entry_locks(entry.path).mutex():
-        entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)
-    return line.bytes
+    return _Written(split, line, shapes, {shard.file for shard in of_block} - taken)
+
+
+def _list_shards(entry: Entry, group: Sequence[_Written]) -> None:
+    """List shards in the pages of their splits, each of which is written once."""
+    by_page: dict[tuple[str, int], list[_Written]] = {}
+    for written in group:
+        by_page.setdefault((written.split, page_of(written.line.block)), []).append(written)
+    # The names of the shards must be on disk before a page that lists them.
+    for split in dict.fromkeys(split for split, _ in by_page):
+        sync(entry.path / split)
+    for (split, number), shards in by_page.items():
+        with entry_locks(entry.path).mutex():
+            page = entry.page(split, number)
+            for written in shards:
+                _check_shapes(page, written.shapes)
+                page = page.without(written.unsound).with_shard(written.line, written.shapes)
+            page.write(entry.path / split, number)
+
+
+def _check_shapes(page: Manifest, shapes: Mapping[str, Column]) -> None:
+    """Raise CacheError if a column has another shape than in the blocks that a page lists."""
+    for name, shape in shapes.items():
+        if shape != (other := page.columns.get(name, shape)):
+            own, others = (shape.tokens, shape.width), (other.tokens, other.width)
+            raise CacheError(f"column {name}: shape {own} per row, but other blocks have {others}")

@@ -158,6 +158,27 @@ def test_a_block_stays_claimed_until_it_is_on_disk(entry, toy, monkeypatch):
         assert writer.claim("train", 0, toy.shapes) == ()
 
 
+@pytest.mark.parametrize("group_bytes", [2**26, 1])
+def test_blocks_that_wait_together_are_listed_at_once_with_few_fsyncs(tmp_path, toy, monkeypatch, group_bytes):
+    alone, together = toy.fill(toy.entry(tmp_path / "alone")), toy.entry(tmp_path / "together")
+    write_targets(together, "train", toy.targets(together.spec.rows["train"]))
+    gate, write, synced, sync = threading.Event(), writer_module._write, [], os.fsync
+    monkeypatch.setattr(writer_module, "_write", lambda *args: gate.wait(10) and write(*args))
+    monkeypatch.setattr(writer_module, "GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor) or sync(descriptor))
+    blocks = list(together.missing("train", toy.shapes))
+    with ShardWriter(together) as writer:
+        synced.clear()
+        for block in blocks:
+            assert writer.claim("train", block, toy.shapes)
+            writer.put("train", block, toy.features(together, "train", block))
+        gate.set()
+    # One for the content of each shard, and for each group one for the names, one for the page, and one for its name.
+    groups = len(blocks) if group_bytes == 1 else 1
+    assert len(synced) == len(blocks) + 3 * groups and len(blocks) > 1
+    assert toy.digest(together.path / "train") == toy.digest(alone.path / "train")
+
+
 def test_an_error_surfaces_at_a_later_put_which_never_hangs(entry, toy):
     bad = toy.features(entry, "train", 0)
     bad["final/last"][0, 0, 0] = np.inf

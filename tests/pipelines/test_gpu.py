@@ -2,20 +2,26 @@
 
 import sys
 import time
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
 import torch
 from reservoir_cache import verify
-from reservoir_pipelines import extract, plan, prepare, workers
+from reservoir_pipelines import extract, fit, plan, predict, prepare, train, workers
 from reservoir_pipelines.extraction import entries, extractor
 
 from reservoir import features
 from reservoir import plan as defaults
+from reservoir.backbones import load_backbone
 from reservoir.column import Column
 from reservoir.features import launch, load
 from reservoir.options import ExtractOptions
+from reservoir.tasks.task import Task, Vectors
 from tests.files import contents
+from tests.pipelines.test_native import write_sounds, write_texts
+from tests.reservoir.models import KINDS, make_fpt, save, save_with_extractor, save_with_tokenizer
+from tests.reservoir.test_waits import STILL_WAIT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
@@ -108,3 +114,68 @@ def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeyp
     again = extract("digits", cache=tmp_path / "two", **call)
     assert again.computed_rows and verify(again.store.entry) == []
     assert contents(two.entry, "*.h5") == expected
+
+
+@contextmanager
+def without_waits():
+    """Raise an error for an operation that waits for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_family_computes_what_it_computes_on_the_cpu_without_waiting(kind, tmp_path):
+    task = Task(name="t", form=Vectors(5), max_tokens=12, classes=3)
+    model = make_fpt(task, load_backbone(str(save(kind, tmp_path / kind)), "pretrained", seed=5), seed=3)
+    columns = [Column(layer, pooling) for layer in model.backbone.layers for pooling in ("last", "mean", "max")]
+    x, draws = torch.randn(3, 12, 5, generator=torch.Generator().manual_seed(1)), ([12, 12, 12], [12, 7, 2])
+    expected = [model.features(x, torch.tensor(lengths), columns) for lengths in draws]
+    model.to(DEVICE)
+    for compute, largest in ((torch.float32, 1e-3), (torch.bfloat16, 0.05)):
+        model.backbone.set_compute(compute)
+        for lengths, on_cpu in zip(draws, expected, strict=True):
+            arguments = x.to(DEVICE), torch.tensor(lengths, device=DEVICE), columns, min(lengths) == 12
+            model.features(*arguments)  # constants are copied once
+            may_wait = (kind, min(lengths) == 12) in STILL_WAIT
+            with nullcontext() if may_wait else without_waits():
+                on_gpu = model.features(*arguments)
+            for column, values in on_gpu.items():
+                off = (values.cpu() - on_cpu[column]).norm() / on_cpu[column].norm()
+                assert off < largest, (column, compute, lengths)
+
+
+@pytest.mark.parametrize("reader", ["text", "sounds"])
+def test_the_readers_of_models_give_the_features_of_the_cpu(reader, tmp_path):
+    if reader == "text":
+        model, data = save_with_tokenizer("bert", tmp_path / "bert"), write_texts(tmp_path / "pets.jsonl", 60)
+    else:
+        model, data = save_with_extractor("wav2vec2", tmp_path / "wav"), write_sounds(tmp_path / "sounds", 40)
+    settings = {"backbone": str(model), "compute": "float32", "layers": "embed,final", "pool": "mean,std"}
+    ours, theirs = (
+        extract(str(data), device=device, cache=tmp_path / device, **settings) for device in (DEVICE, "cpu")
+    )
+    for column in ours.columns:
+        found, expected = (done["train"].read(column) for done in (ours, theirs))
+        assert np.abs(found - expected).max() < 1e-2 * expected.std(), column
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_training_reaches_the_loss_of_the_cpu(compiled, tmp_path):
+    settings = {"backbone": "gpt2:n_layer=2,n_embd=64,n_head=2", "init": "random", "steps": 20, "compute": "float32"}
+    settings |= {"limit": 200, "dropout": 0.0}
+    ours = train("digits", device=DEVICE, compiled=compiled, cache=tmp_path / "gpu", **settings)
+    theirs = train("digits", device="cpu", cache=tmp_path / "cpu", **settings)
+    assert ours.valid_loss == pytest.approx(theirs.valid_loss, rel=1e-3)
+
+
+def test_a_readout_that_a_gpu_fits_predicts_what_that_of_the_cpu_predicts(tmp_path):
+    features = extract("digits", device=DEVICE, cache=tmp_path, **SMALL)
+    on_gpu, on_cpu = (fit(features, device=device) for device in (DEVICE, "cpu"))
+    assert on_gpu.best.valid_score == pytest.approx(on_cpu.best.valid_score, abs=0.02)
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "new.npz", x=draw.uniform(0, 16, (20, 64, 1)).astype(np.float32))
+    labels = [[each.label for each in predict(done, tmp_path / "new.npz", device=DEVICE)] for done in (on_gpu, on_cpu)]
+    assert np.mean(np.array(labels[0]) == np.array(labels[1])) > 0.8

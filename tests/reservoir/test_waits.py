@@ -16,9 +16,14 @@ from reservoir import devices
 from reservoir.backbones import load_backbone
 from reservoir.column import Column
 from reservoir.features import launch, load
+from reservoir.options import TrainOptions
 from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.training.groups import default_groups, set_dropout, unfreeze
+from reservoir.training.rows import TrainingBatch
+from reservoir.training.steps import FPTSteps
+from reservoir.training.trainer import Processes
 from tests.reservoir.models import KINDS, make_fpt, save
 
 WAITING = {
@@ -135,3 +140,17 @@ def test_batches_of_stored_rows_are_computed_without_waiting(name, lengths, gpu)
         start_encoding(launched, "float16", 0)
     for column, values in launched.columns.items():
         assert torch.equal(values, first[column]), column
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_steps_of_training_do_not_wait(family, tmp_path, gpu):
+    fpt = make_fpt(TASK, load_backbone(str(save(family, tmp_path / family)), "pretrained")).train()
+    unfreeze(fpt, default_groups(fpt.backbone))
+    set_dropout(fpt, 0.1)
+    x, y, lengths = torch.randn(3, TOKENS, 5), torch.randint(3, (3, 1, 1)), torch.tensor([12, 7, 2])
+    batch = [TrainingBatch(x, y, lengths)]
+    engine = FPTSteps(fpt, fpt, None, TrainOptions(batch=3, dropout=0.1), 1e-3, 0, Processes())
+    engine.take(0, batch)
+    with NoWaits():
+        values = engine.take(1, batch)
+    assert values.isfinite().all()
