@@ -139,6 +139,12 @@ def _marked(task: str, score: Score | None) -> str:
     return f"{score}{mark}" if score else ""
 
 
+def _linear_scores(task: str, result: TaskResult) -> str:
+    """Return the scores of linear readouts of one task: without a transformer, and of the first block."""
+    without = _marked(task, result.no_blocks)
+    return f"{without}, without a transformer; {result.blocks}" if without else str(result.blocks)
+
+
 def leaderboard_table(by_task: Mapping[str, TaskResult], published: Mapping[str, Mapping[str, str]]) -> str:
     """Return the table of the leaderboard as Markdown; ``published`` holds the texts of its other columns by row."""
     heads = ["task", "here: untrained, linear readout", "here: otherwise"]
@@ -146,8 +152,7 @@ def leaderboard_table(by_task: Mapping[str, TaskResult], published: Mapping[str,
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, entry in published.items():
         ours = by_task.get(name)
-        best = ours and ours.blocks
-        cells = [name, str(best or ""), entry.get("here", "")]
+        cells = [name, _linear_scores(name, ours) if ours else "", entry.get("here", "")]
         cells += [entry.get(kind, "") for kind in PUBLISHED_KINDS]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

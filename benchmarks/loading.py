@@ -1,7 +1,7 @@
 """Memory and processor time for loading a model, by the number of blocks that are kept.
 
     python benchmarks/loading.py                    # stories15M-sized and larger random Llamas, stored in bfloat16
-    python benchmarks/loading.py --folders DIR ...  # models of your own
+    python benchmarks/loading.py --folders DIR ...  # models of your own, or GGUF files
 
 Each model is loaded in a process of its own, with a random input layer, as `extract` does. "Kept" is what the blocks
 and the final norm take in the precision that they have afterwards. "Own memory" is the peak of the process's private
@@ -74,7 +74,8 @@ def write_llama(folder: Path, width: int, depth: int, part: str) -> None:
 
 def measure(name: str, folder: Path) -> None:
     """Print a row of the table for each depth and precision."""
-    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    files = folder.glob("*.safetensors") if folder.is_dir() else [folder]
+    stored = sum(path.stat().st_size for path in files)
     for depth in (0, 1):
         for compute in ("bfloat16", "float32"):
             command = [sys.executable, "-c", CHILD, str(folder), str(depth), compute]
@@ -97,12 +98,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folders", type=Path, nargs="+", default=[], help="folders of models")
+    parser.add_argument(
+        "--folders", type=Path, nargs="+", default=[], help="folders of models, or GGUF files"
+    )
     arguments = parser.parse_args()
     print("| model | blocks | computed in | file, MB | kept, MB | own memory, MB | processor seconds |")
     print("|---|--:|---|--:|--:|--:|--:|")
     for folder in arguments.folders:
-        measure(folder.name, folder)
+        measure(folder.stem if folder.is_file() else folder.name, folder)
     if not arguments.folders:
         for name, shape in SHAPES.items():
             with tempfile.TemporaryDirectory() as folder:

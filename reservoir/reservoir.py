@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -158,10 +159,12 @@ def load_model(
     ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`.
     """
     place = choose_device(device)
-    memory_limit = _memory_limit(stream, place)
     dtype_name = choose_compute(compute, place)
     # Weights that are rounded for the products anyway need no float32 copy.
-    own_precision = dtype_name == "bfloat16"
+    storage: dict[str, Any] = {
+        "own_precision": dtype_name == "bfloat16",
+        "memory_limit": _memory_limit(stream, place),
+    }
     # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, kernels
     # whose responses are the hidden states, or a drawn input layer.
     windows, seen = settings.windows(task), settings.windowed(task)
@@ -170,26 +173,13 @@ def load_model(
     convolution: KernelConvolution | PatchConvolution | None = None
     if settings.input == "native":
         native = open_native(
-            seen,
-            settings.backbone,
-            settings.init,
-            settings.seed,
-            settings.depth,
-            own_precision=own_precision,
-            memory_limit=memory_limit,
+            seen, settings.backbone, settings.init, settings.seed, settings.depth, **storage
         )
         seen, backbone = native.seen, native.backbone
         inputs, reader = native.inputs, native.reader
         input_digests = native.digests
     else:
-        backbone = load_backbone(
-            settings.backbone,
-            settings.init,
-            settings.seed,
-            settings.depth,
-            own_precision=own_precision,
-            memory_limit=memory_limit,
-        )
+        backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)
         convolution = _convolution(task, settings, windows, backbone, units)
         if convolution:
             convolution, inputs = convolution.to(place), NoInputLayer()

@@ -228,7 +228,7 @@ def test_no_function_is_longer_than_a_screen():
 def test_the_cache_needs_h5py_and_numpy_only_and_further_packages_in_one_file_each():
     allowed = {"h5py", "numpy", "reservoir_cache"} | set(sys.stdlib_module_names)
     for path in PACKAGES["reservoir_cache"].rglob("*.py"):
-        extra = {"reader.py": {"dask"}, "remote.py": {"fsspec"}, "checksums.py": {"isal"}}.get(path.name, set())
+        extra = {"reader.py": {"dask"}, "remote.py": {"fsspec"}}.get(path.name, set())
         assert imported(path) <= allowed | extra, path.name
 
 

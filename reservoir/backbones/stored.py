@@ -118,8 +118,9 @@ def expanded(
 ) -> dict[str, StoredTensor]:
     """Return the tensors of a quantised model by the names that the model has for them."""
     block = quantisation.get("weight_block_size")
-    has_blocks = isinstance(block, list) and len(block) == 2
-    sizes = (max(1, int(block[0])), max(1, int(block[1]))) if has_blocks else None
+    sizes: tuple[int, int] | None = None
+    if isinstance(block, list) and len(block) == 2:
+        sizes = max(1, int(block[0])), max(1, int(block[1]))
     result: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         base = next((name.removesuffix(ending) for ending in SCALES if name.endswith(ending)), None)

@@ -51,8 +51,8 @@ class Slot:
         """The parameter or buffer."""
         return getattr(self.module, self.name)
 
-    def read(self) -> Tensor:
-        """Return the values of the tensor, in its type and on its device."""
+    def read(self, memory: "SpareMemory | None" = None) -> Tensor:
+        """Return the values of the tensor, in its type and on its device; they may be pages of the file."""
         values = self.stored[...]
         if values.shape != self.shape:
             raise InputError(
@@ -61,15 +61,47 @@ class Slot:
             )
         if not torch.isfinite(values).all():
             raise InputError(f"{self.title} holds NaN or infinity", "get an intact checkpoint")
-        return values.to(self.tensor.device, self.tensor.dtype)
+        is_as_stored = (values.device, values.dtype) == (self.tensor.device, self.tensor.dtype)
+        if is_as_stored or memory is None:
+            return values.to(self.tensor.device, self.tensor.dtype)
+        return memory.take(self).copy_(values)
 
     def put(self, values: Tensor) -> None:
         """Fill the place."""
         self.tensor.data = values
 
-    def clear(self) -> None:
-        """Free the memory."""
-        self.tensor.data = self.tensor.data.new_empty(0)
+    def clear(self) -> Tensor:
+        """Empty the place, and return the values that were in it."""
+        values = self.tensor.data
+        self.tensor.data = values.new_empty(0)
+        return values
+
+
+class SpareMemory:
+    """Tensors of blocks that have run, whose memory others use again.
+
+    The allocator of the system would keep what two threads free by turns, several blocks of it.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[Any, ...], list[Tensor]] = {}
+        # Of the tensors that were made here; others may be pages of a file.
+        self._addresses: set[int] = set()
+
+    def take(self, slot: Slot) -> Tensor:
+        """Return a tensor for the values of a slot, spare or new."""
+        tensor = slot.tensor
+        spare = self._tensors.get((slot.shape, tensor.dtype, tensor.device))
+        if spare:
+            return spare.pop()
+        values = torch.empty(slot.shape, dtype=tensor.dtype, device=tensor.device)
+        self._addresses.add(values.data_ptr())
+        return values
+
+    def give(self, values: Tensor) -> None:
+        """Keep a tensor of `take` for other slots."""
+        if values.data_ptr() in self._addresses:
+            self._tensors.setdefault((values.shape, values.dtype, values.device), []).append(values)
 
 
 def find_slots(
@@ -115,6 +147,7 @@ class StreamedBlocks:
         self.slots = slots
         self._in_memory: int | None = None  # number of a block
         self._next: tuple[int, Future[list[Tensor]]] | None = None  # the block that the thread reads
+        self._memory = SpareMemory()
         self._thread = ThreadPoolExecutor(1)
         self._relayed: int | None = None  # number of the block that runs in a relay
         self._output: Any = None  # of the block before it, then of the block itself
@@ -158,7 +191,7 @@ class StreamedBlocks:
             return
         if self._in_memory is not None:
             for slot in self.slots[self._in_memory]:
-                slot.clear()
+                self._memory.give(slot.clear())
         self._in_memory = None
         # Another thread reads in any case, because tensors that are made in inference mode cannot be parameters.
         is_expected = self._next is not None and self._next[0] == number
@@ -170,4 +203,4 @@ class StreamedBlocks:
         self._next = (following, self._submit(following))
 
     def _submit(self, number: int) -> "Future[list[Tensor]]":
-        return self._thread.submit(lambda: [slot.read() for slot in self.slots[number]])
+        return self._thread.submit(lambda: [slot.read(self._memory) for slot in self.slots[number]])

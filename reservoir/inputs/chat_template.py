@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from os import environ
 from pathlib import Path
@@ -80,12 +81,15 @@ class ChatTemplate:
 
     def _ask(self, request: str, chats: int) -> Any:
         """Return the answer to a request, a line of JSON; refuse a template that exceeds a limit."""
+        is_new = self._process is None
+        process = self._process = self._process or self._start()
         try:
-            if self._process is None:
-                self._process = self._start()
-            return self._exchange(self._process, request)
+            if is_new:
+                self._exchange(process, json.dumps(self._settings))
+            return self._exchange(process, request)
         except (OSError, ValueError, EOFError):
-            status = None if self._process is None else self._process.wait()
+            process.kill()  # if it has not ended by itself
+            status = process.wait()
             self._process = None
         if status == -signal.SIGPROF:
             excess = f"took more than {SECONDS:.0f} seconds for {chats:,} chats"
@@ -105,7 +109,6 @@ class ChatTemplate:
             encoding="utf-8",
         )
         weakref.finalize(self, _stop, process)
-        self._exchange(process, json.dumps(self._settings))
         return process
 
     @staticmethod
@@ -128,6 +131,7 @@ def _marked_text(answer: Mapping[str, Any]) -> MarkedText:
 
 def _stop(process: "subprocess.Popen[str]") -> None:
     for pipe in (process.stdin, process.stdout):
-        if pipe:
-            pipe.close()  # the program ends with its input
+        with suppress(OSError):  # what the program has not read cannot be sent any more
+            if pipe:
+                pipe.close()  # the program ends with its input
     process.wait()

@@ -18,7 +18,7 @@ from reservoir.backbone_names import gguf_path
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.chat_template import ChatTemplate
-from reservoir.inputs.token_masks import Offsets, TokenRows, last_tokens, tokens_within_spans
+from reservoir.inputs.token_masks import MaskMaker, TokenRows
 from reservoir.tasks.marked_texts import MarkedText, parse_marks
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import shown, texts_of
@@ -121,21 +121,16 @@ class TextReader:
         needs_offsets = any(self._reads_offsets(name) for name in masks)
         encoding = (self._in_pieces if whole else self._cut)([row.text for row in texts], needs_offsets)
         owner = np.array(encoding["overflow_to_sample_mapping"]) if whole else None
-        sources = texts if owner is None else [texts[text] for text in owner]
-        ids, tokens = self._padded([row.text for row in sources], encoding["input_ids"])
+        of_rows = texts if owner is None else [texts[text] for text in owner]
+        ids, tokens = self._padded([row.text for row in of_rows], encoding["input_ids"])
         self.read_rows += len(texts)
         rows = TokenRows(ids, tokens, owner)
-        offsets = encoding.get("offset_mapping", ())
-        by_name = {
-            name: self._mask(name, texts, sources, rows, offsets)
-            for name in masks
-            if name != "words" or self.template
-        }
+        if not masks:
+            return rows
+        maker = MaskMaker(rows, texts, encoding.get("offset_mapping", ()), self._special_ids)
+        by_name = {name: maker.mask(name) for name in masks if name != "words" or self.template}
         for name, mask in by_name.items():
-            in_text = mask.any(axis=1)
-            if owner is not None:
-                in_text = np.bincount(owner[in_text], minlength=len(texts)) > 0
-            self._without[name] += int((~in_text).sum())
+            self._without[name] += maker.texts_without(mask)
         return replace(rows, masks=by_name)
 
     def _cut(self, texts: list[str], needs_offsets: bool) -> dict[str, Any]:
@@ -183,31 +178,6 @@ class TextReader:
         if self._reads_offsets(mask) and not self._tokenizer.is_fast:
             return "it needs a model with a tokenizer.json; pool mean or last"
         return ""
-
-    def _mask(
-        self,
-        name: str,
-        texts: Sequence[MarkedText],
-        sources: Sequence[MarkedText],
-        rows: TokenRows,
-        offsets: Sequence[Offsets],
-    ) -> np.ndarray:
-        """Return a mask (rows, longest) of texts or their pieces; ``sources`` are the texts of the pieces."""
-        if name == "words":
-            is_real = np.arange(rows.ids.shape[1]) < rows.lengths[:, None]
-            return is_real & ~np.isin(rows.ids, self._special_ids)
-        if name == "last-prompt":
-            unknown = [row for row in texts if row.ends_with_answer and row.spans is None]
-        else:
-            unknown = [row for row in texts if row.spans is None]
-        if unknown:
-            raise InputError(
-                f"pooling {name}: the chat template changes what the assistant says in {unknown[0].text[:60]!r}...",
-                "pool mean or last",
-            )
-        if name == "last-prompt":
-            return last_tokens(rows, [row.prompt_end for row in texts], offsets)
-        return tokens_within_spans(offsets, [row.spans or () for row in sources], rows.ids.shape[1])
 
     @cached_property
     def _special_ids(self) -> list[int]:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from reservoir.errors import InputError
+from reservoir.tasks.marked_texts import MarkedText
+
 Offsets = Sequence[tuple[int, int]]
 """Where each token of a text begins and ends; special tokens that a tokenizer adds are empty."""
 
@@ -44,33 +47,74 @@ def tokens_within(offsets: Offsets, spans: Sequence[tuple[int, int]]) -> np.ndar
     return inside
 
 
-def tokens_within_spans(
-    offsets: Sequence[Offsets], spans: Sequence[Sequence[tuple[int, int]]], longest: int
-) -> np.ndarray:
-    """Return the tokens within the spans of each row as a mask (rows, longest)."""
-    mask = np.zeros((len(offsets), longest), bool)
-    for row, (of_row, of_text) in enumerate(zip(offsets, spans, strict=True)):
-        mask[row, : len(of_row)] = tokens_within(of_row, of_text)
-    return mask
+@dataclass(frozen=True)
+class MaskMaker:
+    """Makes masks of some rows of tokens.
 
-
-def last_tokens(tokens: TokenRows, ends: Sequence[int | None], offsets: Sequence[Offsets]) -> np.ndarray:
-    """Return the last token of each text that ends before a place, as a mask of the texts' pieces (rows, longest).
-
-    ``ends`` has the place for each text, None for the end of the text. A token that lies on both sides of the place
-    is not before it. A text without a token before its place has no token in the mask.
+    Parameters
+    ----------
+    rows : TokenRows
+        Texts, or the pieces of long texts, as tokens.
+    texts : sequence of MarkedText
+        The texts, with their spans.
+    offsets : sequence
+        The places of the tokens of each row; only ``words``, and ``last-prompt`` of texts without answers, need none.
+    special_ids : sequence of int
+        The IDs of special tokens.
     """
-    mask = np.zeros(tokens.ids.shape, bool)
-    owner = np.arange(len(mask)) if tokens.owner is None else tokens.owner
-    for text, end in enumerate(ends):
-        pieces = np.flatnonzero(owner == text) if tokens.owner is not None else np.array([text])
-        if end is None:
-            mask[pieces[-1], tokens.lengths[pieces[-1]] - 1] = True
-            continue
-        for piece in pieces[::-1]:
-            token_ends = np.asarray(offsets[piece], np.int64)[:, 1]
-            before = np.flatnonzero(token_ends <= end)
-            if len(before):
-                mask[piece, before[-1]] = True
-                break
-    return mask
+
+    rows: TokenRows
+    texts: Sequence[MarkedText]
+    offsets: Sequence[Offsets]
+    special_ids: Sequence[int]
+
+    def mask(self, name: str) -> np.ndarray:
+        """Return a mask (rows, longest) of bool; raise `InputError` if the places of answers are not known."""
+        rows = self.rows
+        if name == "words":
+            is_real = np.arange(rows.ids.shape[1]) < rows.lengths[:, None]
+            return is_real & ~np.isin(rows.ids, self.special_ids)
+        # The end of a prompt is where an answer begins; a text without an answer is a prompt as a whole.
+        reads_spans = [text for text in self.texts if name != "last-prompt" or text.ends_with_answer]
+        if unknown := next((text for text in reads_spans if text.spans is None), None):
+            raise InputError(
+                f"pooling {name}: the chat template changes what the assistant says in {unknown.text[:60]!r}...",
+                "pool mean or last",
+            )
+        return self._last_of_prompts() if name == "last-prompt" else self._within_spans()
+
+    def texts_without(self, mask: np.ndarray) -> int:
+        """Return the number of texts that have no token in a mask."""
+        is_in_row = mask.any(axis=1)
+        if self.rows.owner is not None:
+            is_in_row = np.bincount(self.rows.owner[is_in_row], minlength=len(self.texts)) > 0
+        return int((~is_in_row).sum())
+
+    def _rows_of(self, text: int) -> np.ndarray:
+        """Return the rows of a text, in order."""
+        return np.array([text]) if self.rows.owner is None else np.flatnonzero(self.rows.owner == text)
+
+    def _within_spans(self) -> np.ndarray:
+        """Return the tokens within the spans of each text."""
+        mask = np.zeros(self.rows.ids.shape, bool)
+        for text, marked in enumerate(self.texts):
+            for row in self._rows_of(text):
+                of_row = self.offsets[row]
+                mask[row, : len(of_row)] = tokens_within(of_row, marked.spans or ())
+        return mask
+
+    def _last_of_prompts(self) -> np.ndarray:
+        """Return the last token of each prompt; a token on both sides of its end is not one of its tokens."""
+        mask = np.zeros(self.rows.ids.shape, bool)
+        for text, marked in enumerate(self.texts):
+            rows_of_text, end = self._rows_of(text), marked.prompt_end
+            if end is None:
+                mask[rows_of_text[-1], self.rows.lengths[rows_of_text[-1]] - 1] = True
+                continue
+            # From the last row to the first: the first row with a token before the end has the last such token.
+            for row in rows_of_text[::-1]:
+                before = np.flatnonzero(np.asarray(self.offsets[row], np.int64)[:, 1] <= end)
+                if len(before):
+                    mask[row, before[-1]] = True
+                    break
+        return mask

@@ -222,7 +222,7 @@ def test_checksums_are_those_of_zlib_with_and_without_isal(size):
     content = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
     start = zlib.crc32(b"start")
     assert checksums.crc32_of(memoryview(content), start) == zlib.crc32(content, start)
-    assert checksums.joined_crc32(start, zlib.crc32(content), size) == zlib.crc32(b"start" + content) or not size
+    assert checksums.joined_crc32(start, zlib.crc32(content), size) == zlib.crc32(b"start" + content)
     isal_zlib = pytest.importorskip("isal.isal_zlib")
     assert checksums.crc32_of is isal_zlib.crc32
 

@@ -121,6 +121,13 @@ def test_rows_that_are_no_chats_or_have_no_span_are_refused_in_one_line(records,
     assert code == 2 and word in error and "\n" not in error
 
 
+@pytest.mark.parametrize("option", [["--chat"], ["--span", "a,b"]])
+def test_formats_without_columns_of_texts_refuse_the_options_of_texts(option, cache, tmp_path, capfd):
+    np.savez(tmp_path / "texts.npz", x=np.array(["a cat", "a dog"] * 8), y=np.arange(16) % 2)
+    assert run(["prepare", str(tmp_path / "texts.npz"), *option]) == 2
+    assert f"{option[0]} does not apply" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -135,6 +142,13 @@ def test_a_pooling_whose_mask_is_unknown_is_refused_in_one_line(options, word, c
     code = run(["extract", str(file), *options])
     error = capfd.readouterr().err.strip().splitlines()[-1]
     assert code == 2 and word in error
+
+
+def test_single_tokens_of_chats_are_not_stored(cache, tmp_path, capfd):
+    folder, file = str(save_with_chat_template(tmp_path / "llama")), str(write_chats(tmp_path / "chats.jsonl", 12))
+    capfd.readouterr()
+    assert run(["extract", file, "--chat", "--each-token", "--backbone", folder]) == 2
+    assert "--each-token" in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_chats_need_a_model_with_a_chat_template(cache, tmp_path, capfd):

@@ -71,6 +71,6 @@ def test_listops_is_read_by_the_counter_and_predicted_from_a_saved_readout(tmp_p
     fitted = fit(features, select="valid")
     file = tmp_path / "new.npz"
     x = np.array([[SYMBOLS.index(word) for word in ["[MAX", "2", "[MIN", "9", "8", "]", "3", "]"]]])
-    np.savez(file, x=x)
+    np.savez(file, x=x, lengths=[x.shape[1]])
     (row,) = predict(fitted.saved, file)
     assert row.label in range(10)

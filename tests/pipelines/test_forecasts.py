@@ -11,6 +11,7 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.fitter import ColumnFit
 from reservoir_pipelines.fitting.folds import time_folds
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
+from reservoir_pipelines.fitting.results import Result
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit
 from sklearn.pipeline import make_pipeline
@@ -176,17 +177,19 @@ def fitted(folder, values, **options):
     return path, fit(extracted(path), out=folder / "readout", **options)
 
 
-def test_a_fit_of_the_raw_past_is_a_ridge_on_all_windows_before_the_test_steps(tmp_path):
+@pytest.mark.parametrize("readout", ["ridge", "ridge of changes", "mean of both ridges"])
+def test_a_fit_of_the_raw_past_is_a_ridge_on_all_windows_before_the_test_steps(readout, tmp_path, monkeypatch):
+    monkeypatch.setattr(Result, "sort_key", property(lambda result: (result.readout == readout, result.valid_score)))
     values = series()
     path, result = fitted(tmp_path, values, columns="raw", alphas="10:10:1")
+    assert result.best.readout == readout
     first = np.arange(PAST, 160 - HORIZON + 1)
     x = np.stack([values[step - PAST : step] for step in first])
     y = np.stack([values[step : step + HORIZON] for step in first])
-    relative = result.best.readout == "ridge of changes"
-    base = x[:, -1:] if relative else np.zeros((len(x), 1))
-    new, last = values[None, -PAST:], values[-1] if relative else 0
-    model = make_pipeline(StandardScaler(), Ridge(10)).fit(x - base, y - base)
-    expected = model.predict(new - last)[0] + last
+    model, new, last = make_pipeline(StandardScaler(), Ridge(10)), values[None, -PAST:], values[-1]
+    of_values = model.fit(x, y).predict(new)[0]
+    of_changes = model.fit(x - x[:, -1:], y - x[:, -1:]).predict(new - last)[0] + last
+    expected = {"ridge": of_values, "ridge of changes": of_changes}.get(readout, (of_values + of_changes) / 2)
     predictions = [*predict(tmp_path / "readout", path)]
     assert [prediction.id for prediction in predictions] == ["+1", "+2", "+3"]
     np.testing.assert_allclose([prediction.label for prediction in predictions], expected, rtol=1e-4)

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines import explain, extract, fit, predict
 from reservoir_pipelines.extraction.extractor import load_extractor
 from reservoir_pipelines.fitting import kernel_fitter
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.preparation.prepare import prepare
 from sklearn.datasets import load_digits
 
@@ -188,6 +189,23 @@ def test_labels_have_no_part_in_the_units(features):
     np.testing.assert_array_equal(model.units.small.weights, draw_units(pictures, picture, WIDTH, seed=0).small.weights)
 
 
+def test_a_ridge_readout_is_explained_and_built_as_a_module_and_a_kernel_readout_is_not(
+    features, new_pictures, tmp_path
+):
+    fitted = fit(features, select="valid", columns="embed/excess2")
+    assert explain(fitted.saved, new_pictures, first=2, out=tmp_path / "why.png").plot.is_file()
+    module = build(Bundle.load(fitted.saved), fitted.saved, "float32")
+    split = prepare("digits", RowOptions(), cache=features.entry.parents[2]).split("test").take(np.arange(5))
+    with torch.no_grad():
+        logits = module(torch.from_numpy(split.x), torch.from_numpy(split.lengths).long())
+    stored = features["test"]["embed/excess2"][:5].reshape(5, -1)
+    expected = fitted.readout.probabilities(np.asarray(stored, np.float32))[:, 0]
+    np.testing.assert_allclose(logits.softmax(dim=3).reshape(5, 10), expected, atol=0.02)
+    kernel = fit(features, select="valid", columns="embed/excess2", readout="arccos", out=tmp_path / "kernel")
+    with pytest.raises(InputError, match="only linear readouts"):
+        explain(kernel.saved, new_pictures, out=tmp_path / "no.png")
+
+
 @pytest.mark.parametrize("readout", ["ridge", "arccos"])
 def test_a_saved_readout_predicts_new_pictures_as_fit_did(features, new_pictures, readout):
     fitted = fit(features, readout=readout, select="valid")
@@ -233,6 +251,15 @@ def test_many_rows_choose_by_some_and_are_factorised_on_disk_and_resumed(feature
     if resumed.best.alpha == whole.best.alpha:
         readouts = [Bundle.load(fitted.saved).readout for fitted in (whole, resumed)]
         np.testing.assert_allclose(readouts[1].dual, readouts[0].dual, rtol=1e-6, atol=1e-9)
+
+
+def test_some_of_the_rows_are_drawn_and_named(features):
+    fitted = fit(features, readout="arccos:rows=200", columns="embed/mirrored2", select="valid")
+    assert fitted.best.readout == "arccos on 200 of 1,078 training rows"
+    assert Bundle.load(fitted.saved).readout.rows.shape == (200, 2 * WIDTH * 4 // 2)
+    for readout in ("arccos:rows=0", "arccos:columns=3", "arccos:rows=70000"):
+        with pytest.raises(InputError, match="number of rows"):
+            fit(features, readout=readout)
 
 
 @pytest.mark.parametrize("settings", [{"class_weight": "balanced"}, {"select": "cv5"}, {"curve": "10"}])

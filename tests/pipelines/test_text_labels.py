@@ -359,6 +359,9 @@ def test_what_has_no_labels_of_words_is_refused(fitted, model, tmp_path, cache, 
     assert "only a model that reads text by its own tokenizer" in refusal("extract", path, "--input", "gaussian")
     assert "every token has its own label" in refusal("extract", path, "--backbone", model, "--pool", "mean")
     assert "it labels every token" in refusal("export", result.saved, "--to", "torch")
+    marked = tmp_path / "marked.jsonl"
+    marked.write_text('{"text": "a cat", "start": 0, "end": 1}\n' * 9)
+    assert "not of chats" in refusal("extract", marked, "--span", "start,end", "--each-token", "--backbone", model)
     assert "has no texts" in refusal("extract", "digits", "--each-token", "--limit", "60")
     with pytest.raises(InputError, match="which train does not support"):
         train(path, steps=1, backbone=model)

@@ -163,7 +163,7 @@ def test_the_digest_is_that_of_the_stored_tensors(llama, tmp_path, monkeypatch):
         changed.write_bytes(data)
         digests = {weights_digest(load_backbone(str(path), "pretrained", depth=depth)) for path in (file, changed)}
         assert (len(digests) == 1) == same
-    monkeypatch.setattr("reservoir.backbones.gguf_file.RULE", "ggml 2")
+    monkeypatch.setattr("reservoir.backbones.loading.GGUF_RULE", "ggml 2")
     assert weights_digest(load_backbone(str(file), "pretrained")) != digest
 
 

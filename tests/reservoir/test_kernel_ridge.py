@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from sklearn.kernel_ridge import KernelRidge
 
-from reservoir.errors import InputError
 from reservoir.readouts import kernel_ridge
 from reservoir.readouts.kernel_ridge import (
     KernelReadout,
@@ -107,9 +106,3 @@ def test_constant_features_and_feature_weights_of_zero_change_nothing():
     assert not training.rows[:, 12:].any()
     plain = Standardised.of(X.astype(np.float32))
     np.testing.assert_allclose(training.rows[:, :12] * np.sqrt(14 / 12), plain.rows, rtol=1e-5, atol=1e-6)
-
-
-def test_more_rows_than_memory_are_refused(monkeypatch):
-    monkeypatch.setattr(kernel_ridge, "MAX_ROWS", 80)
-    with pytest.raises(InputError, match="90 training rows are more than 80"):
-        Standardised.of(X.astype(np.float32))

@@ -19,7 +19,15 @@ from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import is_hub
 from reservoir_pipelines.data.labels import WHERE, Labels, encode_labels, no_labels, split_rows
-from reservoir_pipelines.data.rows import OF_RECORDINGS, OR_FILL, UNSEEN, UNUSED, Rows, alphabet_of
+from reservoir_pipelines.data.rows import (
+    OF_RECORDINGS,
+    OF_TEXTS,
+    OR_FILL,
+    UNSEEN,
+    UNUSED,
+    Rows,
+    alphabet_of,
+)
 from reservoir_pipelines.data.table import is_pattern
 from reservoir_pipelines.data.values import (
     MAX_SYMBOLS,
@@ -35,9 +43,6 @@ from reservoir_pipelines.data.values import (
 
 OF_FORECASTS = ("forecast", "past")
 """The options of forecasts."""
-
-OF_TEXTS = ("chat", "span")
-"""The options of texts that are chats, or in which a span is marked."""
 
 NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read as text
 

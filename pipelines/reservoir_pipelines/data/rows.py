@@ -17,6 +17,9 @@ COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
 OF_RECORDINGS = ("resample", "window", "step")
 """The options of recordings; texts and images are never cut or resampled."""
 
+OF_TEXTS = ("chat", "span")
+"""The options of texts that are chats, or in which a span is marked; a reader of such texts records them."""
+
 UNUSED = {
     "numbers": ("rate",),
     "letters": ("rate", "waveform", *OF_RECORDINGS),
@@ -158,7 +161,8 @@ class Rows:
 
     def refuse_unused(self, where: str, options: Sequence[str]) -> None:
         """Refuse options that do not apply to such data."""
-        for name in (*UNUSED[self.holds], *self.unused):
+        not_read = (name for name in OF_TEXTS if name not in self.parameters)
+        for name in (*UNUSED[self.holds], *self.unused, *not_read):
             if name in options:
                 raise InputError(f"{where}: --{name} does not apply to data of this kind", "leave it out")
 

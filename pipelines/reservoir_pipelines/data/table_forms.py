@@ -177,7 +177,11 @@ def read_sequences(reading: TableArrays, name: str, *, letters: bool) -> None:
         reading.notes.append(f"only {name!r} is read, not the columns {listed(reading.roles.values)}")
     if letters:
         reading.chosen["text"] = name
-        reading.arrays["x"] = chat_texts(table, name) if reading.options.chat else _letters(reading, name)
+        if reading.options.chat:
+            reading.chosen["chat"] = True
+            reading.arrays["x"] = chat_texts(table, name)
+        else:
+            reading.arrays["x"] = _letters(reading, name)
         return
     if reading.roles.span:
         raise InputError(

@@ -20,13 +20,22 @@ LETTERS_OF_TOKEN = 4  # letters of a typical token, for an estimate of the numbe
 
 def task_of_entry(task: Task, *, each_token: bool) -> Task:
     """Return the task of the rows of an entry: of words or tokens if these have labels, or with ``--each-token``."""
+    if not (task.labels_text_tokens or each_token):
+        return task
+    if task.parameters.get("chat") or task.parameters.get("span"):
+        raise InputError(
+            f"{task.name}: words or tokens are rows of plain texts, not of chats or of texts with a marked span",
+            "leave out --chat or --span, or --each-token",
+        )
     if task.labels_text_tokens:
         return replace(task, readout_tokens=1)
-    if not each_token:
-        return task
     if not task.alphabet or task.readout_tokens > 1:
         raise InputError(
             f"--each-token: task {task.name!r} has no texts with at most one label each", "leave it out"
+        )
+    if marked := next(filter(task.parameters.get, ("chat", "span")), None):
+        raise InputError(
+            f"--each-token: not for texts that are read with --{marked}", "leave one of the two out"
         )
     return replace(task, parameters={**task.parameters, "each": "text"})
 

@@ -17,7 +17,7 @@ from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.fitting.fitter import Fitter
 from reservoir_pipelines.fitting.folds import folds_can_choose
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
-from reservoir_pipelines.fitting.kernel_fitter import KernelFitter
+from reservoir_pipelines.fitting.kernel_fitter import KernelFitter, parse_rows
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -148,12 +148,17 @@ def make_fitter(
         raise InputError(
             f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
         )
-    if readout == "arccos":
+    if readout.partition(":")[0] == "arccos":
         if balanced or gap is not None:
             what = "--class-weight balanced" if balanced else "forecasts"
             raise InputError(f"--readout arccos: not for {what}", "use --readout ridge")
         kernel_alphas = parse_alphas(options.alphas) if options.alphas else KERNEL_ALPHAS
-        return KernelFitter(classes=classes, alphas=kernel_alphas, refits=options.select == "auto")
+        return KernelFitter(
+            classes=classes,
+            alphas=kernel_alphas,
+            rows=parse_rows(readout),
+            refits=options.select == "auto",
+        )
     # Any other name is the import path of an estimator.
     if readout not in ("ridge", "logistic"):
         if options.alphas:

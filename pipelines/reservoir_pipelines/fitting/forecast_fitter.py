@@ -1,13 +1,13 @@
 """Ridge readouts of forecasts: chosen by their scores on later windows, then fitted to all windows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from reservoir.column import RAW, Baseline
-from reservoir.readouts.linear import Block, LinearReadout, RereadableBlocks, Tally
+from reservoir.column import RAW, Baseline, Columns, names_of
+from reservoir.readouts.linear import Block, LinearReadout, RereadableBlocks, Tally, Targets
 from reservoir.readouts.time_sweep import LastValue, TimeFold, time_sweep
 from reservoir.tasks.task import Vectors
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, all_blocks
@@ -24,6 +24,11 @@ from reservoir_pipelines.fitting.source import (
 )
 
 CHANGES = "ridge of changes"  # the readout of the changes from the last value
+# The readout that forecasts the mean of ridge and ridge of changes: where the two differ, their errors partly cancel.
+# On the training parts of 60 generated and 6 economic, weather and solar forecasts, with later windows to judge, a
+# choice among the three had errors of 0.978 times those of ridge by leave-one-out, at worst 1.03 times; a choice among
+# the first two 0.984 and 1.07 times.
+MEAN = "mean of both ridges"
 LAST_VALUE = "the last value"
 # Share of the folds in which the hidden state must improve forecasts of the raw past. A few large errors, as in a
 # crisis, move a standard error. Of 124 forecasts of generated, UCR and economic series, 27 were better than those of
@@ -44,11 +49,15 @@ class ForecastFitter(RidgeFitter):
     gap: int
 
     def fit(self, source: Source) -> ColumnFit:
-        """Fit every penalty to the labels, and to their changes from the last value if it is a feature; choose one."""
+        """Fit every penalty to the labels, and to their changes from the last value if it is a feature; choose one.
+
+        The mean of the best of both is one more choice.
+        """
         blocks = in_memory_if_small(RereadableBlocks(all_blocks, (source,)))
         fits = [self._fit_labels(source, blocks, None)]
         if last_value := last_value_of(source):
             fits.append(self._fit_labels(source, blocks, last_value))
+            fits.append(self._mean_of(source, fits[0], fits[1]))
         best = max(fits, key=lambda fit: fit.result.sort_key)
         results = tuple(result for fit in fits for result in fit.results)
         return replace(best, results=results, best=results.index(best.result))
@@ -69,6 +78,28 @@ class ForecastFitter(RidgeFitter):
         if last_value is None:
             return fit
         return replace(fit, results=tuple(replace(result, readout=CHANGES) for result in fit.results))
+
+    def _mean_of(self, source: Source, first: ColumnFit, second: ColumnFit) -> ColumnFit:
+        """Return the fit whose forecasts are the means of those of two fits to a source."""
+        assert first.held_out and second.held_out, "folds in time hold out samples"
+        scores, labels = first.held_out()
+        others, _ = second.held_out()
+        held_out = (scores + others) / 2, labels
+
+        def solve() -> LinearReadout:
+            readouts = first.readout, second.readout
+            assert isinstance(readouts[0], LinearReadout) and isinstance(readouts[1], LinearReadout)
+            return replace(
+                readouts[0],
+                coef=(readouts[0].coef + readouts[1].coef) / 2,
+                intercept=(readouts[0].intercept + readouts[1].intercept) / 2,
+            )
+
+        return _fit_without_penalty(source.columns, MEAN, self.targets(source), solve, held_out)
+
+    def with_setting_of(self, fit: ColumnFit) -> "ForecastFitter":
+        """Return a fitter that tries only the penalty of a fit; all of them for a mean, which has two."""
+        return self if fit.result.alpha is None else super().with_setting_of(fit)
 
     def units(self, source: Source) -> np.ndarray:
         """Return the unit of each held-out window, (n,): windows whose labels overlap are not independent."""
@@ -177,24 +208,35 @@ def _repeat(
         assert value, "the windows of forecasts are stored value by value"
         coef[value.number, ahead], intercept[ahead] = value.scale, value.offset
     readout = LinearReadout(coef=coef, intercept=intercept, targets=targets)
-    # It has no penalty, so its scores on the held-out windows are those of a sweep without a fit.
-    held_out = fitter.held_out(raw, readout)
-    tally = Tally(targets).update(held_out[0][None], held_out[1])
     baseline = Baseline(name)
+    held_out = fitter.held_out(raw, readout)
+    fit = _fit_without_penalty((baseline,), "repetition", targets, lambda: readout, held_out)
+    return Choice(fit, replace(raw, baseline=baseline), fitter)
+
+
+def _fit_without_penalty(
+    columns: Columns,
+    readout: str,
+    targets: Targets,
+    solve: Callable[[], LinearReadout],
+    held_out: tuple[np.ndarray, np.ndarray],
+) -> ColumnFit:
+    """Return the fit of a single setting from its scores of the held-out windows (n, T), and their labels."""
+    # The scores are those of a sweep over one setting.
+    tally = Tally(targets).update(held_out[0][None], held_out[1])
     result = Result(
-        columns=(name,),
-        readout="repetition",
+        columns=names_of(columns),
+        readout=readout,
         alpha=None,
         valid_score=float(tally.accuracy()[0]),
         valid_loss=float(tally.loss()[0]),
         metric=targets.metric,
     )
-    fit = ColumnFit(
-        columns=(baseline,),
+    return ColumnFit(
+        columns=columns,
         results=(result,),
         best=0,
-        solve=lambda: readout,
+        solve=solve,
         sample_scores=partial(targets.sample_scores, *held_out),
         held_out=lambda: held_out,
     )
-    return Choice(fit, replace(raw, baseline=baseline), fitter)

@@ -15,6 +15,7 @@ from reservoir.column import names_of
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 from reservoir.readouts.kernel_ridge import (
+    MAX_ROWS,
     KernelReadout,
     Panels,
     PanelsInMemory,
@@ -29,9 +30,9 @@ from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Source
 from reservoir_pipelines.output import notify
 
-# Training rows that choose the penalty. All penalties of 10,000 rows take two minutes; a factor of 50,000 rows takes
+# Training rows that choose the penalty. All penalties of 5,000 rows take half a minute; a factor of 50,000 rows takes
 # twenty minutes for each of them, and the best penalty, relative to the kernel of a row with itself, changes little.
-CHOICE_ROWS = 10_000
+CHOICE_ROWS = 5_000
 ROWS_IN_MEMORY = (
     16_384  # rows whose factor is in memory, 1 GB; it takes a minute, so that nothing is resumed
 )
@@ -71,6 +72,7 @@ class KernelFitter(Fitter):
 
     kind = "arccos"
     alphas: np.ndarray  # relative to the mean kernel of a row with itself
+    rows: int = MAX_ROWS  # of more training rows, this number is drawn at random
 
     @property
     def settings(self) -> int:
@@ -92,9 +94,10 @@ class KernelFitter(Fitter):
     def fit(self, source: Source) -> ColumnFit:
         """Choose a penalty by some of the training rows, and fit all of them."""
         training = TrainingRows.of(source, ("train",), targets_of(source, self.classes))
+        name, training = self._some(training, self.rows)
         if len(training) <= CHOICE_ROWS:
             duals = training.duals(self.kind, self.alphas)
-            results = self._results(source, training, duals, self.alphas, self.kind)
+            results = self._results(source, training, duals, self.alphas, name)
             best = best_of(results)
             chosen = training.readout(self.kind, duals[best])
         else:
@@ -102,7 +105,7 @@ class KernelFitter(Fitter):
             results = self._results_of_some(source, training) if self.settings > 1 else []
             alphas = self.alphas[[best_of(results) if results else 0]]
             dual = self._solved(source, training, float(alphas[0]))
-            results += self._results(source, training, dual[None], alphas, self.kind)
+            results += self._results(source, training, dual[None], alphas, name)
             best = len(results) - 1
             chosen = training.readout(self.kind, dual)
         return ColumnFit(columns=source.columns, results=tuple(results), best=best, solve=lambda: chosen)
@@ -112,16 +115,21 @@ class KernelFitter(Fitter):
         if not self.refits:
             return chosen
         assert isinstance(chosen, KernelReadout)
-        training = TrainingRows.of(source, KNOWN, chosen.targets)
+        _, training = self._some(TrainingRows.of(source, KNOWN, chosen.targets), self.rows)
         readout = training.readout(self.kind, self._solved(source, training, float(alpha or 1)))
         return replace(readout, temperature=chosen.temperature)
 
     def _results_of_some(self, source: Source, training: "TrainingRows") -> list[Result]:
         """Return the result of each penalty for `CHOICE_ROWS` of the training rows."""
-        drawn = np.sort(generator(0, "kernel choice").permutation(len(training))[:CHOICE_ROWS])
-        some = training.take(drawn)
-        name = f"{self.kind} on {len(some):,} of {len(training):,} training rows"
+        name, some = self._some(training, CHOICE_ROWS)
         return self._results(source, some, some.duals(self.kind, self.alphas), self.alphas, name)
+
+    def _some(self, training: "TrainingRows", most: int) -> tuple[str, "TrainingRows"]:
+        """Return up to a number of training rows, drawn at random, and the name of a readout of them."""
+        if len(training) <= most:
+            return self.kind, training
+        drawn = np.sort(generator(0, "kernel rows").permutation(len(training))[:most])
+        return f"{self.kind} on {most:,} of {len(training):,} training rows", training.take(drawn)
 
     def _results(
         self, source: Source, training: "TrainingRows", duals: np.ndarray, alphas: np.ndarray, name: str
@@ -164,6 +172,20 @@ class KernelFitter(Fitter):
             notify(f"{source.name}: continuing the factorisation in {folder}")
         yield PanelsOnDisk(folder)
         shutil.rmtree(folder)
+
+
+def parse_rows(readout: str) -> int:
+    """Return the number of rows of ``arccos`` or ``arccos:rows=20000``, by default the most that are possible."""
+    name, _, settings = readout.partition(":")
+    if not settings:
+        return MAX_ROWS
+    key, _, value = settings.partition("=")
+    if key != "rows" or not value.isdecimal() or not 0 < int(value) <= MAX_ROWS:
+        raise InputError(
+            f"--readout {readout}: {settings!r} is not a number of rows",
+            f"write {name}:rows=20000, up to {MAX_ROWS:,}",
+        )
+    return int(value)
 
 
 def best_of(results: Sequence[Result]) -> int:
