@@ -9,6 +9,7 @@ References: Hewitt and Liang (2019), Designing and interpreting probes with cont
 Permutation tests for studying classifier performance.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from reservoir.readouts.evaluation import evaluate_labels
 from reservoir.readouts.linear import Readout, has_labels
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
-from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, Labelling, TestSplit
+from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Labelling, TestSplit
 
 DRAWS = 5  # random labellings, over whose scores the mean is taken
 S = TypeVar("S", bound=str)
@@ -82,18 +83,18 @@ def fit_control(choice: Choice, readout: Readout, task: Task) -> Control:
     assert isinstance(source, EntrySamples), "a control task needs the rows of an entry"
     labels = {split: source.labels(split) for split in KNOWN}
     symbol_labels = None
+    of_splits: dict[KnownSplit, Sequence[np.ndarray]] = {}  # the labels of each draw
     if task.labels_each_token and isinstance(task.form, Tokens):
         symbols = {split: symbols_of_samples(source, split) for split in KNOWN}
         symbol_labels = SymbolLabels.draw(np.concatenate([*symbols.values()]), labels["train"])
-        of_splits = {split: symbol_labels.of(symbols[split]) for split in KNOWN}
+        of_splits = {split: [*symbol_labels.of(symbols[split])] for split in KNOWN}
     else:
         # Each split is permuted by itself, so the labels that a readout is fitted to stay the same as a whole.
-        of_splits = {
-            split: [np.random.default_rng(draw).permutation(y) for draw in range(DRAWS)]
-            for split, y in labels.items()
-        }
+        for split in KNOWN:
+            generators = map(np.random.default_rng, range(DRAWS))
+            of_splits[split] = [generator.permutation(labels[split]) for generator in generators]
     labellings: list[Labelling] = [
-        {split: of_draws[draw] for split, of_draws in of_splits.items()} for draw in range(DRAWS)
+        {split: of_splits[split][draw] for split in KNOWN} for draw in range(DRAWS)
     ]
     readouts = choice.fitter.refit_labels(source, readout, choice.fit.result.alpha, labellings)
     return Control(tuple(readouts), symbol_labels)
@@ -107,7 +108,8 @@ def symbols_of_samples(samples: EntrySamples[S], split: S) -> np.ndarray:
     labels = view[split].labels[rows]
     stored = view.raw(split).take(view[split].index[rows]).x
     # Rows may be stored with more or fewer tokens than there are labels; only labelled tokens are samples.
-    symbols = np.zeros(labels.shape[:2], np.int64)
-    tokens = min(symbols.shape[1], stored.shape[1])
+    number_of_rows, places = labels.shape[:2]
+    symbols = np.zeros((number_of_rows, places), np.int64)
+    tokens = min(places, stored.shape[1])
     symbols[:, :tokens] = stored[:, :tokens]
     return symbols[has_labels(labels)]
