@@ -1,9 +1,9 @@
 """Control tasks: the chosen readout fitted to random labels; the score beyond theirs is the selectivity of the readout.
 
-If every token has a label, each symbol gets a random label, everywhere the same (Hewitt and Liang 2019): a readout that
-knows the symbols by heart does well. Otherwise the labels of the training rows are permuted (Ojala and Garriga 2010):
-the score on the true labels of test rows is then that of chance. The score minus that of the control task is the
-selectivity of a readout.
+If every token or word has a label, each symbol or word gets a random label, everywhere the same (Hewitt and Liang
+2019): a readout that knows the symbols by heart does well. Otherwise the labels of the training rows are permuted
+(Ojala and Garriga 2010): the score on the true labels of test rows is then that of chance. The score minus that of the
+control task is the selectivity of a readout.
 
 References: Hewitt and Liang (2019), Designing and interpreting probes with control tasks; Ojala and Garriga (2010),
 Permutation tests for studying classifier performance.
@@ -84,7 +84,8 @@ def fit_control(choice: Choice, readout: Readout, task: Task) -> Control:
     labels = {split: source.labels(split) for split in KNOWN}
     symbol_labels = None
     of_splits: dict[KnownSplit, Sequence[np.ndarray]] = {}  # the labels of each draw
-    if task.labels_each_token and isinstance(task.form, Tokens):
+    are_symbols = task.labels_each_token and isinstance(task.form, Tokens)
+    if are_symbols or task.labels_text_tokens:
         symbols = {split: symbols_of_samples(source, split) for split in KNOWN}
         symbol_labels = SymbolLabels.draw(np.concatenate([*symbols.values()]), labels["train"])
         of_splits = {split: [*symbol_labels.of(symbols[split])] for split in KNOWN}
@@ -101,8 +102,11 @@ def fit_control(choice: Choice, readout: Readout, task: Task) -> Control:
 
 
 def symbols_of_samples(samples: EntrySamples[S], split: S) -> np.ndarray:
-    """Return the symbol of each sample of a split, as its rows store it, (n,), for a label of every token."""
+    """Return the symbol of each sample of a split, (n,), if tokens have labels: as stored, or the ID of a token."""
     view, rows = samples.view, samples.selected_rows(split)
+    # Rows may be words, which their first token stands for, or tokens of texts.
+    if view[split].pointers is not None:
+        return view[split].token_ids[rows].astype(np.int64)
     if not view.has_raw:
         raise InputError("--control: the prepared data was removed", "run reservoir prepare")
     labels = view[split].labels[rows]
