@@ -172,6 +172,10 @@ def _extract_untrained(task: str, trained: Extraction, options: ExtractOptions) 
         )
     # The defaults that the trained model got hold for both, even where they depend on the weights.
     settings = without_where(entry.made_with["call"]["settings"])
+    # An earlier call may have created the entry, with other columns than those of this one.
+    columns = [Column.parse(name) for name in trained.columns]
+    settings["layers"] = ",".join(dict.fromkeys(column.layer for column in columns))
+    settings["pool"] = ",".join(dict.fromkeys(column.pooling for column in columns))
     places = {name: getattr(options, name) for name in ("cache", "data", "device")}
     # The trained model stays the last one that was extracted, which `fit` takes for the name of the task.
     with untracked():
