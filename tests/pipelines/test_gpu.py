@@ -173,9 +173,12 @@ def test_training_reaches_the_loss_of_the_cpu(compiled, tmp_path):
 
 def test_a_readout_that_a_gpu_fits_predicts_what_that_of_the_cpu_predicts(tmp_path):
     features = extract("digits", device=DEVICE, cache=tmp_path, **SMALL)
-    on_gpu, on_cpu = (fit(features, device=device) for device in (DEVICE, "cpu"))
-    assert on_gpu.best.valid_score == pytest.approx(on_cpu.best.valid_score, abs=0.02)
-    draw = np.random.default_rng(0)
-    np.savez(tmp_path / "new.npz", x=draw.uniform(0, 16, (20, 64, 1)).astype(np.float32))
-    labels = [[each.label for each in predict(done, tmp_path / "new.npz", device=DEVICE)] for done in (on_gpu, on_cpu)]
+    draw, file = np.random.default_rng(0), tmp_path / "new.npz"
+    np.savez(file, x=draw.uniform(0, 16, (20, 64, 1)).astype(np.float32))
+    scores, labels = [], []
+    for device in (DEVICE, "cpu"):
+        result = fit(features, device=device)
+        scores.append(result.best.valid_score)
+        labels.append([prediction.label for prediction in predict(result.saved, file, device=device)])
+    assert scores[0] == pytest.approx(scores[1], abs=0.02)
     assert np.mean(np.array(labels[0]) == np.array(labels[1])) > 0.8

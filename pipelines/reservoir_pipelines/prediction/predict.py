@@ -185,10 +185,8 @@ class Predictions(Iterator[Prediction]):
         self._block_rows = min(block for block, _ in sizes)
         self._batch_rows = [batch for _, batch in sizes]
         if self.texts:
-            kind = next(
-                devices.kind(model.device) for model in self.models if isinstance(model, LoadedModel)
-            )
-            self._block_rows = BLOCK_TOKENS[kind]
+            device = next(model.device for model in self.models if isinstance(model, LoadedModel))
+            self._block_rows = BLOCK_TOKENS[devices.kind(device)]
 
     def __len__(self) -> int:
         """Return the number of rows, recordings or steps of forecasts of the file, with those that cannot be read."""
