@@ -174,7 +174,7 @@ def test_training_reaches_the_loss_of_the_cpu(compiled, tmp_path):
 def test_a_readout_that_a_gpu_fits_predicts_what_that_of_the_cpu_predicts(tmp_path):
     features = extract("digits", device=DEVICE, cache=tmp_path, **SMALL)
     draw, file = np.random.default_rng(0), tmp_path / "new.npz"
-    np.savez(file, x=draw.uniform(0, 16, (20, 64, 1)).astype(np.float32))
+    np.savez(file, x=draw.uniform(0, 16, (20, 16, 4)).astype(np.float32))
     scores, labels = [], []
     for device in (DEVICE, "cpu"):
         result = fit(features, device=device)
