@@ -40,7 +40,7 @@ bench: $(DEVELOPS)  ## start-up, store, extract, readouts, workers and plan besi
 	$(BIN)/python benchmarks/scale.py --rows 600 --backbone mini --workers 2 --pairs 1
 	$(BIN)/python benchmarks/plan.py --case 0 --processor
 
-PLACES = $(foreach name,DATA TEXT VIT ANTIBERTY PEER,$(if $($(name)),$(name)=$($(name))))
+PLACES = $(foreach name,DATA TEXT VIT ANTIBERTY PEER STORIES MINILM MPNET SMOLLM2,$(if $($(name)),$(name)=$($(name))))
 
 results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says what it costs): DATA=DIR, TEXT= VIT= ANTIBERTY= PEER=
 	$(BIN)/python benchmarks/results.py --write $(PLACES)

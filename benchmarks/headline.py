@@ -182,7 +182,7 @@ def draw_headline(figure: Figure, by_task: Mapping[str, TaskResult]) -> None:
             ("s", COLOURS[5], 9),
             {task: result.input_alone and result.input_alone.mean for task, result in by_task.items()},
         ),
-        "no transformer, exact readout": (
+        "no transformer, exact readout; levels given for listops": (
             ("P", COLOURS[2], 9),
             {task: result.no_blocks and result.no_blocks.mean for task, result in by_task.items()},
         ),
@@ -200,6 +200,8 @@ def draw_headline(figure: Figure, by_task: Mapping[str, TaskResult]) -> None:
     axes.hlines(range(len(order)), 0, 100, color=GRID, linewidth=1, zorder=0)
     for name, ((marker, colour, size), accuracies) in series.items():
         points = [(value, place) for place, task in enumerate(order) if (value := accuracies[task])]
+        if not points:  # no cell has finished
+            continue
         axes.plot(
             *zip(*points, strict=True),
             marker,

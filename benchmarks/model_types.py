@@ -1,6 +1,6 @@
 """Which model types of transformers run as a backbone: each is tried with a tiny random model of its class.
 
-    python benchmarks/model_types.py                # all types, about ten minutes; each result on stderr
+    python benchmarks/model_types.py                # all types, a quarter of an hour; each result on stderr
     python benchmarks/model_types.py mamba2 opt     # some types, each with its result
 
 A type runs if its model is loaded with all blocks, loaded with its own input (text or images, if it has one) and one

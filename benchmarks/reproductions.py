@@ -31,7 +31,7 @@ from typing import Any
 from committed import RESULTS, add, results_text, unpack
 from headline import draw_headline, headline_results, leaderboard_table, readme_table
 from PIL import Image
-from pretraining import claims_table, draw_pretraining
+from pretraining import COMPARISONS, claims_table, draw_pretraining
 from reservoir_pipelines import report
 from reservoir_pipelines.files import json_digest
 from reservoir_pipelines.paper.claims import FAILS, HOLDS, UNSEEN
@@ -246,9 +246,7 @@ def pictures(cells: Path, numbers: Numbers) -> list[Picture]:
     """Return the pictures of accuracy over cost, of the headline, and of what pretraining adds."""
     costs = reproduction_part(ReproductionFolder(cells / "hour"), 1)["plots"]
     results = headline_results(ReproductionFolder(cells / "full"))
-    inits = [
-        numbers.tables[key] for key in (("hour", "table2"), ("day", "table2"), ("mpnet", "table-inits"))
-    ]
+    inits = [numbers.tables[comparison.part, comparison.table] for comparison in COMPARISONS]
     scores = {task: [str(result), str(result.published)] for task, result in results.items()}
     return [
         Picture(

@@ -55,7 +55,7 @@ model = load_model(task, settings, "cpu", compute, stream=stream)
 loaded = time.monotonic()
 x = np.random.default_rng(0).normal(size=(rows, 32, 4)).astype(np.float32)
 columns = [f"{layer}/mean" for layer in model.fpt.backbone.layers]
-features = forward(model, None, x, np.full(rows, 32), columns, batch_rows=64)
+features = forward(model, None, x, np.full(rows, 32), columns, batch_rows=16)
 ended = time.monotonic()
 is_running = False
 watcher.join()
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=128, help="rows of 32 tokens")
+    parser.add_argument("--rows", type=int, default=64, help="rows of 32 tokens, in batches of 16")
     rows = parser.parse_args().rows
     print("| blocks | computed in | tokens | load, s | compute, s | own memory, MB | bytes |")
     print("|---|---|--:|--:|--:|--:|---|")

@@ -387,6 +387,9 @@ class FitOptions(OutOptions, panel="Readout"):
     control: bool = option(
         False, "Fit random labels, too, and show each score minus theirs (selectivity of a probe)."
     )
+    mdl: bool = option(
+        False, "Show the minimum description length of the training labels (prequential code, in bits)."
+    )
 
 
 class StepOptions(Options, panel="Training"):

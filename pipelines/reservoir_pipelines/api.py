@@ -323,13 +323,13 @@ class TwinArguments(opt.FitOptions, opt.ExtractOptions, TaskArgument):
 
 @takes(TwinArguments)
 def twin(arguments: TwinArguments) -> Twin:
-    """Compare a trained model with its untrained twin and with the raw input.
+    """Compare a trained model with its untrained twin.
 
-    The task is extracted with the pretrained model and with the same model of random weights, unless
-    both are cached, and every column of both is fitted. For each layer, and for the readouts that
-    validation chose, the result has the test scores of both models and their differences, also to the
-    best readout of the raw input, with 95% intervals that are paired over rows. The same call later
-    returns the saved result.
+    Both are also compared with the raw input. The task is extracted with the pretrained model and with
+    the same model of random weights, unless both are cached, and every column of both is fitted. For
+    each layer, and for the readouts that validation chose, the result has the test scores of both
+    models and their differences, also to the best readout of the raw input, with 95% intervals that
+    are paired over rows. The same call later returns the saved result.
 
     Examples
     --------

@@ -207,7 +207,7 @@ class FitScores:
             *(readout_row("baseline", result) for result in self.baselines),
         ]
         table = readout_table(rows, self.evaluation, self.title)
-        return with_selectivity(table, [self.best, *self.baselines])
+        return with_probing(table, [self.best, *self.baselines])
 
 
 def readout_table(rows: Sequence[Sequence[str]], evaluation: Evaluation, title: str = "") -> ResultTable:
@@ -237,19 +237,23 @@ def readout_row(name: str, result: Result) -> tuple[str, ...]:
     )
 
 
-def with_selectivity(table: ResultTable, results: Sequence[Result]) -> ResultTable:
-    """Return a table of results with the scores of their control tasks and their selectivity, if they have any."""
-    if all(result.control_score is None for result in results):
-        return table
-    cells = [
-        (
-            score_text(result.control_score, result.metric),
-            "" if result.selectivity is None else signed_difference(result.selectivity, result.metric),
-        )
-        for result in results
-    ]
+def with_probing(table: ResultTable, results: Sequence[Result]) -> ResultTable:
+    """Return a table of results with their control tasks and code lengths, if they have any."""
+    columns: list[TableColumn] = []
+    cells: list[list[str]] = [[] for _ in results]
+    if any(result.control_score is not None for result in results):
+        columns += numbers("control", "selectivity")
+        for of_result, result in zip(cells, results, strict=True):
+            selectivity = result.selectivity
+            of_result.append(score_text(result.control_score, result.metric))
+            of_result.append("" if selectivity is None else signed_difference(selectivity, result.metric))
+    if any(result.description_bits is not None for result in results):
+        columns += numbers("bits", "compression")
+        for of_result, result in zip(cells, results, strict=True):
+            of_result.append(f"{result.description_bits:,.0f}" if result.description_bits else "")
+            of_result.append(f"{result.compression:.2f}" if result.compression else "")
     rows = [(*row, *more) for row, more in zip(table.rows, cells, strict=True)]
-    return replace(table, columns=(*table.columns, *numbers("control", "selectivity")), rows=rows)
+    return replace(table, columns=(*table.columns, *columns), rows=rows)
 
 
 def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
@@ -279,7 +283,7 @@ def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
     unit = " in points" if is_share(compared) else ""
     what = f"{compared}{unit} minus that of the best layer, on the same test rows{over_groups(groups)}"
     table = ResultTable(columns, rows, f"the best column of each layer; difference: {what}")
-    return with_selectivity(table, [score.result for score in scores])
+    return with_probing(table, [score.result for score in scores])
 
 
 def operating_table(points: Sequence[OperatingPoint], evaluation: Evaluation) -> ResultTable:

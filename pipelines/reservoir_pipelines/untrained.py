@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from reservoir_cache import Entry, untracked
 
+from reservoir.column import Column, Columns, names_of
 from reservoir.errors import InputError
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
@@ -142,14 +143,16 @@ def twin(task: str, extraction: ExtractOptions, options: FitOptions, place: Devi
     trained = extract(task, extraction)
     untrained = _extract_untrained(task, trained, extraction)
     entries = trained.store.entry, untrained.store.entry
-    key = _key(entries, options)
+    # The entries may have further columns, of other calls.
+    columns = tuple(Column.parse(name) for name in trained.columns if name in untrained.columns)
+    key = _key(entries, columns, options)
     folder = Path(options.out) if options.out else _default_folder(entries[0], key)
     if saved := _saved(folder, key):
         notify(f"compared already; the result is in {saved.saved}")
         return saved
 
     def scored(extracted: Extraction, name: str) -> ScoredFit:
-        pool = Pool.open_entries(extracted)
+        pool = replace(Pool.open_entries(extracted), only=columns)
         return fit_and_score(pool, replace(options, out=folder / name), place, every_column=True)
 
     result = _compare(scored(trained, "trained"), scored(untrained, "untrained"), folder)
@@ -169,16 +172,25 @@ def _extract_untrained(task: str, trained: Extraction, options: ExtractOptions) 
         )
     # The defaults that the trained model got hold for both, even where they depend on the weights.
     settings = without_where(entry.made_with["call"]["settings"])
+    # An earlier call may have created the entry, with other columns than those of this one.
+    columns = [Column.parse(name) for name in trained.columns]
+    settings["layers"] = ",".join(dict.fromkeys(column.layer for column in columns))
+    settings["pool"] = ",".join(dict.fromkeys(column.pooling for column in columns))
     places = {name: getattr(options, name) for name in ("cache", "data", "device")}
     # The trained model stays the last one that was extracted, which `fit` takes for the name of the task.
     with untracked():
         return extract(task, ExtractOptions(**{**settings, **places, "init": UNTRAINED}))
 
 
-def _key(entries: tuple[Entry, Entry], options: FitOptions) -> str:
+def _key(entries: tuple[Entry, Entry], columns: Columns, options: FitOptions) -> str:
     """Return the digest of all that decides the result."""
     settings = {name: value for name, value in vars(options).items() if name != "out"}
-    content = [*(entry.key for entry in entries), settings, version("reservoir-features")]
+    content = [
+        *(entry.key for entry in entries),
+        names_of(columns),
+        settings,
+        version("reservoir-features"),
+    ]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 

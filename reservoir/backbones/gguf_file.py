@@ -32,7 +32,9 @@ STRING, ARRAY = 8, 9
 # the header with about a kilobyte of memory for each.
 MAX_ENTRIES = 2_000_000
 MAX_TENSORS = 100_000
+MAX_SHORT = 2_000  # entries of an array that a configuration may need, such as one for each block
 MAX_DIMENSIONS = 4  # of a tensor in ggml
+MAX_ALIGNMENT = 2**20  # bytes; files have 32
 
 # Maps of these models are scaled by frequency: the file has the factors as a tensor, which transformers does not read.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -142,6 +144,32 @@ def open_gguf(path: Path) -> GGUFFile:
     return GGUFFile(data, settings, tensors)
 
 
+def write_settings(path: Path, copy: Path) -> None:
+    """Write a GGUF file with the settings of another, but without its vocabulary and the values of its tensors.
+
+    transformers needs this much for a configuration, and would read a vocabulary of 50,000 tokens for seconds.
+    """
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    header = _Header(data)
+    settings, tensors = header.read()
+    parts = [data[start:end] for start, end in header.short_settings]
+    size_name = f"{settings.get('general.architecture')}.vocab_size"
+    if header.tokens is not None and size_name not in settings:
+        parts.append(_packed(size_name) + struct.pack("<II", 4, header.tokens))
+    # Each tensor keeps its name alone: a single float32, the same for all.
+    tensor = struct.pack("<IQIQ", 1, 1, 0, 0)
+    counts = struct.pack("<IQQ", 3, len(tensors), len(parts))
+    content = b"GGUF" + counts + b"".join(parts) + b"".join(_packed(name) + tensor for name in tensors)
+    alignment = settings.get("general.alignment", 32)
+    copy.write_bytes(content + bytes(-len(content) % alignment + 4))
+
+
+def _packed(name: str) -> bytes:
+    text = name.encode()
+    return struct.pack("<Q", len(text)) + text
+
+
 class _Header:
     """Reads the values of a header one after the other."""
 
@@ -149,6 +177,10 @@ class _Header:
         self.data = data
         self.position = 0
         self.entries = 0
+        self.short_settings: list[
+            tuple[int, int]
+        ] = []  # first and last byte of settings without long arrays
+        self.tokens: int | None = None  # of the vocabulary
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         """Return the settings and the tensors."""
@@ -163,13 +195,18 @@ class _Header:
             raise ValueError(f"it claims {tensor_count:,} tensors, more than {MAX_TENSORS:,}")
         settings: dict[str, Any] = {}
         for _ in range(setting_count):
-            self.count(1)
+            start, entries = self.position, self.entries
             name = self.text()
             settings[name] = self.value(self.number("I"))
+            self.count(1)
+            if self.entries - entries <= MAX_SHORT:
+                self.short_settings.append((start, self.position))
+            if name == "tokenizer.ggml.tokens":
+                self.tokens = self.entries - entries - 1
         descriptions = [self.tensor() for _ in range(tensor_count)]
         # The values follow at the next multiple of the alignment.
         alignment = settings.get("general.alignment", 32)
-        if type(alignment) is not int or alignment < 1:
+        if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT:
             raise ValueError(f"its alignment is {alignment}")
         first = -(-self.position // alignment) * alignment
         tensors = [self.placed(first, *description) for description in descriptions]

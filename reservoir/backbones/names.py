@@ -14,7 +14,7 @@ from typing import Any
 from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT, gguf_path
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
 from reservoir.backbones.generic import generic_family
-from reservoir.backbones.gguf_file import gguf_package, open_gguf
+from reservoir.backbones.gguf_file import gguf_package, open_gguf, write_settings
 from reservoir.backbones.registry import families
 from reservoir.backbones.stored import check_method, quantisation_of
 from reservoir.errors import InputError, as_input_error, first_line, nearest
@@ -243,15 +243,17 @@ def _from_gguf(name: str, path: Path) -> Any:
         return deepcopy(_read_gguf_config(path, status.st_size, status.st_mtime_ns))
 
 
-# transformers reads the whole header, the vocabulary included, in seconds, and a command needs it several times.
+# A command needs the configuration several times.
 @lru_cache(maxsize=4)
 def _read_gguf_config(path: Path, _size: int, _changed: int) -> Any:
     """Return the configuration in a GGUF file of this size and time of change."""
     from transformers import AutoConfig
 
     open_gguf(path)  # checks the counts and sizes that transformers believes
-    with pretrained_files(str(path)) as (empty, gguf):
-        config = AutoConfig.from_pretrained(empty, **gguf)
+    with TemporaryDirectory() as folder:
+        write_settings(path, Path(folder) / "settings.gguf")
+        silence_transformers()
+        config = AutoConfig.from_pretrained(Path(folder), gguf_file="settings.gguf")
         vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
         family = _family_of(str(path), config.model_type)
         own_class = family.config if family else None

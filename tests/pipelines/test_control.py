@@ -1,6 +1,7 @@
 """Control tasks: the same readout fitted to random labels by scikit-learn has the same score."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir import InputError
 from reservoir.column import parse_columns
+from reservoir.readouts.linear import Targets
+from reservoir.readouts.prequential import portion_ends, prequential_code
 from tests.pipelines.test_each_token import SMALL, proteins
 from tests.tasks.samples import write_csv
 
@@ -145,6 +148,23 @@ def test_tables_and_files_show_the_selectivity(digits, tmp_path, call):
     )
     report([tmp_path], out=tmp_path / "page.html")
     assert "selectivity" in (tmp_path / "page.html").read_text()
+
+
+def test_a_fit_shows_the_description_length_of_the_training_labels(digits, tmp_path, call):
+    columns = "embed/mean,block01/mean,block01/tokens"
+    code, out, _ = call("fit", digits.entry, "--columns", columns, "--alphas", "1:1:1", "--mdl", "--out", tmp_path)
+    assert code == 0 and out.count("bits  compression") == 2
+    lines = list(csv.DictReader((tmp_path / "layers.csv").open()))
+    y = digits["train"].labels[:, 0]
+    order = np.random.default_rng(0).permutation(len(y))
+    for line in lines:
+        x = features_of(digits, [line["columns"]], ["train"])[order]
+        blocks = [(x, y[order], np.arange(len(y)))]
+        expected = prequential_code(blocks, portion_ends(len(y), 10), Targets(1, 10))
+        assert float(line["description_bits"]) == pytest.approx(expected.bits, rel=1e-3)
+        assert float(line["compression"]) == pytest.approx(expected.compression, rel=1e-3)
+    summary = json.loads((tmp_path / "fit.json").read_text())
+    assert {"description_bits", "compression"} <= summary["best"].keys() & summary["baselines"][0].keys()
 
 
 def test_readouts_without_a_control_task_are_refused(digits):

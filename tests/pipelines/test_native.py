@@ -350,6 +350,19 @@ def test_images_pass_a_vision_model_that_no_family_describes(kind: str, half: st
         assert np.abs(rows - row).max(axis=1).min() < 1e-5
 
 
+def test_rows_of_several_lengths_pass_a_model_that_cannot_mask_padding(cache: Path, tmp_path: Path, capsys):
+    model = save_with_processor("dinov3_vit", tmp_path / "dinov3", size={"height": 8, "width": 8})
+    draw = np.random.default_rng(0)
+    x, lengths = draw.normal(size=(12, 6, 2)).astype(np.float32), np.tile([6, 4], 6)
+    np.savez(tmp_path / "series.npz", x=x, y=np.arange(12) % 2, lengths=lengths)
+    settings = {"backbone": str(model), "compute": "float32", "store": "float32", "pool": "mean"}
+    together = extract(str(tmp_path / "series.npz"), **settings)
+    assert "rows of a batch have one length" in capsys.readouterr().err
+    alone = extract(str(tmp_path / "series.npz"), **settings, cache=tmp_path / "alone", batch_rows=1)
+    for split in together:
+        np.testing.assert_allclose(together[split]["final/mean"], alone[split]["final/mean"], atol=1e-5)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
     root = folder(tmp_path / "pictures")

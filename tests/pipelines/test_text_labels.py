@@ -367,3 +367,25 @@ def test_what_has_no_labels_of_words_is_refused(fitted, model, tmp_path, cache, 
         train(path, steps=1, backbone=model)
     (tmp_path / "unlabelled.conll").write_text("cat O\ndog\n")
     assert "a word without a label" in refusal("extract", tmp_path / "unlabelled.conll")
+
+
+def test_a_control_of_words_gives_each_first_token_a_label(fitted, tmp_path):
+    features, plain, _ = fitted
+    result = fit(features, select="valid", alphas="1:1:1", columns="block02/all", control=True, out=tmp_path)
+    assert result.best.test_score == plain.best.test_score
+    x = {split: features.store[split].read("block02/all")[:, 0] for split in ("train", "valid", "test")}
+    ids = {split: features[split].token_ids for split in x}
+    vocabulary = np.unique(np.concatenate([ids["train"], ids["valid"]]))
+    y = features["train"].labels[:, 0, 0]
+    scores = []
+    for label_of_token in y[np.random.default_rng(0).integers(0, len(y), (5, len(vocabulary) + 1))]:
+        labels = {}
+        for split in ("train", "test"):
+            is_known = np.isin(ids[split], vocabulary)
+            place = np.where(is_known, np.searchsorted(vocabulary, ids[split]), len(vocabulary))
+            labels[split] = label_of_token[place]
+        scale = StandardScaler().fit(x["train"])
+        coded = np.where(labels["train"][:, None] == np.arange(3), 1.0, -1.0)
+        ridge = Ridge(alpha=1.0).fit(scale.transform(x["train"]), coded)
+        scores.append((ridge.predict(scale.transform(x["test"])).argmax(axis=1) == labels["test"]).mean())
+    assert result.best.control_score == pytest.approx(np.mean(scores), abs=1e-9)

@@ -86,6 +86,18 @@ def test_a_second_call_returns_the_saved_result_unless_an_option_or_the_file_dif
     assert not twin("digits", **call).reused
 
 
+def test_only_the_columns_of_the_call_are_compared_whatever_else_the_entries_have(digits):
+    result, call = digits
+    fewer = twin("digits", **call | {"layers": "embed,block01", "pool": "mean"})
+    assert (fewer.trained, fewer.untrained) == (result.trained, result.untrained)
+    assert [contrast.layer for contrast in fewer.layers] == ["embed", "block01"] and not fewer.reused
+    assert {contrast.trained.columns for contrast in fewer.layers} == {("embed/mean",), ("block01/mean",)}
+    # The entry of the trained model may have been created with other columns.
+    smaller = call | {"limit": 60, "layers": "block01,block02", "pool": "mean"}
+    extract("digits", **{name: smaller[name] for name in ("backbone", "limit", "cache")}, layers="block01", pool="mean")
+    assert [contrast.layer for contrast in twin("digits", **smaller).layers] == ["block01", "block02"]
+
+
 def test_the_plot_has_a_line_for_each_model_and_the_raw_input():
     scores = np.array([[0.5, 0.4, 0.6], [0.7, 0.6, 0.8]])
     with new_figure(4, 3) as figure:

@@ -1,14 +1,15 @@
 """Control tasks: the chosen readout fitted to random labels; the score beyond theirs is the selectivity of the readout.
 
-If every token has a label, each symbol gets a random label, everywhere the same (Hewitt and Liang 2019): a readout that
-knows the symbols by heart does well. Otherwise the labels of the training rows are permuted (Ojala and Garriga 2010):
-the score on the true labels of test rows is then that of chance. The score minus that of the control task is the
-selectivity of a readout.
+If every token or word has a label, each symbol or word gets a random label, everywhere the same (Hewitt and Liang
+2019): a readout that knows the symbols by heart does well. Otherwise the labels of the training rows are permuted
+(Ojala and Garriga 2010): the score on the true labels of test rows is then that of chance. The score minus that of the
+control task is the selectivity of a readout.
 
 References: Hewitt and Liang (2019), Designing and interpreting probes with control tasks; Ojala and Garriga (2010),
 Permutation tests for studying classifier performance.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from reservoir.readouts.evaluation import evaluate_labels
 from reservoir.readouts.linear import Readout, has_labels
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
-from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, Labelling, TestSplit
+from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Labelling, TestSplit
 
 DRAWS = 5  # random labellings, over whose scores the mean is taken
 S = TypeVar("S", bound=str)
@@ -82,32 +83,37 @@ def fit_control(choice: Choice, readout: Readout, task: Task) -> Control:
     assert isinstance(source, EntrySamples), "a control task needs the rows of an entry"
     labels = {split: source.labels(split) for split in KNOWN}
     symbol_labels = None
-    if task.labels_each_token and isinstance(task.form, Tokens):
+    of_splits: dict[KnownSplit, Sequence[np.ndarray]] = {}  # the labels of each draw
+    are_symbols = task.labels_each_token and isinstance(task.form, Tokens)
+    if are_symbols or task.labels_text_tokens:
         symbols = {split: symbols_of_samples(source, split) for split in KNOWN}
         symbol_labels = SymbolLabels.draw(np.concatenate([*symbols.values()]), labels["train"])
-        of_splits = {split: symbol_labels.of(symbols[split]) for split in KNOWN}
+        of_splits = {split: [*symbol_labels.of(symbols[split])] for split in KNOWN}
     else:
         # Each split is permuted by itself, so the labels that a readout is fitted to stay the same as a whole.
-        of_splits = {
-            split: [np.random.default_rng(draw).permutation(y) for draw in range(DRAWS)]
-            for split, y in labels.items()
-        }
+        for split in KNOWN:
+            generators = map(np.random.default_rng, range(DRAWS))
+            of_splits[split] = [generator.permutation(labels[split]) for generator in generators]
     labellings: list[Labelling] = [
-        {split: of_draws[draw] for split, of_draws in of_splits.items()} for draw in range(DRAWS)
+        {split: of_splits[split][draw] for split in KNOWN} for draw in range(DRAWS)
     ]
     readouts = choice.fitter.refit_labels(source, readout, choice.fit.result.alpha, labellings)
     return Control(tuple(readouts), symbol_labels)
 
 
 def symbols_of_samples(samples: EntrySamples[S], split: S) -> np.ndarray:
-    """Return the symbol of each sample of a split, as its rows store it, (n,), for a label of every token."""
+    """Return the symbol of each sample of a split, (n,), if tokens have labels: as stored, or the ID of a token."""
     view, rows = samples.view, samples.selected_rows(split)
+    # Rows may be words, which their first token stands for, or tokens of texts.
+    if view[split].pointers is not None:
+        return view[split].token_ids[rows].astype(np.int64)
     if not view.has_raw:
         raise InputError("--control: the prepared data was removed", "run reservoir prepare")
     labels = view[split].labels[rows]
     stored = view.raw(split).take(view[split].index[rows]).x
     # Rows may be stored with more or fewer tokens than there are labels; only labelled tokens are samples.
-    symbols = np.zeros(labels.shape[:2], np.int64)
-    tokens = min(symbols.shape[1], stored.shape[1])
+    number_of_rows, places = labels.shape[:2]
+    symbols = np.zeros((number_of_rows, places), np.int64)
+    tokens = min(places, stored.shape[1])
     symbols[:, :tokens] = stored[:, :tokens]
     return symbols[has_labels(labels)]

@@ -28,7 +28,7 @@ from reservoir_pipelines.fitting.cost import announce
 from reservoir_pipelines.fitting.evaluate import Scores, Test, evaluate_all, evaluate_curve
 from reservoir_pipelines.fitting.pool import Features, Pool
 from reservoir_pipelines.fitting.predictions import PREDICTIONS
-from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts, refit_all
+from reservoir_pipelines.fitting.refit import Extras, FinalReadout, FinalReadouts, refit_all
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.save import save
 from reservoir_pipelines.fitting.select import select
@@ -61,6 +61,8 @@ def fit_and_score(
     candidates = choose_candidates(known, options, every_column=every_column)
     if options.control:
         check_control(task, candidates.fitter)
+    if options.mdl and (task.horizon or not task.classes):
+        raise InputError("--mdl: only labels of classes have a description length", "remove the flag")
     arithmetic = _arithmetic(place)
     default_folder = known.folder(candidates.all_columns, options)
     folder = Path(options.out) if options.out else default_folder
@@ -70,7 +72,7 @@ def fit_and_score(
     with products_on(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
         selection = select(known, candidates, fit_baselines)
-        finals = refit_all(selection, task, control=options.control)
+        finals = refit_all(selection, task, Extras(control=options.control, mdl=options.mdl))
         # Nothing can change any more. Read the test rows, once for each readout that is shown.
         test = Test(pool.stores)
         scores = evaluate_all(finals, test, task)

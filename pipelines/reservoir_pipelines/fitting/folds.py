@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.readouts.linear import Block, FoldBlock
+from reservoir.readouts.linear import Block, FoldBlock, RereadableBlocks, Targets
+from reservoir.readouts.prequential import CodeLength, portion_ends, prequential_code
 from reservoir.readouts.time_sweep import TimeFold
 from reservoir_pipelines.fitting.source import KNOWN, Source, groups_of_splits, held_out_units
 
@@ -93,6 +94,28 @@ def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> 
         is_used = stage < len(sizes)
         if is_used.any():
             yield x[is_used], y[is_used], stage[is_used]
+
+
+def ranked_blocks(source: Source, starts: np.ndarray) -> Iterator[FoldBlock]:
+    """Yield blocks of training samples with the rank of each, (m,); ``starts`` (rows,) has that of a row's first."""
+    counts = source.counts("train")
+    first_samples = np.cumsum(counts) - counts
+    ranks = np.arange(counts.sum()) + np.repeat(starts - first_samples, counts)
+    yield from _with_parts(source.blocks("train"), ranks)
+
+
+def code_length(source: Source, classes: int) -> CodeLength:
+    """Return the length of a prequential code of a source's training labels, sent row by row in a random order."""
+    counts = source.counts("train")
+    order = np.random.default_rng(0).permutation(len(counts))  # the same for all columns
+    # The samples of a row follow each other, and portions consist of whole rows.
+    ends_of_rows = np.cumsum(counts[order])
+    starts = np.empty(len(counts), np.int64)
+    starts[order] = ends_of_rows - counts[order]
+    ends = np.unique(ends_of_rows[portion_ends(len(counts), classes) - 1])
+    blocks = RereadableBlocks(ranked_blocks, (source, starts))
+    targets = Targets(source.labels("train").shape[1], classes)
+    return prequential_code(blocks, ends, targets, source.feature_weights)
 
 
 def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray | None:

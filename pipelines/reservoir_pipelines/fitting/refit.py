@@ -16,6 +16,7 @@ from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.control import Control, fit_control
 from reservoir_pipelines.fitting.cost import refit_work, work_meter
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter
+from reservoir_pipelines.fitting.folds import code_length
 from reservoir_pipelines.fitting.predictions import Predicted
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import Selection
@@ -29,6 +30,14 @@ from reservoir_pipelines.fitting.source import (
     RawSource,
     groups_of_splits,
 )
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What is computed of each readout that is shown, beside its score."""
+
+    control: bool = False  # the score of a control task
+    mdl: bool = False  # the description length of the training labels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,8 +90,8 @@ class FinalReadouts:
         yield from (layer.final for layer in self.layers)
 
 
-def refit_all(selection: Selection, task: Task, *, control: bool = False) -> FinalReadouts:
-    """Return the chosen readouts and those of layers, each fitted to all rows that may be used; see `refit`."""
+def refit_all(selection: Selection, task: Task, extras: Extras = Extras()) -> FinalReadouts:
+    """Return the chosen readouts and those of layers, each fitted to all rows that may be used."""
     # The best readout of all columns is also that of its layer, and is not fitted twice.
     best_result = selection.best.fit.result
     other_layers = {
@@ -98,7 +107,7 @@ def refit_all(selection: Selection, task: Task, *, control: bool = False) -> Fin
         with work_meter(title, works) as part:
             for choice, work in zip(choices, works, strict=True):
                 with part(work):
-                    finals.append(refit(choice, task, control=control))
+                    finals.append(refit(choice, task, extras))
     # They are in the order of the stages: the best readout, the baselines, and the other layers.
     best, *baselines = finals[: len(selection.choices)]
     final_of_layer = dict(zip(other_layers, finals[len(selection.choices) :], strict=True))
@@ -109,11 +118,8 @@ def refit_all(selection: Selection, task: Task, *, control: bool = False) -> Fin
     return FinalReadouts(best=best, baselines=baselines, saved=finals[selection.saved], layers=layers)
 
 
-def refit(choice: Choice, task: Task, *, control: bool = False) -> FinalReadout:
-    """Return a chosen readout, calibrated on valid and fitted to train and valid, with predictions of held-out rows.
-
-    With ``control``, its setting is fitted to random labels, too.
-    """
+def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout:
+    """Return a chosen readout, calibrated on valid and fitted to train and valid, with predictions of held-out rows."""
     fit, source, fitter = choice
     assert isinstance(source, EntrySamples), "a readout of arrays has been fitted to all of them"
     # The choice of a layer has no model, so its setting is fitted once more.
@@ -134,11 +140,17 @@ def refit(choice: Choice, task: Task, *, control: bool = False) -> FinalReadout:
         predicted_source = replace(source, some=None)
     predictions = _predict_known(fit, predicted_source, readout)
     valid_interval = _valid_interval(predictions, predicted_source, fit.result.metric, task)
+    result = fit.result
+    if extras.mdl:
+        # Logistic regression of the raw input may be fitted to some rows, but the labels of all rows are coded.
+        whole = replace(source, some=None) if isinstance(source, RawSource) else source
+        code = code_length(whole, task.classes)
+        result = replace(result, description_bits=code.bits, compression=code.compression)
     final = fitter.refit(source, readout, alpha)
     if isinstance(final, LinearReadout):
         final = replace(final, columns=_read_columns(source))
     return FinalReadout(
-        result=fit.result,
+        result=result,
         readout=final,
         source=source,
         held_out=scores_of_rows,
@@ -149,7 +161,7 @@ def refit(choice: Choice, task: Task, *, control: bool = False) -> FinalReadout:
         },
         valid_interval=valid_interval,
         held_out_negatives=_held_out_negatives(predictions, predicted_source, task),
-        control=fit_control(choice, readout, task) if control else None,
+        control=fit_control(choice, readout, task) if extras.control else None,
     )
 
 

@@ -23,6 +23,8 @@ from reservoir.records import from_json
 from reservoir_pipelines.output import Record, as_json, count_text, difference_text
 
 SUMMARY = "fit.json"  # the file with the summary of a fit
+PROBING = ("control_score", "description_bits", "compression")
+"""The fields of a result that options of probing add."""
 ELSEWHERE = "folder.json"  # in the default folder of a fit: the path that ``--out`` named, for `report`
 
 
@@ -52,6 +54,9 @@ class Result(Record):
         95% interval of the test score over rows, or over groups if the rows have groups.
     control_score : float, optional
         Mean score on test of the same setting fitted to random labels; only for a chosen readout, if requested.
+    description_bits, compression : float, optional
+        Length of a prequential code of the training labels given the columns, in bits, and how many times shorter it
+        is than a code that gives every class the same probability; only for a chosen readout, if requested.
     """
 
     columns: tuple[str, ...]
@@ -64,16 +69,19 @@ class Result(Record):
     test_score: float | None = None
     test_interval: tuple[float, float] | None = None
     control_score: float | None = None
+    description_bits: float | None = None
+    compression: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; accuracies also as ``valid_accuracy`` and ``test_accuracy``.
 
-        The score of the control task and the selectivity are left out if there is none.
+        Control tasks and code lengths are left out if there are none.
         """
         named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
         values = (named if self.metric == "accuracy" else {}) | super().to_dict()
-        control = {"control_score": values.pop("control_score"), "selectivity": self.selectivity}
-        return values if self.control_score is None else values | control
+        values["selectivity"] = self.selectivity
+        absent = {name for name in (*PROBING, "selectivity") if values[name] is None}
+        return {name: value for name, value in values.items() if name not in absent}
 
     @property
     def selectivity(self) -> float | None:

@@ -161,7 +161,11 @@ class RidgeFitter(PenaltyFitter):
             training: TrainingData = moments.with_targets(blocks)
         else:
             few_samples, stream = head(blocks)
-            training = FewSamples(*few_samples, None) if few_samples else accumulate(stream)
+            if few_samples:
+                x, y = few_samples
+                training = FewSamples(x=x, y=y, weights=None)
+            else:
+                training = accumulate(stream)
         path = ridge_path(training, np.array([float(alpha or 1)]), source.feature_weights)
         parts = np.split(np.arange(path.coef.shape[2]), len(labellings))
         return [

@@ -29,7 +29,7 @@ FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "
 
 LAYERS = "layers.csv"  # the table of layers, for programs; `Fit.layer_scores` explains its columns
 SCORES = ("valid_score", "valid_low", "valid_high", "test_score")
-CONTROL = ("control_score", "selectivity")
+CONTROL, CODE = ("control_score", "selectivity"), ("description_bits", "compression")
 DIFFERENCE = ("difference", "difference_low", "difference_high", "p_value")
 
 
@@ -48,7 +48,7 @@ def save(
     commands = _commands(known, options)
     predictions = _predictions(finals, scores)
     rows = _labelled_rows(known, scores[finals.saved].rows, predictions)
-    table, layers = _table_lines(fit), _layer_lines(fit, control=options.control)
+    table, layers = _table_lines(fit), _layer_lines(fit, options)
     label = known.task.parameters.get("label")
     summary = {**fit.to_dict(), "label": label, "title": fit.best.title, "commands": commands}
     columns, settings, matrix = score_matrix(fit.table)
@@ -134,10 +134,10 @@ def _table_lines(fit: Fit) -> list[tuple[Any, ...]]:
     return lines
 
 
-def _layer_lines(fit: Fit, *, control: bool) -> list[tuple[Any, ...]]:
-    """Return the headings, and a line for each layer, with the scores of control tasks if there are any."""
-    headings = ("layer", *FIELDS[:4], *SCORES, *DIFFERENCE)
-    lines: list[tuple[Any, ...]] = [(*headings, *(CONTROL if control else ()))]
+def _layer_lines(fit: Fit, options: FitOptions) -> list[tuple[Any, ...]]:
+    """Return the headings, and a line for each layer, with control tasks and code lengths if there are any."""
+    probing = (*(CONTROL if options.control else ()), *(CODE if options.mdl else ()))
+    lines: list[tuple[Any, ...]] = [("layer", *FIELDS[:4], *SCORES, *DIFFERENCE, *probing)]
     for score in fit.layer_scores:
         result = score.result
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
@@ -147,5 +147,5 @@ def _layer_lines(fit: Fit, *, control: bool) -> list[tuple[Any, ...]]:
         scores = result.valid_score, *valid_interval, result.test_score
         difference = score.difference, *interval, p_value
         line = (score.layer, result.name, result.readout, alpha, result.metric, *scores, *difference)
-        lines.append((*line, *((result.control_score, result.selectivity) if control else ())))
+        lines.append((*line, *(getattr(result, name) for name in probing)))
     return lines

@@ -23,7 +23,7 @@ from reservoir.readouts.paired import (
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts, Layer
-from reservoir_pipelines.fitting.results import Against, LayerScore, OperatingPoint
+from reservoir_pipelines.fitting.results import PROBING, Against, LayerScore, OperatingPoint
 from reservoir_pipelines.output import count_text, score_text
 
 # Standard errors by which a test score may lie below validation before a caution is printed.
@@ -177,7 +177,7 @@ def layer_scores(
                     layer.result,
                     test_score=test.test_score,
                     test_interval=test.test_interval,
-                    control_score=test.control_score,
+                    **{name: getattr(test, name) for name in PROBING},
                 ),
                 valid_interval=layer.final.valid_interval,
                 difference=difference and difference.value,

@@ -185,8 +185,8 @@ class Predictions(Iterator[Prediction]):
         self._block_rows = min(block for block, _ in sizes)
         self._batch_rows = [batch for _, batch in sizes]
         if self.texts:
-            kind = next(devices.kind(model.device) for model in self.models if model)
-            self._block_rows = BLOCK_TOKENS[kind]
+            device = next(model.device for model in self.models if isinstance(model, LoadedModel))
+            self._block_rows = BLOCK_TOKENS[devices.kind(device)]
 
     def __len__(self) -> int:
         """Return the number of rows, recordings or steps of forecasts of the file, with those that cannot be read."""
@@ -263,7 +263,7 @@ class Predictions(Iterator[Prediction]):
         """Return the features (samples, width) of some rows; a row has one or several samples."""
         task, scaling = self.bundle.task, self.bundle.scaling
         if self.texts:
-            models = [model for model in self.models if model]
+            models = [model for model in self.models if isinstance(model, LoadedModel)]
             names = [part.columns for part in self.bundle.parts]
             columns_of_tokens = self.texts.features(rows.start, rows.stop, models, names, self._batch_rows)
             self._refuse_overflow(columns_of_tokens, rows.start)

@@ -1,0 +1,172 @@
+"""The description length of labels given features: a prequential (online) code by ridge readouts, in bits.
+
+The labels are sent portion by portion (Voita and Titov 2020). The first portion is sent with log2 K bits for each of K
+classes. Each later label costs -log2 p, where p is the probability that a readout of all portions before gives it. The
+fewer bits, the more regular are the labels in these features, and the fewer samples show it.
+
+Ridge has no probabilities of its own: they are the softmax of the scores, divided by a temperature. A receiver must be
+able to repeat all choices, so the penalty and the temperature of a portion are those that would have coded the portion
+before in the fewest bits, with the readout that coded it. No label is used before it has been sent.
+
+Reference: Voita and Titov (2020), Information-theoretic probing with minimum description length, section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import log_softmax
+
+from reservoir.readouts.linear import Scorer, Targets
+from reservoir.readouts.moments import Accumulator, Moments, accumulate
+from reservoir.readouts.penalties import FIXED_ALPHA
+from reservoir.readouts.ridge import FewSamples, TrainingData, ridge_path
+
+# Features (m, w), labels (m, outputs), and ranks (m,) in the order in which labels are sent.
+RankedBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+# The shares of the samples at which portions end, as in section 4 of the paper.
+SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
+# The first portion has at least so many samples, and two for each class: a readout of fewer has nothing to say.
+MIN_SAMPLES = 16
+ALPHAS = np.geomspace(
+    1e-1, 1e5, 7
+)  # a decade apart; the first readout has FIXED_ALPHA, which is one of them
+MAX_TUNED = 2000  # samples of a portion that choose penalty and temperature of the next one
+
+
+@dataclass(frozen=True)
+class CodeLength:
+    """The length of a prequential code of labels, in bits."""
+
+    bits: float
+    uniform_bits: float  # of a code that gives every class the same probability
+    portions: tuple[tuple[int, float], ...]  # the number of samples and the bits of each portion
+
+    @property
+    def compression(self) -> float:
+        """How many times shorter the code is than the uniform one."""
+        return self.uniform_bits / self.bits
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """The penalty and the temperature of a readout that codes a portion."""
+
+    index: int  # of the penalty
+    temperature: float
+
+
+def portion_ends(samples: int, classes: int) -> np.ndarray:
+    """Return the numbers of samples at which portions end, ascending; the last is the number of all samples."""
+    ends = np.ceil(np.array(SHARES) * samples).astype(np.int64)
+    least = max(MIN_SAMPLES, 2 * classes)
+    return np.unique(np.append(ends[ends >= least], samples))
+
+
+def prequential_code(
+    blocks: Iterable[RankedBlock],
+    ends: np.ndarray,
+    targets: Targets,
+    feature_weights: np.ndarray | None = None,
+) -> CodeLength:
+    """Return the length of the code of the labels in blocks, which are iterated three times.
+
+    Each sample has a rank, its place in the order in which labels are sent. ``ends`` are the ascending ranks at
+    which portions end, as of `portion_ends`. ``feature_weights`` (w,) multiply the standardised features.
+    """
+    paths = [ridge_path(prefix, ALPHAS, feature_weights) for prefix in _prefixes(blocks, ends, targets)]
+    scorers = [Scorer(path, targets) for path in paths]
+    settings = _choose_settings(blocks, ends, targets, scorers)
+    # Code every sample by the readout of the portions before its own.
+    bits, labels = np.zeros(len(ends)), np.zeros(len(ends))
+    for portion, x, y, _ in _by_portion(blocks, ends):
+        labels[portion] += y.size
+        if portion:
+            setting = settings[portion - 1]
+            scores = scorers[portion - 1](x, slice(setting.index, setting.index + 1))[0]
+            bits[portion] += _bits(targets, scores, y, setting.temperature)
+    uniform_bits = labels * np.log2(targets.classes)
+    bits[0] = uniform_bits[0]
+    return CodeLength(
+        bits=float(bits.sum()),
+        uniform_bits=float(uniform_bits.sum()),
+        portions=tuple(zip(np.diff(ends, prepend=0).tolist(), bits.tolist(), strict=True)),
+    )
+
+
+def _by_portion(
+    blocks: Iterable[RankedBlock], ends: np.ndarray
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the samples of each block portion by portion: its number, features, labels and ranks."""
+    for x, y, ranks in blocks:
+        portions = np.searchsorted(ends, ranks, side="right")
+        for portion in np.unique(portions).tolist():
+            is_in_portion = portions == portion
+            yield portion, x[is_in_portion], y[is_in_portion], ranks[is_in_portion]
+
+
+def _prefixes(blocks: Iterable[RankedBlock], ends: np.ndarray, targets: Targets) -> list[TrainingData]:
+    """Return the training data of the first portion, of the first two, and so on, without the last portion."""
+    # Prefixes of fewer samples than features are kept as samples, others as moments of the portions that they add.
+    last = len(ends) - 1
+    few: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    many: dict[int, Accumulator] = {}
+    for portion, x, y, ranks in _by_portion(blocks, ends):
+        if portion == last:
+            continue
+        if ends[portion] < x.shape[1]:
+            few.append((x, targets.coded(y), ranks))
+        else:
+            many.setdefault(portion, Accumulator()).update(x, targets.coded(y))
+    prefixes: list[TrainingData] = []
+    moments: Moments | None = None
+    if few:
+        x, y, ranks = (np.concatenate(arrays) for arrays in zip(*few, strict=True))
+        prefixes = [
+            FewSamples(x=x[ranks < end], y=y[ranks < end], weights=None) for end in ends[: last - len(many)]
+        ]
+        moments = accumulate([(x, y)])
+    for portion in sorted(many):
+        added = many[portion].moments()
+        moments = added if moments is None else moments + added
+        prefixes.append(moments)
+    return prefixes
+
+
+def _choose_settings(
+    blocks: Iterable[RankedBlock], ends: np.ndarray, targets: Targets, scorers: Sequence[Scorer]
+) -> list[_Setting]:
+    """Return the setting of each readout, which codes the portion after those that it was fitted to.
+
+    It is the one that would have coded the portion before in the fewest bits, with the readout before.
+    """
+    # The scores, under every penalty, of the first samples of each portion but the first and the last.
+    scores: dict[int, list[np.ndarray]] = {}
+    labels: dict[int, list[np.ndarray]] = {}
+    for portion, x, y, ranks in _by_portion(blocks, ends):
+        if 0 < portion < len(scorers):
+            tunes = ranks < ends[portion - 1] + MAX_TUNED
+            scores.setdefault(portion, []).append(scorers[portion - 1](x[tunes], slice(None)))
+            labels.setdefault(portion, []).append(y[tunes])
+    # Nothing has been coded by a readout when the first one is used.
+    settings = [_Setting(int(np.argmin(np.abs(np.log(ALPHAS / FIXED_ALPHA)))), 1.0)]
+    for portion in range(1, len(scorers)):
+        of_penalties, y = np.concatenate(scores[portion], axis=1), np.concatenate(labels[portion])
+        temperatures = [targets.fit_temperature(of_penalty, y) for of_penalty in of_penalties]
+        lengths = [
+            _bits(targets, of_penalty, y, temperature)
+            for of_penalty, temperature in zip(of_penalties, temperatures, strict=True)
+        ]
+        best = int(np.argmin(lengths))
+        settings.append(_Setting(best, temperatures[best]))
+    return settings
+
+
+def _bits(targets: Targets, scores: np.ndarray, y: np.ndarray, temperature: float) -> float:
+    """Return the bits of labels (n, outputs) by the probabilities of scores (n, t) at a temperature."""
+    logs = log_softmax(targets.logits(scores.astype(np.float64)) / temperature, axis=-1)
+    of_labels = np.take_along_axis(logs, y[..., None].astype(np.int64), axis=-1)
+    return -float(of_labels.sum()) / np.log(2)
