@@ -3,6 +3,7 @@
 import sys
 import time
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,7 +154,12 @@ def test_the_readers_of_models_give_the_features_of_the_cpu(reader, tmp_path):
         model, data = save_with_tokenizer("bert", tmp_path / "bert"), write_texts(tmp_path / "pets.jsonl", 60)
     else:
         model, data = save_with_extractor("wav2vec2", tmp_path / "wav"), write_sounds(tmp_path / "sounds", 40)
-    settings = {"backbone": str(model), "compute": "float32", "layers": "embed,final", "pool": "mean,std"}
+    settings: dict[str, Any] = {
+        "backbone": str(model),
+        "compute": "float32",
+        "layers": "embed,final",
+        "pool": "mean,std",
+    }
     ours, theirs = (
         extract(str(data), device=device, cache=tmp_path / device, **settings) for device in (DEVICE, "cpu")
     )
@@ -164,7 +170,12 @@ def test_the_readers_of_models_give_the_features_of_the_cpu(reader, tmp_path):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_training_reaches_the_loss_of_the_cpu(compiled, tmp_path):
-    settings = {"backbone": "gpt2:n_layer=2,n_embd=64,n_head=2", "init": "random", "steps": 20, "compute": "float32"}
+    settings: dict[str, Any] = {
+        "backbone": "gpt2:n_layer=2,n_embd=64,n_head=2",
+        "init": "random",
+        "steps": 20,
+        "compute": "float32",
+    }
     settings |= {"limit": 200, "dropout": 0.0}
     ours = train("digits", device=DEVICE, compiled=compiled, cache=tmp_path / "gpu", **settings)
     theirs = train("digits", device="cpu", cache=tmp_path / "cpu", **settings)
@@ -174,7 +185,7 @@ def test_training_reaches_the_loss_of_the_cpu(compiled, tmp_path):
 def test_a_readout_that_a_gpu_fits_predicts_what_that_of_the_cpu_predicts(tmp_path):
     features = extract("digits", device=DEVICE, cache=tmp_path, **SMALL)
     draw, file = np.random.default_rng(0), tmp_path / "new.npz"
-    np.savez(file, x=draw.uniform(0, 16, (20, 64, 1)).astype(np.float32))
+    np.savez(file, x=draw.uniform(0, 16, (20, 16, 4)).astype(np.float32))
     scores, labels = [], []
     for device in (DEVICE, "cpu"):
         result = fit(features, device=device)
