@@ -86,8 +86,8 @@ def main() -> None:
         recalled = [block.recalled for block in blocks]
         cells = []
         for cosine_of_blocks in ([block.product for block in blocks], [block.keys for block in blocks]):
-            correlation = spearmanr(cosine_of_blocks, recalled)
-            cells += [f"{correlation.statistic:.2f}", f"{correlation.pvalue:.2g}"]
+            correlation, p_value = spearmanr(cosine_of_blocks, recalled)
+            cells += [f"{correlation:.2f}", f"{p_value:.2g}"]
         print(f"| {name} | {len(blocks)} | {' | '.join(cells)} |")
 
 

@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.paper.reproduce import Reproduction as Reproduction
     from reservoir_pipelines.prediction.explain import Explanation as Explanation
     from reservoir_pipelines.prediction.export import Export as Export
-    from reservoir_pipelines.prediction.predict import Predictions as Predictions
     from reservoir_pipelines.prediction.prediction import Prediction as Prediction
+    from reservoir_pipelines.prediction.predictions import Predictions as Predictions
     from reservoir_pipelines.preparation.prepared import Prepared as Prepared
     from reservoir_pipelines.reports.report import Report as Report
     from reservoir_pipelines.training.result import Training as Training
@@ -77,7 +77,7 @@ PLACES = {
     "Forecast": "extraction.forecast",
     "LayerScore": "fitting.results",
     "Prediction": "prediction.prediction",
-    "Predictions": "prediction.predict",
+    "Predictions": "prediction.predictions",
     "Prepared": "preparation.prepared",
     "Pretraining": "paper.pretrain",
     "Report": "reports.report",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.paper.reproduce import Reproduction
     from reservoir_pipelines.prediction.explain import Explanation
     from reservoir_pipelines.prediction.export import Export
-    from reservoir_pipelines.prediction.predict import Predictions
+    from reservoir_pipelines.prediction.predictions import Predictions
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.reports.report import Report
     from reservoir_pipelines.training.result import Training

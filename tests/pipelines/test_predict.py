@@ -23,7 +23,7 @@ from sklearn import metrics
 from reservoir.errors import InputError
 from reservoir.plan import BATCH_TOKENS
 
-predict_module = importlib.import_module("reservoir_pipelines.prediction.predict")
+predictions_module = importlib.import_module("reservoir_pipelines.prediction.predictions")
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
 NAMES = ["v0", "v1", "v2", "v3"]
 
@@ -208,8 +208,8 @@ def test_a_readout_without_probabilities_gives_none(tmp_path, capsys):
 def test_predict_computes_a_block_only_when_it_is_reached(fitted, tmp_path, monkeypatch):
     x, y = rows(600, seed=3)
     computed = []
-    forward = predict_module.forward
-    monkeypatch.setattr(predict_module, "forward", lambda *args: computed.append(len(args[2])) or forward(*args))
+    forward = predictions_module.forward
+    monkeypatch.setattr(predictions_module, "forward", lambda *args: computed.append(len(args[2])) or forward(*args))
     found = predict(fitted, write(tmp_path / "new.npz", x, y))
     assert computed == []
     next(found)
@@ -218,8 +218,8 @@ def test_predict_computes_a_block_only_when_it_is_reached(fitted, tmp_path, monk
 
 
 def test_batches_have_the_rows_of_an_extraction(fitted, tmp_path, monkeypatch):
-    batch_rows, forward = [], predict_module.forward
-    monkeypatch.setattr(predict_module, "forward", lambda *args: batch_rows.append(args[5]) or forward(*args))
+    batch_rows, forward = [], predictions_module.forward
+    monkeypatch.setattr(predictions_module, "forward", lambda *args: batch_rows.append(args[5]) or forward(*args))
     x, y = rows(20, seed=3)
     list(predict(fitted, write(tmp_path / "new.npz", x, y)))
     assert batch_rows == [BATCH_TOKENS["cpu"] // 4]

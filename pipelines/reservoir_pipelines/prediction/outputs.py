@@ -17,8 +17,8 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.data.table import import_pyarrow
 from reservoir_pipelines.output import as_json, meter
-from reservoir_pipelines.prediction.predict import Predictions
 from reservoir_pipelines.prediction.prediction import Prediction
+from reservoir_pipelines.prediction.predictions import Predictions
 
 Names = tuple[str, ...]
 
