@@ -42,7 +42,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2Model
 
 from reservoir.backbones import find
-from reservoir.features import launch, load
+from reservoir.batches import load
+from reservoir.features import launch
 from reservoir.options import ExtractOptions
 from reservoir.reservoir import choose_compute, choose_device
 

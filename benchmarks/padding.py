@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from reservoir.batches import padded_lengths, to_tokens, token_batches
 from reservoir.column import Column
-from reservoir.features import padded_lengths, to_tokens, token_batches
 from reservoir.options import ReservoirOptions
 from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
 from reservoir.reservoir import load_model

@@ -72,16 +72,16 @@ def stage(name: str, arguments: dict[str, Any]) -> dict[str, float]:
     """Run prepare or extract here, and return its time, the memory it took, and its padding."""
     import reservoir_pipelines
 
-    from reservoir import features
+    from reservoir import batches
 
-    counts, model_batches = np.zeros(2), features.model_batches
+    counts, model_batches = np.zeros(2), batches.model_batches
 
     def counted(model: Any, lengths: np.ndarray, batch_rows: int) -> Iterator[tuple[np.ndarray, int]]:
         for rows, tokens in model_batches(model, lengths, batch_rows):
             counts[:] += lengths[rows].sum(), len(rows) * tokens
             yield rows, tokens
 
-    features.model_batches = counted
+    batches.model_batches = counted
     start = time.perf_counter()
     getattr(reservoir_pipelines, name)(**arguments)
     measured = {

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reservoir.features import to_tokens
+from reservoir.batches import to_tokens
 from reservoir.random import epoch_order
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Split

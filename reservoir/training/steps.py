@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.features import batches
+from reservoir.batches import batches
 from reservoir.fpt import FPT
 from reservoir.options import TrainOptions
 from reservoir.random import random_key

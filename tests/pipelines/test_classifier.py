@@ -15,7 +15,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.utils.estimator_checks import check_estimator
 
-from reservoir.features import forward, load
+from reservoir.batches import load
+from reservoir.features import forward
 from reservoir.readouts.estimators import code_labels, fold_numbers
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import cross_sweep

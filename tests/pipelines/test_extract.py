@@ -24,8 +24,9 @@ from safetensors.torch import load_file, save_file
 from scipy.io import wavfile
 
 from reservoir import plan
+from reservoir.batches import padded_lengths, token_batches
 from reservoir.errors import InputError
-from reservoir.features import forward, padded_lengths, token_batches
+from reservoir.features import forward
 from reservoir.fpt import FPT
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ReservoirOptions

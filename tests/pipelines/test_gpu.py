@@ -12,11 +12,12 @@ from reservoir_cache import verify
 from reservoir_pipelines import extract, fit, plan, predict, prepare, train, workers
 from reservoir_pipelines.extraction import entries, extractor
 
-from reservoir import features
+from reservoir import batches
 from reservoir import plan as defaults
 from reservoir.backbones import load_backbone
+from reservoir.batches import load
 from reservoir.column import Column
-from reservoir.features import launch, load
+from reservoir.features import launch
 from reservoir.options import ExtractOptions
 from reservoir.tasks.task import Task, Vectors
 from tests.files import contents
@@ -79,7 +80,7 @@ def test_memory_stays_within_the_plan(rows, tmp_path):
 
 @pytest.mark.parametrize("backbone", ["mini", "gpt2"])
 def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch, backbone):
-    """The share of padding that is fastest on this GPU belongs in `features.MAX_PADDING`, by kind of device."""
+    """The share of padding that is fastest on this GPU belongs in `batches.MAX_PADDING`, by kind of device."""
     draw, count = np.random.default_rng(0), 4096
     x, lengths = draw.normal(size=(count, TOKENS, 4)).astype(np.float32), draw.integers(4, TOKENS + 1, count)
     np.savez(tmp_path / "rows.npz", x=x, y=np.arange(count) % 2, lengths=lengths)
@@ -90,7 +91,7 @@ def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch, b
     train, found = prepared.split("train"), {}
     part = train.take(np.arange(len(train)))
     for limit in (0.0, 0.045, 0.1, 0.2, 0.4, 1.0):
-        monkeypatch.setitem(features.MAX_PADDING, "cuda", limit)
+        monkeypatch.setitem(batches.MAX_PADDING, "cuda", limit)
         loaded = load(ours.model, prepared.scaling, part.x, part.lengths, ours.layout.batch_rows)
         launch(ours.model, loaded, ours.columns)()  # warm up
         started = time.perf_counter()

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reservoir import devices
 from reservoir.backbones.weights import load_backbone
+from reservoir.batches import Loaded
 from reservoir.errors import InputError
-from reservoir.features import Launched, Loaded
+from reservoir.features import Launched
 from reservoir.hidden_states import HiddenStates
 from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.pooling import find_pooling

@@ -10,8 +10,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from reservoir.backbones import find, load_backbone, load_native, weights_digest
+from reservoir.batches import token_batches
 from reservoir.column import Column
-from reservoir.features import token_batches
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Task, Vectors

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reservoir import devices
 from reservoir.backbones import load_backbone
+from reservoir.batches import load
 from reservoir.column import Column
-from reservoir.features import launch, load
+from reservoir.features import launch
 from reservoir.options import TrainOptions
 from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.reservoir import Reservoir, load_model

@@ -13,9 +13,9 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from reservoir import options as opt
+from reservoir.batches import check_lengths
 from reservoir.column import RAW, Baseline, Column, Columns
 from reservoir.errors import nearest
-from reservoir.features import check_lengths
 from reservoir.option_fields import keyword
 from reservoir.plan import Plan, resolve
 from reservoir.raw_input import raw_features

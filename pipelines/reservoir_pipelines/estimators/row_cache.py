@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from reservoir_cache import DataSpec
 
+from reservoir.batches import load
 from reservoir.devices import exact_products
-from reservoir.features import launch, load
+from reservoir.features import launch
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from reservoir_cache import Entry, write_targets
 
+from reservoir.batches import Loaded, load_tokens
 from reservoir.errors import InputError
-from reservoir.features import Loaded, load_tokens
 from reservoir.inputs.native import TextReader
 from reservoir.inputs.text_tokens import TextTokens, read_tokens
 from reservoir.reservoir import LoadedModel

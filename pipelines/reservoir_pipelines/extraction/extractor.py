@@ -24,8 +24,9 @@ from torch import Tensor
 from reservoir import devices
 from reservoir.backbones import describe_weights, find_shape
 from reservoir.backbones.backbone import Backbone
+from reservoir.batches import Loaded, load
 from reservoir.errors import InputError
-from reservoir.features import Launched, Loaded, column_masks, launch, load
+from reservoir.features import Launched, column_masks, launch
 from reservoir.inputs.native import TextReader
 from reservoir.inputs.picture_patches import UNITS, PatchUnits, draw_units
 from reservoir.option_fields import as_group

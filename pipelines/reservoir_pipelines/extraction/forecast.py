@@ -12,8 +12,8 @@ import torch
 from reservoir_cache import required_bytes
 
 from reservoir import devices
+from reservoir.batches import load
 from reservoir.errors import InputError
-from reservoir.features import load
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.extractor import Extractor, load_extractor
 from reservoir_pipelines.extraction.spec import make_spec

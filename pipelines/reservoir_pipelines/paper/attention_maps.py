@@ -10,8 +10,8 @@ import numpy as np
 from reservoir_cache import path_below, replace_file
 
 from reservoir import InputError
+from reservoir.batches import batches, to_tokens
 from reservoir.errors import as_input_error
-from reservoir.features import batches, to_tokens
 from reservoir.option_fields import as_group
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
 from reservoir.plan import resolve_model

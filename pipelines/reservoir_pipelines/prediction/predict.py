@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
+from reservoir.batches import length_limits
 from reservoir.column import RAW, Column, parse_columns
-from reservoir.features import length_limits
 from reservoir.options import PredictOptions
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task
