@@ -72,7 +72,9 @@ class SplitFeatures:
     """The columns of one split, as listed by its manifest when this object was created."""
 
     def __init__(self, entry: Entry, split: str) -> None:
-        self.entry, self.split = entry, split
+        self.split = split
+        # Not public, because whoever has one split must not come to the others by it.
+        self._entry = entry
         self._folder = entry.path / split
         self._manifest = entry.manifest(split)
         self._ranges = entry.blocks(split)
@@ -123,8 +125,8 @@ class SplitFeatures:
         """Return some rows of a column, (len(rows), tokens, width), in the order of ``rows``."""
         self._require(column)
         shape = self.shape(column)
-        block_rows = self.entry.layout.block_rows
-        store = self.entry.spec.store
+        block_rows = self._entry.layout.block_rows
+        store = self._entry.spec.store
         out = np.empty((len(rows), *shape), np.float32)
         if not len(rows):
             return out
@@ -138,7 +140,7 @@ class SplitFeatures:
             # Neighbouring values may have different offsets, so each row gets the offset of its own part of the block.
             values = decode(Encoded(encoded.values, None), store)
             if encoded.offset is not None:
-                values += encoded.offset[rows_in_block // self.entry.layout.offset_rows, None]
+                values += encoded.offset[rows_in_block // self._entry.layout.offset_rows, None]
             out[positions] = values
         return out
 
@@ -157,7 +159,7 @@ class SplitFeatures:
         line = self._manifest.targets
         if line is None:
             raise CacheError(
-                f"{self._folder}: has no labels; run the extract that made {self.entry.path.name} again"
+                f"{self._folder}: has no labels; run the extract that made {self._entry.path.name} again"
             )
         path = self._folder / line.file
         try:
@@ -248,7 +250,7 @@ class SplitFeatures:
         """Return `pointers`; refuse an entry whose rows are no words or tokens."""
         if self.pointers is None:
             raise CacheError(
-                f"{self.entry.path}: its rows are no words or tokens of texts; extract texts with labels of these"
+                f"{self._entry.path}: its rows are no words or tokens of texts; extract texts with labels of these"
             )
         return self.pointers
 
@@ -258,13 +260,13 @@ class SplitFeatures:
         return self._targets.get("groups")
 
     def _decode(self, encoded: Encoded, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        return decode(encoded, self.entry.spec.store, self.entry.layout.offset_rows, out)
+        return decode(encoded, self._entry.spec.store, self._entry.layout.offset_rows, out)
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
         """Return a block of a column as stored, or some of its rows; verify its checksum once."""
         shard = self._shards[block][column]
-        store = self.entry.spec.store
-        layout = self.entry.layout
+        store = self._entry.spec.store
+        layout = self._entry.layout
         (low, high), described = self._ranges[block], self._manifest.columns[column]
         shape = high - low, described.tokens, described.width
         try:
@@ -295,12 +297,12 @@ class SplitFeatures:
         if column in self._manifest.columns:
             what = f"column {column} of {self.split} is missing in some blocks"
         raise CacheError(
-            f"{self.entry.path}: {what}; run its extract again with this column (--layers, --pool)"
+            f"{self._entry.path}: {what}; run its extract again with this column (--layers, --pool)"
         )
 
     def _damaged(self, line: Shard | TargetFile, column: str = "") -> CacheError:
         where = f" (column {column})" if column else ""
-        return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self.entry.key)}")
+        return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self._entry.key)}")
 
 
 def _divides(arrays: dict[str, NDArray], rows: int) -> bool:
@@ -345,12 +347,12 @@ class FeatureColumn(NDArrayOperatorsMixin):
                     split,
                     self._name,
                     block,
-                    dask_key_name=f"{split.entry.key}-{split.split}-{self._name}-{block}",
+                    dask_key_name=f"{split._entry.key}-{split.split}-{self._name}-{block}",
                 ),
                 (high - low, *self.shape[1:]),
                 self.dtype,
             )
-            for block, (low, high) in enumerate(split.entry.blocks(split.split))
+            for block, (low, high) in enumerate(split._entry.blocks(split.split))
         ]
         return dask.array.concatenate(chunks)
 
