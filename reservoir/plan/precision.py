@@ -15,7 +15,8 @@ from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.task import Task, Vectors
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches
-# A killed process loses at most a block. With this many rows, padding is under 5% of the tokens of a batch.
+# A killed process loses the blocks that are not listed yet, often one. With this many rows, padding is under 5% of the
+# tokens of a batch.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
