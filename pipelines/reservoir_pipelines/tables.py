@@ -290,7 +290,7 @@ def operating_table(points: Sequence[OperatingPoint], evaluation: Evaluation) ->
     """Return the thresholds of the probability of the second class, and their scores on test."""
     name = evaluation.classes[1]
     columns = (
-        *numbers("false positives, at most", f"probability of {name} above", "false positives on test"),
+        *numbers("false positives, target", f"probability of {name} above", "false positives on test"),
         *texts("95% interval"),
         *numbers("recall on test"),
         *texts("95% interval"),

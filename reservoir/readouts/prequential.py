@@ -6,7 +6,8 @@ fewer bits, the more regular are the labels in these features, and the fewer sam
 
 Ridge has no probabilities of its own: they are the softmax of the scores, divided by a temperature. A receiver must be
 able to repeat all choices, so the penalty and the temperature of a portion are those that would have coded the portion
-before in the fewest bits, with the readout that coded it. No label is used before it has been sent.
+before in the fewest bits, with the readout that coded it. No label is used before it has been sent. A portion has the
+code of an equal mixture of this readout with uniform labels, which bounds what a readout costs that is sure and wrong.
 
 Reference: Voita and Titov (2020), Information-theoretic probing with minimum description length, section 3.2.
 """
@@ -31,9 +32,8 @@ RankedBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
 SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 # The first portion has at least so many samples, and two for each class: a readout of fewer has nothing to say.
 MIN_SAMPLES = 16
-ALPHAS = np.geomspace(
-    1e-1, 1e5, 7
-)  # a decade apart; the first readout has FIXED_ALPHA, which is one of them
+# A decade apart; the first readout has FIXED_ALPHA, which is one of them.
+ALPHAS = np.geomspace(1e-1, 1e5, 7)
 MAX_TUNED = 2000  # samples of a portion that choose penalty and temperature of the next one
 
 
@@ -90,6 +90,9 @@ def prequential_code(
             bits[portion] += _bits(targets, scores, y, setting.temperature)
     uniform_bits = labels * np.log2(targets.classes)
     bits[0] = uniform_bits[0]
+    # Each later portion has the code of an equal mixture of its readout with uniform labels, so a readout that is sure
+    # and wrong costs at most one bit more than uniform labels, and one that is right one bit more than alone.
+    bits[1:] = 1 - np.logaddexp2(-bits[1:], -uniform_bits[1:])
     return CodeLength(
         bits=float(bits.sum()),
         uniform_bits=float(uniform_bits.sum()),

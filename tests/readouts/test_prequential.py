@@ -38,7 +38,9 @@ def code_by_hand(x, y, ranks, ends, targets):
     setting = 100.0, 1.0
     for start, end in itertools.pairwise(ends):
         scored = slice(start, end)
-        bits.append(length(scores_of(slice(start), scored, setting[0]), y[scored], setting[1]))
+        of_readout = length(scores_of(slice(start), scored, setting[0]), y[scored], setting[1])
+        uniform = y[scored].size * np.log2(targets.classes)
+        bits.append(1 - np.logaddexp2(-of_readout, -uniform))
         # The receiver knows these labels now, and chooses for the next portion.
         tried = []
         for alpha in ALPHAS:
@@ -75,6 +77,17 @@ def test_labels_that_do_not_depend_on_features_are_not_compressed():
     entropy = -len(rare) * (share * np.log2(share) + (1 - share) * np.log2(1 - share))
     code = prequential_code([(x, rare, ranks)], portion_ends(2000, 2), Targets(1, 2))
     assert entropy < code.bits < 1.25 * entropy
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_portion_costs_more_than_uniform_labels_and_a_bit(seed):
+    draw = np.random.default_rng(seed)
+    y = draw.integers(0, 2, (500, 1))
+    x = draw.normal(size=(500, 64)) + y  # a sure readout of a few samples may be wrong
+    ends = portion_ends(500, 2)
+    code = prequential_code([(x, y, np.arange(500))], ends, Targets(outputs=1, classes=2))
+    assert all(bits <= samples + 1 for samples, bits in code.portions)
+    assert code.compression > 3
 
 
 def test_no_label_is_used_before_it_is_sent():

@@ -46,6 +46,7 @@ from reservoir_pipelines.tables import (
     training_facts,
     training_tables,
     twin_table,
+    with_probing,
 )
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: 
     mean = score_text(results.mean, first.best.metric)
     deviation = difference_text(results.deviation, first.best.metric)
     summary = Facts([("test", f"{mean} +- {deviation} over {len(results.fits)} seeds")])
-    return Answer(results, [readout_table(rows, first.evaluation), summary])
+    table = with_probing(readout_table(rows, first.evaluation), [fit.best for fit in results.fits])
+    return Answer(results, [table, summary])
 
 
 def fit_tables(fit: Fit) -> list[Shown]:
