@@ -34,7 +34,7 @@ from PIL import Image
 from pretraining import COMPARISONS, claims_table, draw_pretraining
 from reservoir_pipelines import report
 from reservoir_pipelines.files import json_digest
-from reservoir_pipelines.paper.claims import FAILS, HOLDS, UNSEEN
+from reservoir_pipelines.paper.claims import FAILS, HOLDS, INCONCLUSIVE
 from reservoir_pipelines.paper.page import number_text, reproduction_part
 from reservoir_pipelines.paper.recipe import load_recipe, recipe_names
 from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
@@ -82,7 +82,7 @@ class Numbers:
         claims = [(name, claim) for (_, name), table in self.tables.items() for claim in table["claims"]]
         verdicts: dict[tuple[str, str], set[str]] = {(name, claim["says"]): set() for name, claim in claims}
         for name, claim in claims:
-            if claim["verdict"] in (HOLDS, FAILS, UNSEEN):
+            if claim["verdict"] in (HOLDS, FAILS, INCONCLUSIVE):
                 verdicts[name, claim["says"]].add(claim["verdict"])
         alone = Counter(next(iter(by_scale)) for by_scale in verdicts.values() if len(by_scale) == 1)
         comparisons = sum(bool(claim["interval"]) for _, claim in claims)
@@ -91,7 +91,7 @@ class Numbers:
             "ours": len({(name, claim["says"]) for name, claim in claims if claim["source"] == "ours"}),
             "hold": alone[HOLDS],
             "fail": alone[FAILS],
-            "unseen": alone[UNSEEN],
+            "unseen": alone[INCONCLUSIVE],
             "differ": sum(len(by_scale) > 1 for by_scale in verdicts.values()),
             "open": sum(not by_scale for by_scale in verdicts.values()),
             "comparisons": comparisons,

@@ -48,9 +48,9 @@ def add_name(family: str) -> None:
 
 def check_backbone_name(name: str) -> None:
     """Raise `InputError` unless a name is known, is a folder or a file, or may be a name on the hub."""
-    short_name = name.partition(":")[0]
+    known_name = name.partition(":")[0]  # settings may follow, as in esn:units=500
     is_known = (
-        short_name in KNOWN or name in SHORT or any(short_name == plugin.name for plugin in plugins())
+        known_name in KNOWN or name in SHORT or any(known_name == plugin.name for plugin in plugins())
     )
     if not (is_known or HUB_NAME.fullmatch(name) or Path(name).exists()):
         raise InputError(

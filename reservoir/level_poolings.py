@@ -30,6 +30,7 @@ class Counts(Pooling):
             raise InputError(
                 f"pooling {self.name}: the layer has {width:,} channels", "use a smaller number"
             )
+        # The sum and the maximum of each channel, alone and times each of the K channels of the first token.
         return 1, 2 * width * (1 + self.number)
 
     def of(self, states: HiddenStates) -> Tensor:

@@ -278,22 +278,26 @@ class Sustained(Pooling):
         all_stretches = _stretches(self.number)
         stretches = [stretch for stretch in all_stretches if stretch <= max(1, tokens)]
         # The minimum counts only for sequences that are shorter than a stretch, so it needs no further tokens.
+        # (batch, 1, width)
         lowest = states.filled_start(all_stretches[-1], float("inf")).amin(dim=1)[:, None]
         of_pieces: list[Tensor] = []
         for piece in _pieces(states.filled(float("-inf")), states):
-            # Infinity at padding and, in a traced graph, after the last token leaves only stretches that end before.
+            # The piece is (batch, channels, tokens). With minus infinity at padding and, in a traced graph, after the
+            # last token, only stretches that end before count.
             smallest = (
                 torch.nn.functional.pad(piece, (0, stretches[-1] - 1), value=float("-inf"))
                 if states.traced
                 else piece
             )
-            sustained = [smallest.amax(dim=2)]
+            sustained = [smallest.amax(dim=2)]  # (batch, channels) for each stretch
             for stretch in stretches[1:]:
-                # The smallest value of a stretch is the smaller one of those of its halves, and so on.
+                # ``smallest`` holds the minimum of the n = stretch / 4 tokens from each start. The minimum of a stretch
+                # is the smaller one of its two halves', so shifts by n and 2n give those of 2n and 4n tokens.
                 for half in (stretch // 4, stretch // 2):
                     smallest = torch.minimum(smallest[:, :, :-half], smallest[:, :, half:])
                 sustained.append(smallest.amax(dim=2))
-            of_pieces.append(torch.stack(sustained, dim=1))
+            of_pieces.append(torch.stack(sustained, dim=1))  # (batch, stretches, channels)
+        # (batch, stretches)
         is_long_enough = states.lengths[:, None] >= states.constant(_stretches, len(stretches))
         values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
         missing = len(all_stretches) - len(stretches)

@@ -142,7 +142,7 @@ class LoadedModel:
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
-        return (self.convolution or self.windows.torch)(x, lengths)
+        return (self.convolution or self.windows.of_tensors)(x, lengths)
 
 
 def load_model(

@@ -40,7 +40,7 @@ class Branch(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return the samples (samples, width) of each column, from scaled sequences and their lengths."""
-        x, lengths = (self.convolution or self.windows.torch)(x, lengths)
+        x, lengths = (self.convolution or self.windows.of_tensors)(x, lengths)
         pooled = self.fpt.features(x, lengths, list(self.shapes))
         samples: list[Tensor] = []
         for column, (tokens, _) in self.shapes.items():

@@ -235,8 +235,8 @@ def meter(
     title: str, total: int, unit: str = "rows", finished: int = 0, *, units_per_step: int = 1
 ) -> Iterator[Meter]:
     """Yield a `Meter` of ``total`` steps of ``units_per_step`` units, of which ``finished`` are finished already."""
-    shown = Meter(title, total, unit, finished, units_per_step)
-    status = nullcontext()
+    new_meter = Meter(title, total, unit, finished, units_per_step)
+    live_line = nullcontext()
     if sys.stderr.isatty() and not _silenced.get():
         from rich.console import Console
         from rich.live import Live
@@ -246,14 +246,14 @@ def meter(
         # `Text` has no markup: a name in the data such as [red] is shown literally.
         spinner = Spinner("dots", Text(printable(title)))
         # Results that are printed meanwhile must not be redirected to stderr.
-        status = Live(spinner, console=Console(stderr=True), transient=True, redirect_stdout=False)
-        shown.display = lambda line: spinner.update(text=Text(printable(line)))
-    _Screen.meters.append(shown)
+        live_line = Live(spinner, console=Console(stderr=True), transient=True, redirect_stdout=False)
+        new_meter.display = lambda line: spinner.update(text=Text(printable(line)))
+    _Screen.meters.append(new_meter)
     try:
-        with status:
-            yield shown
+        with live_line:
+            yield new_meter
     finally:
-        _Screen.meters.remove(shown)
+        _Screen.meters.remove(new_meter)
 
 
 @contextmanager

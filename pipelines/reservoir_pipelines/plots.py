@@ -144,7 +144,7 @@ def curve_points(history: Sequence[Mapping[str, Any]], name: str, factor: float 
     return np.array(points, float).reshape(-1, 2)
 
 
-def draw_course(axes: Axes, curves: Sequence[np.ndarray], y: str, best: int | None = None) -> None:
+def draw_course(axes: Axes, curves: Sequence[np.ndarray], y_label: str, best: int | None = None) -> None:
     """Draw the (step, value) pairs of training, smoothed over 1% of them, and of validation; mark the best step."""
     train, valid = curves
     if len(train):
@@ -158,7 +158,7 @@ def draw_course(axes: Axes, curves: Sequence[np.ndarray], y: str, best: int | No
         axes.plot(*valid.T, "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
     if best is not None:
         axes.axvline(best, color=INK, linestyle="--", linewidth=1, label="best")
-    style(axes, "step", y)
+    style(axes, "step", y_label)
 
 
 def plot_training(

@@ -39,6 +39,8 @@ def map_pieces(
             on_result(result)
     elif workers > 1 and len(tasks) > 1:
         _in_processes(work, tasks, workers, results, on_result)
+    # This process computes what is left: all pieces without workers, those that are too quick to be worth processes,
+    # and those of a worker that was killed.
     for number, task in enumerate(tasks):
         if number not in results:
             results[number] = work(*task)

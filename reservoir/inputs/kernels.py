@@ -63,21 +63,29 @@ class KernelConvolution(nn.Module):
         """
         windows = self.windows
         if windows.symbols:
-            x = torch.eye(windows.symbols, device=x.device)[x.long()]
-        x = row_forms(x, lengths, windows.normalise)
+            x = torch.eye(windows.symbols, device=x.device)[x.long()]  # (rows, values, channels)
+        x = row_forms(x, lengths, windows.normalise)  # (rows, values, forms * channels)
         # Zeros stand in for padding, and for values before and after a row that windows reach.
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         before, after = windows.margins
+        # (rows, forms * channels, before + values + after)
         x = nn.functional.pad(x.masked_fill(~inside[:, :, None], 0).transpose(1, 2), (before, after))
-        count = (x.shape[2] - before - after - windows.reach) // windows.stride + 1
-        span = (count - 1) * windows.stride + 1
-        responses = x.new_empty(x.shape[0], len(self.taps), count)  # `len` would fix the batch of an export
+        # The number of windows of the longest row.
+        most_windows = (x.shape[2] - before - after - windows.reach) // windows.stride + 1
+        # Distance from the first window's start to the last's, plus 1.
+        start_range = (most_windows - 1) * windows.stride + 1
+        # (rows, width, windows); `len` would fix the batch of an export
+        responses = x.new_empty(x.shape[0], len(self.taps), most_windows)
         for bank in self.banks:
             # A product with one shifted copy of the row per tap; torch's convolution takes several times as long.
+            # (rows, channels, values)
             values = x[:, bank.form * self.channels : (bank.form + 1) * self.channels]
             starts = [before + offset for offset in windows.offsets_of(bank.dilation)]
-            shifted = [values[:, :, start : start + span : windows.stride] for start in starts]
+            # One (rows, channels, windows) for each tap.
+            shifted = [values[:, :, start : start + start_range : windows.stride] for start in starts]
+            # (rows, kernels of the bank, channels * taps)
             taps = self.taps[bank.begin : bank.end].flatten(1).expand(x.shape[0], -1, -1)
+            # (rows, channels * taps, windows)
             values_at_taps = torch.stack(shifted, dim=2).flatten(1, 2)
             if torch.compiler.is_compiling():
                 responses[:, bank.begin : bank.end] = taps @ values_at_taps

@@ -404,11 +404,14 @@ def _letters_apart(tokenizer: Any, words: Sequence[str]) -> bool:
     """Return whether words are single letters that spaces must separate, as those of ProtBert and ProtT5 are."""
     if not words or any(len(word) > 1 for word in words):
         return False
+    # Two letters show it: with a space between them each is a token, and without the space the tokens differ.
     first, last = min(words), max(words)
-    apart = tokenizer.tokenize(f"{first} {last}")
-    return [re.sub("^▁", "", word) for word in apart] == [first, last] and apart != tokenizer.tokenize(
-        first + last
-    )
+    tokens = tokenizer.tokenize(f"{first} {last}")
+    letters = [
+        token.removeprefix("▁") for token in tokens
+    ]  # SentencePiece writes a space before a word as ▁
+    needs_space = tokens != tokenizer.tokenize(first + last)
+    return letters == [first, last] and needs_space
 
 
 def has_tokenizer(name: str) -> bool:

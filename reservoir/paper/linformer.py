@@ -54,6 +54,7 @@ class Attention(gpt2.Attention):
         query, key, value = self.c_attn(x).chunk(3, -1)
         if mask is not None:  # padding must not be in the mixtures
             key, value = key * mask[..., None], value * mask[..., None]
+        # The mixtures E K of the keys and F V of the values are (batch, rank, width).
         parts = query, self.E[:, : x.shape[1]] @ key, self.F[:, : x.shape[1]] @ value
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         rate = self.attn_dropout.p if self.training else 0.0

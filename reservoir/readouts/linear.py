@@ -94,16 +94,19 @@ class Targets:
     ) -> np.ndarray:
         """Return what each sample adds to the metric, (n,), from scores (n, T) and labels (n, outputs).
 
-        It is the share of its correct labels, times its weight; for real targets it is the negative
-        squared error, divided by the variance of each output.
+        It is the share of its correct labels or, for real targets, the negative squared error divided by the
+        variance of each output; both times the weight of the sample, divided by the mean of the weights.
         """
         if self.classes:
-            of_samples = (self.predict(scores) == y).mean(axis=1)
+            scores_of_samples = (self.predict(scores) == y).mean(axis=1)
         else:
             variance = y.var(axis=0, dtype=np.float64)
-            of_samples = -(np.square(scores - y) / np.where(variance > 0, variance, 1.0)).mean(axis=1)
+            squared_errors = np.square(scores - y) / np.where(variance > 0, variance, 1.0)
+            scores_of_samples = -squared_errors.mean(axis=1)
         all_weights = self.weights(y, weights)
-        return of_samples if all_weights is None else of_samples * all_weights / all_weights.mean()
+        if all_weights is None:
+            return scores_of_samples
+        return scores_of_samples * all_weights / all_weights.mean()
 
     def logits(self, scores: np.ndarray) -> np.ndarray:
         """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s."""

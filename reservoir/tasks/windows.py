@@ -78,10 +78,13 @@ class Windows:
         import torch
 
         counts = self.checked_counts(lengths)
-        return self.torch(torch.from_numpy(x), torch.from_numpy(lengths))[0].numpy(), counts
+        return self.of_tensors(torch.from_numpy(x), torch.from_numpy(lengths))[0].numpy(), counts
 
-    def torch(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens and counts for tensors, by operations that ``torch.export`` can trace; no row may be short."""
+    def of_tensors(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return tokens (rows, windows, dilations * patch * channels) and their number per row, (rows,).
+
+        The operations are those that ``torch.export`` can trace. No row may be shorter than a window.
+        """
         if self.plain:
             return x, lengths
         import torch
@@ -89,26 +92,27 @@ class Windows:
         if self.symbols:
             x = torch.eye(self.symbols, device=x.device)[x.long()]
         x = row_forms(x, lengths, self.normalise)
-        longest = (x.shape[1] - self.reach) // self.stride + 1
+        most_windows = (x.shape[1] - self.reach) // self.stride + 1  # of the longest row
         counts = (lengths - self.reach) // self.stride + 1
         # Zeros stand in for padding, and for values before and after a row that windows reach.
         before, after = self.margins
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, after))
-        # The places (windows, values) of the values of each window, then the values themselves. Ranges are made on the
-        # device; a tensor from a list would be copied there, which waits for a GPU.
-        steps = torch.arange(longest, device=x.device)
+        # The positions (windows, dilations * patch) of the values of each window, then the values themselves. Ranges
+        # are made on the device; a tensor from a list would be copied there, which waits for a GPU.
+        windows = torch.arange(most_windows, device=x.device)
+        firsts = [self.offsets_of(dilation)[0] for dilation in self.dilations]
         offsets = torch.cat(
             [
                 torch.arange(first, first + self.patch * dilation, dilation, device=x.device)
-                for dilation in self.dilations
-                for first in self.offsets_of(dilation)[:1]
+                for first, dilation in zip(firsts, self.dilations, strict=True)
             ]
         )
-        places = steps[:, None] * self.stride + offsets + before
-        # Indexing x[:, places] takes three times as long.
-        tokens = x.index_select(1, places.flatten()).unflatten(1, places.shape).flatten(2)
-        return tokens.masked_fill_((steps >= counts[:, None])[:, :, None], 0), counts
+        positions = windows[:, None] * self.stride + offsets + before
+        # Indexing x[:, positions] takes three times as long.
+        tokens = x.index_select(1, positions.flatten()).unflatten(1, positions.shape).flatten(2)
+        is_after_last = windows >= counts[:, None]  # (rows, windows)
+        return tokens.masked_fill_(is_after_last[:, :, None], 0), counts
 
     def offsets_of(self, dilation: int) -> list[int]:
         """Return the offset of each value of one dilation in token n from n * ``stride``."""
@@ -147,13 +151,16 @@ def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
 
 
 def _standardised(x: Tensor, lengths: Tensor, inside: Tensor) -> Tensor:
-    """Return rows whose values ``inside`` have mean 0 and variance 1; zeros elsewhere, and for constant channels."""
+    """Return rows whose values ``inside`` have mean 0 and variance 1; zeros elsewhere, and for constant channels.
+
+    ``x`` and the result are (rows, values, channels), ``lengths`` (rows,) and ``inside`` (rows, values, 1).
+    """
     import torch
 
-    # Mean and deviation over the real values of a row, for each channel.
-    count = lengths[:, None, None].to(x.dtype)
+    # Mean and deviation over the real values of a row, for each channel: (rows, 1, channels).
+    count = lengths[:, None, None].to(x.dtype)  # (rows, 1, 1)
     centred = (x - x.masked_fill(~inside, 0).sum(1, keepdim=True) / count).masked_fill(~inside, 0)
     deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
     # The rounding errors of a constant must not be scaled to variance 1.
-    level = 1e-5 * x.masked_fill(~inside, 0).abs().amax(1, keepdim=True)
-    return torch.where(deviation > level, centred / deviation, 0.0)
+    rounding_error = 1e-5 * x.masked_fill(~inside, 0).abs().amax(1, keepdim=True)
+    return torch.where(deviation > rounding_error, centred / deviation, 0.0)

@@ -27,9 +27,9 @@ def passes(monkeypatch):
     """Clear all caches, as in a new process; return the number of rows of every forward pass."""
     counted = []
 
-    def counting(model, scaling, x, *rest):
+    def counting(model, scaling, x, **rest):
         counted.append(len(x))
-        return load(model, scaling, x, *rest)
+        return load(model, scaling, x, **rest)
 
     monkeypatch.setattr(row_cache, "load", counting)
     forget()

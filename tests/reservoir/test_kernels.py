@@ -44,7 +44,7 @@ def test_responses_are_those_of_windows_times_a_matrix(windows, width):
     for bank in convolution.banks:
         taps = convolution.taps[bank.begin : bank.end].transpose(1, 2)
         matrix[bank.begin : bank.end, windows.dilations.index(bank.dilation), :, bank.form] = taps
-    tokens, expected_counts = windows.torch(x, lengths)
+    tokens, expected_counts = windows.of_tensors(x, lengths)
     assert torch.equal(counts, expected_counts) and responses.shape == (3, tokens.shape[1], width)
     assert (matrix.flatten(1).norm(dim=1) - 6.0).abs().max() < 1e-5
     assert windows.patch == 1 or convolution.taps.sum(dim=2).abs().max() < 1e-5

@@ -136,7 +136,7 @@ def test_windows_are_those_of_a_plain_loop(patch, stride, dilations, pad):
         assert counts[row] == len(expected) == windows.counts(lengths)[row]
         np.testing.assert_array_equal(tokens[row, : len(expected)], expected)
         assert windows.plain or not tokens[row, len(expected) :].any()
-    found, number = windows.torch(torch.from_numpy(x), torch.from_numpy(lengths))
+    found, number = windows.of_tensors(torch.from_numpy(x), torch.from_numpy(lengths))
     np.testing.assert_array_equal(found.numpy(), tokens)
     np.testing.assert_array_equal(number.numpy(), counts)
     assert tokens.dtype == np.float32 and (windows.plain or counts.dtype == np.int32)
@@ -154,14 +154,14 @@ def test_tensors_are_cut_in_a_program_for_any_batch():
 
     class Cut(torch.nn.Module):
         def forward(self, x, lengths):
-            return windows.torch(x, lengths)
+            return windows.of_tensors(x, lengths)
 
     batch = torch.export.Dim("batch", max=2**31)  # torch 2.6 demands a bound
     program = torch.export.export(
         Cut(), (torch.ones(4, 20, 2), torch.tensor([20, 3, 9, 12])), dynamic_shapes=({0: batch}, {0: batch})
     )
     x, lengths = torch.randn(7, 20, 2, generator=torch.Generator().manual_seed(0)), torch.arange(7, 14)
-    for found, expected in zip(program.module()(x, lengths), windows.torch(x, lengths), strict=True):
+    for found, expected in zip(program.module()(x, lengths), windows.of_tensors(x, lengths), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 

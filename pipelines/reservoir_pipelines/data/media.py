@@ -142,28 +142,38 @@ def classes_of_folders(names: Sequence[str], classes: Collection[str | int]) -> 
 
 def folder_labels(root: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the labels, and the splits if there are any, of the files CLASS/... or SPLIT/CLASS/... of a folder."""
-    # The first folder of each file is a split if it is called so, and then all have to be.
     parts = [name.split("/") for name in names]
-    splits = {part[0]: SPLIT_NAMES.get(part[0].lower(), "") for part in parts if len(part) > 1}
-    others = [top for top, split in splits.items() if not split]
-    if not others and not any(len(part) > 2 for part in parts):  # no file is in a folder of a class
-        named_splits = {"split": np.array([splits[part[0]] for part in parts])} if splits else {}
-        return named_splits if all(len(part) > 1 for part in parts) else {}
-    has_several_splits = len(set(splits.values()) - {""}) > 1
-    if others and has_several_splits:
-        named = ", ".join(top for top, split in splits.items() if split)
+    # Top folders named like a split, with the split's name in this program; the others are classes.
+    top_folders = list(dict.fromkeys(part[0] for part in parts if len(part) > 1))
+    split_of_folder = {
+        folder: SPLIT_NAMES[folder.lower()] for folder in top_folders if folder.lower() in SPLIT_NAMES
+    }
+    others = [folder for folder in top_folders if folder not in split_of_folder]
+    has_splits = bool(split_of_folder) and not others
+    # Without class folders there are no labels, and splits only if each file is in one.
+    has_class_folders = bool(others) or any(len(part) > 2 for part in parts)
+    if not has_class_folders:
+        if not has_splits or any(len(part) == 1 for part in parts):
+            return {}
+        return {"split": np.array([split_of_folder[part[0]] for part in parts])}
+    # A single folder named like a split may be a class (test beside control). Of several, all folders must be splits.
+    if others and len(set(split_of_folder.values())) > 1:
         raise InputError(
-            f"{root}: {others[0]!r} is not one of the splits {named}", "remove it, or move it into one"
+            f"{root}: {others[0]!r} is not one of the splits {', '.join(split_of_folder)}",
+            "remove it, or move it into one",
         )
-    divided = bool(splits) and not others
+    class_level = 1 if has_splits else 0  # the class folder is below the split's, or at the top
     for part in parts:
-        if len(part) < 2 + divided:
-            example = f"{'train/' * divided}CLASS/{part[-1]}"
+        is_in_class_folder = len(part) > class_level + 1
+        if not is_in_class_folder:
+            example = f"{'train/' if has_splits else ''}CLASS/{part[-1]}"
             raise InputError(
                 f"{root}: {'/'.join(part)} is in no class folder", f"move it to {example}, or pass --labels"
             )
-    labels = {"y": np.array([part[divided] for part in parts])}
-    return labels | ({"split": np.array([splits[part[0]] for part in parts])} if divided else {})
+    labels = {"y": np.array([part[class_level] for part in parts])}
+    if has_splits:
+        labels["split"] = np.array([split_of_folder[part[0]] for part in parts])
+    return labels
 
 
 # ---- recordings

@@ -285,25 +285,28 @@ def _joined(
     """
     candidates = [id_column] if id_column else table.names
     rows_by_column = {column: _rows_of(table.frame[column], names) for column in candidates}
-    key = max(rows_by_column, key=lambda column: len(rows_by_column[column]))
-    rows = rows_by_column[key]
-    missing = [name for name in names if name not in rows]
-    if missing and not (some and rows):
+    best_column = max(rows_by_column, key=lambda column: len(rows_by_column[column]))
+    rows_by_name = rows_by_column[best_column]
+    missing = [name for name in names if name not in rows_by_name]
+    if missing and not (some and rows_by_name):
         raise InputError(
-            f"{table.path}: no row for {missing[0]!r} in column {key!r} "
+            f"{table.path}: no row for {missing[0]!r} in column {best_column!r} "
             f"({len(missing):,} of {len(names):,} have none)",
             "add it (predict needs no label in it), or pass --id NAME of another column, or --skip-bad-rows",
         )
+    # Each file needs exactly one row, and each row may stand for one file only.
     name_of_row: dict[int, str] = {}
-    for name, rows_of_name in rows.items():
-        if len(rows_of_name) > 1 or name_of_row.setdefault(rows_of_name[0], name) != name:
-            row = rows_of_name[-1]
+    for name, rows_of_name in rows_by_name.items():
+        has_several_rows = len(rows_of_name) > 1
+        row = rows_of_name[-1]
+        row_has_another_file = name_of_row.setdefault(row, name) != name
+        if has_several_rows or row_has_another_file:
             raise InputError(
-                f"{table.path}, {table.bad.places[row]}: {table.frame[key][row]!r} in column {key!r} "
+                f"{table.path}, {table.bad.places[row]}: {table.frame[best_column][row]!r} in column {best_column!r} "
                 "stands for several files, or another row has it, too",
                 "write one row with the whole name for each file",
             )
-    return key, {name: rows_of_name[0] for name, rows_of_name in rows.items()}
+    return best_column, {name: rows_of_name[0] for name, rows_of_name in rows_by_name.items()}
 
 
 def _rows_of(column: Sequence[object], names: Sequence[str]) -> dict[str, list[int]]:

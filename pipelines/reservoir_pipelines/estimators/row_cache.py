@@ -65,30 +65,33 @@ class RowCache:
         names = [str(column) for column in plan.columns]
         any_rows = DataSpec(digest="", rows={"rows": 1})  # a row's features do not depend on the others
         spec = model_spec(model, model.fpt.task.to_dict(), any_rows, "float32")
+        # Batches of another size change the last bits of features, so their rows are cached apart.
         settings = (spec.key, names, plan.batch_rows)
-        key = hashlib.sha256(repr(settings).encode()).hexdigest()
+        plan_key = hashlib.sha256(repr(settings).encode()).hexdigest()
         digests = [
             hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)
         ]
         with self._lock:
             # The rows of this call are held apart from the cache, which may forget some of them.
             rows: dict[bytes, np.ndarray] = {}
-            new: dict[bytes, int] = {}  # the number of the first row with each new content
+            new_rows: dict[bytes, int] = {}  # the number of the first row with each new content
             for number, digest in enumerate(digests):
-                if (row := self._rows.get((key, digest))) is None:
-                    new.setdefault(digest, number)
+                if (row := self._rows.get((plan_key, digest))) is None:
+                    new_rows.setdefault(digest, number)
                 else:
                     rows[digest] = row
-                    self._rows.move_to_end((key, digest))
+                    self._rows.move_to_end((plan_key, digest))
             # A block at a time, because loaded rows with their windows are larger than their features.
-            for start in range(0, len(new), plan.block_rows):
-                block = dict(list(new.items())[start : start + plan.block_rows])
+            for start in range(0, len(new_rows), plan.block_rows):
+                block = dict(list(new_rows.items())[start : start + plan.block_rows])
                 numbers = list(block.values())
-                computed = self._compute(model, key, names, x[numbers], lengths[numbers], plan.batch_rows)
+                computed = self._compute(
+                    model, plan_key, names, x[numbers], lengths[numbers], plan.batch_rows
+                )
                 rows |= dict(zip(block, computed, strict=True))
-            for digest in new:
-                self._add((key, digest), rows[digest])
-            widths = self._widths[key]
+            for digest in new_rows:
+                self._add((plan_key, digest), rows[digest])
+            widths = self._widths[plan_key]
         together = np.stack([rows[digest] for digest in digests])
         parts = np.split(together, np.cumsum(widths)[:-1], axis=1)
         return dict(zip(names, parts, strict=True))
@@ -102,17 +105,20 @@ class RowCache:
     def _compute(
         self,
         model: LoadedModel,
-        key: str,
+        plan_key: str,
         names: Sequence[str],
         x: np.ndarray,
         lengths: np.ndarray,
         batch_rows: int,
     ) -> list[np.ndarray]:
-        """Return the features of rows in all columns, (width,) each."""
+        """Return the features of each row in all columns, (width,); record each column's width under ``plan_key``."""
         with exact_products():
-            features = launch(model, load(model, None, x, lengths, batch_rows), names)()
+            # The estimators have scaled the rows already.
+            loaded = load(model, scaling=None, x=x, lengths=lengths, batch_rows=batch_rows)
+            launched = launch(model, loaded, names)
+            features = launched()  # waits for the device
         parts = [np.asarray(features[name], np.float32).reshape(len(x), -1) for name in names]
-        self._widths[key] = [part.shape[1] for part in parts]
+        self._widths[plan_key] = [part.shape[1] for part in parts]
         # Copies, so that no row keeps the features of its whole block in memory.
         return [row.copy() for row in np.concatenate(parts, axis=1)]
 

@@ -340,7 +340,10 @@ def compared_channels(width: int) -> list[int]:
 
 
 def largest_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
-    """Return the largest relative difference |a - b| / max(|a|, |b|) of the states (layers, channels) of a token."""
+    """Return the largest relative difference |a - b| / max(|a|, |b|) of the states (layers, channels) of a token.
+
+    |.| is the norm over the channels of one layer, so each layer has a difference of its own.
+    """
     a, b = np.array(first, np.float64), np.array(second, np.float64)
     scale = np.maximum(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
     return float((np.linalg.norm(a - b, axis=1) / np.maximum(scale, 1e-30)).max())

@@ -234,11 +234,10 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
 
 
 def _required_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that an entry must have to be the one that these flags of the model and the data name."""
+    """Return the settings that an entry must have recorded to match the flags of a command."""
+    # A flag that was not given, or is "auto", matches any entry. Labels are compared by content, by the caller.
     settings = {
-        flag: value
-        for flag, value in flags.items()
-        if value not in (None, "auto") and flag != "labels"  # the content of the labels is compared
+        flag: value for flag, value in flags.items() if value not in (None, "auto") and flag != "labels"
     }
     # Entries record a folder of weights and the short name of a backbone by their full names.
     if "init" in settings and Path(settings["init"]).is_dir():

@@ -219,15 +219,18 @@ class Extractor:
         return entry, missing
 
     def _refuse_long_texts(self) -> None:
-        """Refuse texts of too many tokens before the first batch, if every token has a label."""
+        """Refuse texts of too many tokens before the first batch, if every token has a label.
+
+        The model would cut such a text, and the labels of the tokens after the cut would be lost.
+        """
         reader = self.model.reader
         if not (self.prepared.task.labels_each_token and isinstance(reader, TextReader)):
             return
         for name in self.splits:
             split = self.prepared.split(name)
-            index = self.rows[name][reader.may_be_long(split.lengths[self.rows[name]])]
-            for start in range(0, len(index), CHECKED_ROWS):
-                part = split.take(index[start : start + CHECKED_ROWS])
+            rows_to_check = self.rows[name][reader.may_be_long(split.lengths[self.rows[name]])]
+            for start in range(0, len(rows_to_check), CHECKED_ROWS):
+                part = split.take(rows_to_check[start : start + CHECKED_ROWS])
                 reader.check_places(part.x, part.lengths)
 
     @property

@@ -89,18 +89,24 @@ class Incoming:
         )
 
     def of_labels(self, described: FeatureFolder, labels: Mapping[str, Mapping[str, Any]]) -> "Incoming":
-        """Return the features with the labels of their folder; the entry has no data, and so no raw input."""
+        """Return the features with the labels of their folder, the arrays ``labels[split][name]``.
+
+        The entry has no prepared data, so readouts cannot be compared with the raw input.
+        """
         rows = {split: described.spec.rows[split] for split in described.splits}
-        # Labels decide what a readout learns, and nobody has compared them with the digest that the folder names.
+        # The folder's digest does not vouch for its labels, which decide what a readout learns, so these are hashed,
+        # too. Ids only name rows.
         digest = hashlib.sha256(described.data_digest.encode())
         for arrays in labels.values():
             for name in sorted(arrays.keys() - {"ids"}):
                 digest.update(json.dumps([name, arrays[name].shape]).encode() + arrays[name].tobytes())
+        # The record that `data_record` makes of prepared data.
+        data_record_without_data = {"prepared": "", "kept": described.kept, "scaling": None}
         return replace(
             self,
             task=described.spec.task,
             data=DataSpec(digest=digest.hexdigest(), rows=rows, origin=described.data_digest),
-            made_with={**self.made_with, "prepared": "", "kept": described.kept, "scaling": None},
+            made_with={**self.made_with, **data_record_without_data},
             label=partial(_write_labels, labels=labels),
         )
 

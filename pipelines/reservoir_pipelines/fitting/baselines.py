@@ -31,7 +31,8 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
 
     Baselines have the rows and the folds of the ``fits`` of columns; logistic regression has the first repeat of
-    the folds alone. Without ``chooses``, they have one fixed penalty too.
+    the folds alone. If the folds cannot tell readouts apart, ``chooses`` is False; baselines then have the same fixed
+    penalty as the columns.
     """
     raw = known.raw()
     if known.task.labels_text_tokens:
@@ -43,18 +44,21 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     task = raw.task
     # The raw input may be among the columns; as a baseline it is not fitted again by the same fitter.
     fit_of_raw = next((fit for fit in fits if fit.columns == (RAW,)), None)
+    # The baseline reads each token with its neighbours. The fit of the columns, to single tokens, has another input.
     if task.labels_each_token:
         raw, fit_of_raw = _with_windows(raw, known, task), None
     ridge = _ridge_of(fitter, chooses=chooses)
     if fitter.kind == "ridge" and ridge is not fitter:
-        fit_of_raw = None  # it has the single penalty that was chosen for the columns
+        # That fit tried only the penalty that the user chose for the columns, while the baseline tries all.
+        fit_of_raw = None
     # Fit the raw input by ridge, by the fitter of the columns, and by logistic regression, each once.
     sources_and_fitters: list[tuple[RawSource[KnownSplit], Fitter]] = [(raw, ridge)]
-    # A kernel of many rows takes as long for the raw input as for a column.
+    # A kernel of many rows takes as long for the raw input as for a column, so this baseline is left out.
     rows_of_raw = known.rows["train"]
     takes_long = isinstance(fitter, KernelFitter) and rows_of_raw > CHOICE_ROWS
     if fitter.kind not in ("ridge", "logistic") and not takes_long:
         sources_and_fitters.append((raw, fitter))
+    # Logistic regression, unless it is the fitter of the columns and has fitted the raw input already.
     if task.classes and chooses and not (fit_of_raw and fitter.kind == "logistic"):
         sources_and_fitters += _logistic(raw, known, fitter, fits)
     choices = [Choice(fit_of_raw, raw, fitter)] if fit_of_raw else []

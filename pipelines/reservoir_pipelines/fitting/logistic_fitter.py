@@ -86,17 +86,20 @@ class LogisticFitter(PenaltyFitter):
 
 
 def fitted_samples(source: RawSource[KnownSplit], whole: RawSource[KnownSplit]) -> np.ndarray:
-    """Return the numbers of a source's samples of train and valid among those of all rows, (n,)."""
-    samples_of_rows: list[np.ndarray] = []
-    start = 0  # the number of the first sample of a split
+    """Return the index of each sample of ``source`` among the samples of ``whole``, (n,), train before valid.
+
+    ``source`` has some of the rows of ``whole``. A row has one sample, or one for each labelled token.
+    """
+    selected_samples: list[np.ndarray] = []
+    first_sample = 0  # index of the first sample of a split
     for split in KNOWN:
-        # The numbers of the samples of each row, then those of the selected rows.
+        # Cut the indices of the split's samples at the ends of its rows, and take those of the selected rows.
         ends = np.cumsum(whole.counts(split))
-        samples_of_row = np.split(start + np.arange(ends[-1]), ends[:-1])
-        selected = np.arange(len(ends))[source.selected_rows(split)]
-        samples_of_rows += [samples_of_row[row] for row in selected]
-        start += int(ends[-1])
-    return np.concatenate(samples_of_rows)
+        samples_by_row = np.split(first_sample + np.arange(ends[-1]), ends[:-1])
+        selected_rows = np.arange(len(ends))[source.selected_rows(split)]
+        selected_samples += [samples_by_row[row] for row in selected_rows]
+        first_sample += int(ends[-1])
+    return np.concatenate(selected_samples)
 
 
 def _scores_by_fold(

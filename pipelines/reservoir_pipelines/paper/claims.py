@@ -8,7 +8,7 @@ from math import hypot, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-HOLDS, FAILS, UNSEEN = "Holds", "Does not hold here", "Cannot be seen at this size"
+HOLDS, FAILS, INCONCLUSIVE = "Holds", "Does not hold here", "Cannot be seen at this size"
 NOT_CHECKED, NOT_MEASURED = "Not checked", "Not measured"
 """The verdicts on claims without numbers: one is for another scale or other models, or its cells are missing."""
 
@@ -70,34 +70,55 @@ def verdict_on(
 ) -> dict[str, Any]:
     """Return whether a claim holds (None if unknown), the verdict in words, its numbers, and their scale.
 
-    A claim holds, or does not, if all of the 95% interval of the difference is on one side of zero, or
-    of ``-within``. A claim that two numbers are ``near`` each other holds, or does not, if all of the
-    interval is at most ``within`` from zero, or farther.
+    Parameters
+    ----------
+    claim : mapping
+        The claim, with some of these keys:
+
+        - ``more``, ``less`` or ``near``: the position (row, column) of the first number; the key says how it compares
+        - ``than``: the positions of the numbers with which it is compared
+        - ``by``: a number with which it is compared
+        - ``within``: the tolerance, 0 by default
+        - ``unseen``: the reason why the claim is not judged at this scale
+    spots : mapping of (str, str) to mapping
+        The mean and the ends of the 95% interval of the number at each position.
+
+    Notes
+    -----
+    The difference is the first number minus another. With several others, a claim holds if it holds for each of them,
+    and fails if it fails for any of them; otherwise ``holds`` is None.
+
+    | claim | holds for a number if the interval of the difference is | fails if it is |
+    | --- | --- | --- |
+    | ``more`` | above ``-within`` | below ``-within`` |
+    | ``less``, with the sign reversed | above ``-within`` | below ``-within`` |
+    | ``near`` | between ``-within`` and ``within`` | on one side, and farther from zero than ``within`` |
     """
-    places = [claim[key] for key in ("more", "less", "near") if key in claim]
-    about = [spots.get((row, column), {}) for row, column in (*places, *claim.get("than", ()))]
-    means = [spot.get("mean") for spot in about] + ([claim["by"]] if "by" in claim else [])
-    is_measured = bool(about) and None not in means
-    numbers = _numbers_text(means) if is_measured else ""
+    positions = [claim[key] for key in ("more", "less", "near") if key in claim]
+    compared = [spots.get((row, column), {}) for row, column in (*positions, *claim.get("than", ()))]
+    means = [spot.get("mean") for spot in compared] + ([claim["by"]] if "by" in claim else [])
+    is_measured = bool(compared) and None not in means
+    numbers_text = _numbers_text(means) if is_measured else ""
     verdict = {
         "holds": None,
         "interval": "",
-        "size": size_text(about) if is_measured else "",
-        "real": is_measured and "unseen" not in claim and all(spot.get("real") for spot in about),
+        "size": size_text(compared) if is_measured else "",
+        # Whether no number comes from a small stand-in model, as `_is_small` says.
+        "real": is_measured and "unseen" not in claim and all(spot.get("real") for spot in compared),
     }
 
     # Claims that cannot be judged, each with its reason and the numbers that there are.
     if "unseen" in claim:
-        texts = filter(None, (numbers, claim["unseen"]))
+        texts = filter(None, (numbers_text, claim["unseen"]))
         return {**verdict, "verdict": NOT_CHECKED, "numbers": "; ".join(texts)}
     if not is_measured:
-        missing = next(spot for spot in about if spot.get("mean") is None)
+        missing = next(spot for spot in compared if spot.get("mean") is None)
         return {**verdict, "verdict": NOT_MEASURED, "numbers": missing.get("reason", "")}
-    if any(spot["ends"] is None for spot in about):
-        return {**verdict, "verdict": UNSEEN, "numbers": f"{numbers}; one run gives no interval"}
+    if any(spot["ends"] is None for spot in compared):
+        return {**verdict, "verdict": INCONCLUSIVE, "numbers": f"{numbers_text}; one run gives no interval"}
 
     # The first number minus each of the others; a number in the claim itself has no interval.
-    estimates = [Estimate(spot["mean"], *spot["ends"]) for spot in about]
+    estimates = [Estimate(spot["mean"], *spot["ends"]) for spot in compared]
     if "by" in claim:
         estimates.append(Estimate(claim["by"], claim["by"], claim["by"]))
     first, *others = estimates
@@ -106,11 +127,18 @@ def verdict_on(
         f"{difference.mean:+.3g} ({difference.low:+.3g} to {difference.high:+.3g})"
         for difference in differences
     ]
+    # "less" is "more" with the sign of each difference reversed.
     if "less" in claim:
         differences = [-difference for difference in differences]
     holds = _holds(differences, claim.get("within", 0.0), both_sides="near" in claim)
-    word = {True: HOLDS, False: FAILS, None: UNSEEN}[holds]
-    return {**verdict, "holds": holds, "verdict": word, "numbers": numbers, "interval": ", ".join(texts)}
+    word = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}[holds]
+    return {
+        **verdict,
+        "holds": holds,
+        "verdict": word,
+        "numbers": numbers_text,
+        "interval": ", ".join(texts),
+    }
 
 
 def _holds(differences: Sequence[Estimate], within: float, *, both_sides: bool) -> bool | None:

@@ -224,12 +224,12 @@ def plots_of(stage: str, values: Values) -> list[PagePlot]:
         losses, scores = (
             np.array(values[name], float).reshape(-1, 2) for name in ("losses", "validations")
         )
-        none = np.zeros((0, 2))  # `draw_course` draws two curves; each plot here has one
+        no_curve = np.zeros((0, 2))  # `draw_course` draws two curves; each plot here has one
         steps = f"over {values['steps']:,} steps"
         validations = f"validation {values['metric']} {steps}"
         return [
-            PagePlot(f"training loss {steps}", plots.draw_course, ([losses, none], "loss")),
-            PagePlot(validations, plots.draw_course, ([none, scores * (1, factor)], unit)),
+            PagePlot(f"training loss {steps}", plots.draw_course, ([losses, no_curve], "loss")),
+            PagePlot(validations, plots.draw_course, ([no_curve, scores * (1, factor)], unit)),
         ]
     return []
 

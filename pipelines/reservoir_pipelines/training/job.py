@@ -79,7 +79,7 @@ class Job:
         return draw_rows(self.prepared, self.source.limit)
 
     @cached_property
-    def targets(self) -> TargetScale | None:
+    def target_scale(self) -> TargetScale | None:
         """The scale that standardises the targets of a regression; None for classes."""
         if self.prepared.task.classes:
             return None
@@ -126,8 +126,10 @@ class Job:
             "processes": self.ranks.count,
             "rows": "cached" if options.from_cache else self.row_kind,
         }
-        if self.targets:
-            settings["targets"] = {name: values.tolist() for name, values in vars(self.targets).items()}
+        if self.target_scale:
+            settings["targets"] = {
+                name: values.tolist() for name, values in vars(self.target_scale).items()
+            }
         lengths = self.prepared.split("train").lengths
         command = typed(
             "train",
@@ -155,7 +157,7 @@ class Job:
 
     def standardised(self, split: Split) -> Split:
         """Return a split whose targets, if it has any, are standardised."""
-        return self.targets.apply(split) if self.targets else split
+        return self.target_scale.apply(split) if self.target_scale else split
 
 
 def load_job(

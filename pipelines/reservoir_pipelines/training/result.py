@@ -182,9 +182,9 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps) -> _TestScores:
     # values to the unit of the data.
     y = rows.y.reshape(len(rows.y), -1)
     predicted = scored.predicted
-    if job.targets:
-        y = job.targets.restore(rows.y).reshape(y.shape)
-        predicted = job.targets.restore(predicted.reshape(rows.y.shape)).reshape(y.shape)
+    if job.target_scale:
+        y = job.target_scale.restore(rows.y).reshape(y.shape)
+        predicted = job.target_scale.restore(predicted.reshape(rows.y.shape)).reshape(y.shape)
     else:
         predicted = predicted.astype(int)
     # 2. The predictions of each row, for `compare`.
@@ -199,7 +199,7 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps) -> _TestScores:
         )
         write_predictions(folder.path, task, {"test": labelled}, [predictions])
     # 3. The measures.
-    if job.targets:
+    if job.target_scale:
         evaluation = evaluate_values(y, predicted, groups=rows.groups)
     else:
         names = [str(task.label(number)) for number in range(task.classes)]
