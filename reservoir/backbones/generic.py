@@ -58,7 +58,8 @@ INNER_MODELS = (
 MOST_PARTS = 1000
 """Most blocks, and most experts of a block: more than any model has. A model is built before anything else is known."""
 
-COUNTS = ("layers", "n_layer", "blocks", "experts", "depth")
+COUNTS = ("layers", "n_layer", "blocks", "experts", "depth", "group_num", "hidden_groups")
+LISTS_OF_COUNTS = ("depths", "block_sizes", "block_repeats")
 """Ends of the names of settings that count blocks or experts."""
 
 # Parts of the names of parameters by group; the first match counts, so the last group takes all others.
@@ -163,7 +164,9 @@ def _class_of(config: Any) -> type[nn.Module]:
     import transformers
 
     silence_transformers()
-    _check_settings(config, config.to_dict())
+    _refuse_other_models(config, config.to_dict())
+    if excess := excessive_count(config.to_dict()):
+        raise refusal(config, f"in its configuration {excess}")
     if type(config) in transformers.MODEL_MAPPING:
         classes: Any = transformers.MODEL_MAPPING[type(config)]
         return classes[0] if isinstance(classes, list | tuple) else classes
@@ -187,16 +190,28 @@ def _class_of(config: Any) -> type[nn.Module]:
     return usual[0]
 
 
-def _check_settings(config: Any, settings: Mapping[str, Any]) -> None:
-    """Refuse settings, and settings inside them, that build a model of another library or one without end."""
+def _refuse_other_models(config: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse settings, and settings inside them, that build a model of another library."""
     is_of_timm = str(settings.get("model_type")).startswith("timm")
     if is_of_timm or any(settings.get(name) for name in INNER_MODELS):
         raise refusal(config, "it contains another model")
+    for value in settings.values():
+        if isinstance(value, Mapping):
+            _refuse_other_models(config, value)
+
+
+def excessive_count(settings: Mapping[str, Any]) -> str:
+    """Return the setting, also inside others, that asks for more than `MOST_PARTS` parts; empty if none does."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            _check_settings(config, value)
-        if str(name).endswith(COUNTS) and isinstance(value, int) and value > MOST_PARTS:
-            raise refusal(config, f"its configuration sets {name} to {value:,}, more than {MOST_PARTS:,}")
+            if inner := excessive_count(value):
+                return inner
+            continue
+        counts = value if name in LISTS_OF_COUNTS and isinstance(value, list) else [value]
+        parts = sum(count for count in counts if isinstance(count, int))
+        if str(name).endswith((*COUNTS, *LISTS_OF_COUNTS)) and parts > MOST_PARTS:
+            return f"{name} is {parts:,}, more than {MOST_PARTS:,}"
+    return ""
 
 
 def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:

@@ -335,6 +335,9 @@ def scale_positions(file: GGUFFile, config: Any, model: nn.Module) -> None:
     ValueError
         If the file scales positions in a way that transformers does not read from GGUF files.
     """
+    others = sorted(name for name in file.tensors if name.startswith("rope_factors_"))
+    if others:
+        raise ValueError(f"it scales rotary positions by {others[0]}, which is not read from GGUF files")
     architecture = file.settings.get("general.architecture")
     factor = file.settings.get(f"{architecture}.rope.scaling.factor")
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

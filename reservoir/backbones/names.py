@@ -13,7 +13,7 @@ from typing import Any
 
 from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT, gguf_path
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
-from reservoir.backbones.generic import generic_family
+from reservoir.backbones.generic import excessive_count, generic_family
 from reservoir.backbones.gguf_file import gguf_package, open_gguf, write_settings
 from reservoir.backbones.registry import families
 from reservoir.backbones.stored import check_method, quantisation_of
@@ -221,6 +221,9 @@ def _from_folder(name: str) -> Any:
             raise ValueError("num_labels is more than a million")
         if quantisation := quantisation_of(folder):
             check_method(name, quantisation)
+    # Refused before transformers makes an object for each part.
+    if excess := excessive_count(values):
+        raise InputError(f"backbone {name!r}: in its config.json {excess}", "use a smaller model")
     family = _family_of(name, model_type)
     with as_input_error(f"backbone {name!r}: its config.json is not valid", "change a setting"):
         if family is not None and family.config is not None:

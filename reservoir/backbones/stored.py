@@ -117,7 +117,7 @@ def expanded(
     tensors: Mapping[str, StoredTensor], quantisation: Mapping[str, Any]
 ) -> dict[str, StoredTensor]:
     """Return the tensors of a quantised model by the names that the model has for them."""
-    block = quantisation.get("weight_block_size")
+    block = quantisation.get("weight_block_size") or _block_of_groups(quantisation)
     sizes: tuple[int, int] | None = None
     if isinstance(block, list) and len(block) == 2:
         sizes = max(1, int(block[0])), max(1, int(block[1]))
@@ -136,6 +136,15 @@ def expanded(
         elif not is_scale and not (name.endswith("_scales") and _blocks_of(name) in tensors):
             result[name] = _PlainTensor(name, tensor)
     return result
+
+
+def _block_of_groups(quantisation: Mapping[str, Any]) -> Any:
+    """Return the size of blocks that the groups of compressed-tensors have; None if they have none."""
+    groups = (quantisation.get("config_groups") or {}).values()
+    blocks = [block for group in groups if (block := (group.get("weights") or {}).get("block_structure"))]
+    if any(block != blocks[0] for block in blocks) or (blocks and len(blocks) < len(groups)):
+        raise ValueError("its groups of weights have scales of several kinds")
+    return blocks[0] if blocks else None
 
 
 def _blocks_of(scales: str) -> str:

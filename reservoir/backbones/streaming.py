@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.stored import StoredTensor
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 
 
 class Deferred:
@@ -53,7 +53,8 @@ class Slot:
 
     def read(self, memory: "SpareMemory | None" = None) -> Tensor:
         """Return the values of the tensor, in its type and on its device; they may be pages of the file."""
-        values = self.stored[...]
+        with as_input_error(f"{self.title} cannot be read", "use an intact checkpoint"):
+            values = self.stored[...]
         if values.shape != self.shape:
             raise InputError(
                 f"{self.title} has the shape {tuple(values.shape)}, and the model {tuple(self.shape)}",

@@ -10,6 +10,9 @@ from reservoir.tasks.patches import MARGIN
 from reservoir.tasks.task import Task, Vectors
 from reservoir.tasks.windows import Windows
 
+MOST_VALUES = 1024
+"""Values of a window: 200,000 windows, from which whitening is learnt, then take at most 2 GB."""
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -49,6 +52,11 @@ class Picture:
                 f"--patch {window} --stride {stride}: windows do not fill pictures of {side} pixels and a margin of "
                 f"{MARGIN} on each side",
                 "try --patch 6 --stride 2",
+            )
+        if window**2 * channels > MOST_VALUES:
+            raise InputError(
+                f"--patch {window}: windows of {window**2 * channels:,} values are too large to whiten",
+                "try --patch 6",
             )
         return cls(side, channels, patch, window, stride)
 

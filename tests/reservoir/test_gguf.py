@@ -28,7 +28,9 @@ def save_llama(folder: Path, **settings: object) -> Path:
     return folder
 
 
-def write_gguf(folder: Path, file: Path, kind: str = "F32", factors: np.ndarray | None = None) -> Path:
+def write_gguf(
+    folder: Path, file: Path, kind: str = "F32", factors: np.ndarray | None = None, name: str = "rope_freqs"
+) -> Path:
     """Write a Llama as the converter of llama.cpp does, its matrices in blocks of a kind."""
     from safetensors.torch import load_file
 
@@ -54,7 +56,7 @@ def write_gguf(folder: Path, file: Path, kind: str = "F32", factors: np.ndarray 
         number = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
         writer.add_tensor(table.get_name(name, (".weight",)), stored(values, number), raw_dtype=number)
     if factors is not None:
-        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+        writer.add_tensor(f"{of_factors}.weight", factors.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -190,8 +192,10 @@ def test_factors_of_rotary_positions_are_applied(tmp_path):
     unscaled = hidden_of(write_gguf(folder, tmp_path / "b.gguf"), TEXT)
     assert not torch.allclose(unscaled[-1], hidden_of(folder, TEXT)[-1], atol=1e-2)
     short = write_gguf(folder, tmp_path / "c.gguf", factors=np.ones(3))
-    with pytest.raises(InputError, match="rope_freqs"):
-        load_backbone(str(short), "pretrained")
+    other = write_gguf(folder, tmp_path / "d.gguf", factors=np.ones(32), of_factors="rope_factors_long")
+    for path, tensor_name in ((short, "rope_freqs"), (other, "rope_factors_long")):
+        with pytest.raises(InputError, match=tensor_name):
+            load_backbone(str(path), "pretrained")
 
 
 def header(tensors: int, settings: int, rest: bytes = b"") -> bytes:

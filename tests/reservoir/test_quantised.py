@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from reservoir.backbones import load_backbone, weights_digest
-from reservoir.backbones.stored import expanded
+from reservoir.backbones.stored import _block_of_groups, expanded
 from reservoir.errors import InputError
 from tests.reservoir.models import save
 
@@ -51,6 +51,17 @@ LAYOUTS = {
     "rows": (None, "_scale", True, {"quant_method": "fbgemm_fp8"}),
     "compressed": (None, "_scale", True, {"quant_method": "compressed-tensors", "format": "float-quantized"}),
 }
+
+
+def test_groups_of_compressed_tensors_have_one_size_of_blocks():
+    def groups(*blocks):
+        return {"config_groups": {str(n): {"weights": {"block_structure": block}} for n, block in enumerate(blocks)}}
+
+    assert _block_of_groups(groups([128, 64])) == [128, 64]
+    assert _block_of_groups(groups(None, None)) is None and _block_of_groups({}) is None
+    for blocks in (([128, 128], [64, 64]), ([128, 128], None)):
+        with pytest.raises(ValueError, match="several kinds"):
+            _block_of_groups(groups(*blocks))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
