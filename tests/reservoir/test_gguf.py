@@ -29,7 +29,7 @@ def save_llama(folder: Path, **settings: object) -> Path:
 
 
 def write_gguf(
-    folder: Path, file: Path, kind: str = "F32", factors: np.ndarray | None = None, name: str = "rope_freqs"
+    folder: Path, file: Path, kind: str = "F32", factors: np.ndarray | None = None, of_factors: str = "rope_freqs"
 ) -> Path:
     """Write a Llama as the converter of llama.cpp does, its matrices in blocks of a kind."""
     from safetensors.torch import load_file
