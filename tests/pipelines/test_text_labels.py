@@ -399,6 +399,10 @@ def test_comments_of_conll_files_are_skipped_before_a_sentence_and_refused_insid
     rows = read_conll(str(path), OwnDataOptions())
     assert rows.notes[0] == "42 lines that begin with # are comments"
     assert rows.x.texts == ["cats # a"] * 20
+    path.write_text("# id domain\ncats x P\na x P\n\n# x P\n# x P\na x P\n")  # as every sentence begins with #
+    assert read_conll(str(path), OwnDataOptions()).x.texts == ["cats a", "# a"]
+    path.write_text("cats x P\na x P\n\n# x P\na x P\n")
+    assert read_conll(str(path), OwnDataOptions()).x.texts == ["cats a", "# a"]
     path.write_text(f"{sentence}\n" * 20 + "cats x P\n# newpar\na x P\n")
     message = refusal("prepare", path)
     assert "line 82: '# newpar' in a sentence" in message and "write comments before the first word" in message

@@ -1,7 +1,8 @@
 """CoNLL files: a word and its label on each line, and an empty line after each sentence.
 
 Lines that begin with ``#`` before the first word of a sentence are comments if they have another number of columns
-than the words; a word ``#`` has as many columns as the others.
+than the words; a word ``#`` has as many columns as the others. If every sentence begins with a line whose first column
+is ``#``, these lines are comments too: those of MultiCoNER, ``# id 1 domain=en``, have as many columns as its words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,12 +90,15 @@ def _sentences(path: Path, label: int, *, is_new: bool) -> tuple[list[_Sentence]
     """Return the sentences of a file, and the number of comments between them."""
     blocks = list(_blocks(path))
     forms_of_file = {line.form for _, lines in blocks for line in lines if not line.may_be_comment}
+    with_words = [lines for _, lines in blocks if not all(line.may_be_comment for line in lines)]
+    all_begin_alike = len(with_words) > 1 and all(lines[0].cells[0] == "#" for lines in with_words)
     sentences: list[_Sentence] = []
     comments = 0
     for document, lines in blocks:
         # Lines that all begin with # are compared with those of the other sentences.
         forms = {line.form for line in lines if not line.may_be_comment} or forms_of_file
         is_comment = [bool(forms) and line.may_be_comment and line.form not in forms for line in lines]
+        is_comment[0] |= all_begin_alike and lines[0].cells[0] == "#"
         leading = sum(takewhile(bool, is_comment))
         comments += leading
         words = lines[leading:]
