@@ -136,6 +136,16 @@ def test_numbers_of_words_or_tokens_are_values(tmp_path, name):
     assert task.parameters["text"] == "text"
 
 
+def test_a_text_beside_words_with_labels_needs_a_flag(tmp_path):
+    columns = {"text": ["a cat"] * ROWS, "tokens": [["a", "cat"]] * ROWS, "tags": [[0, 1]] * ROWS}
+    path = write(tmp_path / "t.jsonl", columns)
+    message = message_of(path)
+    assert "the columns text, tokens all have conventional names" in message and "--text tokens" in message
+    assert open_source(str(path), text="tokens").task.parameters["each"] == "word"
+    write(path, {**columns, "tags": LABEL})  # a label of the text
+    assert open_source(str(path)).task.parameters["text"] == "text"
+
+
 @pytest.mark.parametrize("columns", [{"label": LABEL}, {"y0": VALUES[:, 0], "y1": VALUES[:, 1]}])
 def test_tags_are_values_beside_a_label(tmp_path, columns):
     table = {**WIDE, "tags": np.arange(ROWS) % 3, "ner_tags": np.arange(ROWS) % 7, **columns}

@@ -191,6 +191,7 @@ def roles_by_cells(
     has_span_by_convention = fitted is None and bool(roles.span) and not options.span
     if has_span_by_convention and not _holds_places(table.frame[roles.span[0]]):
         roles = roles_by_name(table.path, table.names, options, may_have_spans=False)
+    _refuse_words_beside_text(table, roles, options, fitted)
     # These names also stand for numbers: a coordinate, or how many tokens or words there are.
     is_x_by_convention = (
         roles.sequence.lower() in ("x", "tokens", "words") and roles.sequence != options.text
@@ -206,6 +207,20 @@ def roles_by_cells(
     if fitted is None and not roles.labels:
         _refuse_forgotten_label(table, roles, options)
     return roles
+
+
+def _refuse_words_beside_text(
+    table: Table, roles: Roles, options: OwnDataOptions, fitted: Mapping[str, Any] | None
+) -> None:
+    """Refuse a text beside a column of lists of words if the labels are lists, which may be those of the words."""
+    if fitted is not None or options.text or not roles.sequence:
+        return
+    lists = [name for name in conventional("text", roles.values) if holds_lists(table.frame[name])]
+    if lists and any(holds_lists(table.frame[label]) for label in roles.labels):
+        raise InputError(
+            f"{table.path}: the columns {listed([roles.sequence, *lists])} all have conventional names of the sequence",
+            f"pass --text NAME, for example: {example(table.path, options, text=lists[0])}",
+        )
 
 
 def _holds_places(column: Any) -> bool:
