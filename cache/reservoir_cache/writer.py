@@ -126,6 +126,10 @@ class ShardWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._threads.shutdown()
+        # Blocks are left if the caller was interrupted after it counted a block and before it queued it, because the
+        # group then waits for that block.
+        self._list(self._group)
+        self._group = []
         for number in self._claimed:
             self._locks.release(number)
         self._at_work.__exit__(None, None, None)

@@ -99,8 +99,9 @@ class ChatTemplate:
 
     def _start(self) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            # Without the user's modules and settings of Python, which the program does not need.
-            [sys.executable, "-I", str(Path(__file__).with_name("render_chats.py"))],
+            # Without the user's modules and settings of Python, which the program does not need; with UTF-8 in any
+            # locale, because this process sends and reads UTF-8.
+            [sys.executable, "-I", "-X", "utf8", str(Path(__file__).with_name("render_chats.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -46,6 +46,10 @@ class Renderer:
     def __call__(self, chat: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the text of a chat, with marks unless the template does not leave the answers as they are."""
         text = self._render(chat)
+        for message in chat:
+            content = message.get("content")
+            if isinstance(content, list) and content and str(content) in text:
+                raise ValueError("it prints a list of parts as it is; give each content as a text")
         letters = len(json.dumps(chat))
         if len(text) > letters + self._more_letters:
             raise ValueError(f"it makes {len(text):,} letters of a chat of {letters:,}")

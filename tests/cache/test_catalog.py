@@ -123,6 +123,28 @@ def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch
     assert not entry.path.exists()
 
 
+def test_an_interrupt_while_a_block_is_queued_leaves_the_blocks_before_it_listed(tmp_path, toy, monkeypatch):
+    entry, is_counted = toy.entry(tmp_path), threading.Event()
+    columns = tuple(toy.features(entry, "train", 0))
+
+    def interrupted(*_):
+        is_counted.set()
+        raise KeyboardInterrupt
+
+    def arrays():
+        is_counted.wait(10)  # the first block ends after the second one is counted
+        return toy.features(entry, "train", 0)
+
+    with pytest.raises(KeyboardInterrupt), ShardWriter(entry) as writer:
+        writer.claim("train", 0, columns)
+        writer.claim("train", 1, columns)
+        writer.put("train", 0, arrays)
+        monkeypatch.setattr(writer._threads, "submit", interrupted)
+        writer.put("train", 1, toy.features(entry, "train", 1))
+    assert [*entry.missing("train", columns)] == [1, 2]
+    assert verify(toy.fill(entry)) == []
+
+
 @pytest.mark.parametrize(
     "step",
     [

@@ -1,6 +1,8 @@
 """Chats and texts with a span pass through extract, fit and predict, from a table to a prediction."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.prediction.load import open_readout
 
+from reservoir.errors import InputError
+from reservoir.inputs.chat_template import ChatTemplate
 from tests.refusals import outcome
 from tests.reservoir.models import WORDS, save_with_chat_template, save_with_tokenizer
 
@@ -157,6 +161,30 @@ def test_chats_need_a_model_with_a_chat_template(cache, tmp_path, capfd):
     assert "chat template" in capfd.readouterr().err
     assert run(["extract", file, "--chat", "--init", "random"]) == 2
     assert "own tokenizer" in capfd.readouterr().err
+
+
+def test_a_template_for_texts_refuses_lists_of_parts():
+    parts = [{"type": "text", "text": "a cat"}]
+    template = ChatTemplate("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", {}, "backbone 'x'")
+    with pytest.raises(InputError, match=r"list of parts as it is; give each content as a text"):
+        template.render([json.dumps([{"role": "user", "content": parts}])])
+    reads_parts = "{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}"
+    (rendered,) = ChatTemplate(reads_parts, {}, "x").render([json.dumps([{"role": "user", "content": parts}])])
+    assert rendered.text == "a cat"
+
+
+@pytest.mark.skipif(not shutil.which("localedef"), reason="needs localedef")
+def test_chats_are_rendered_alike_in_a_locale_without_utf8(tmp_path, monkeypatch):
+    made = subprocess.run(
+        ["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "en_US.ISO-8859-1"], capture_output=True
+    )
+    if made.returncode > 1:  # 1 stands for warnings
+        pytest.skip("this system has no sources of locales")
+    monkeypatch.setenv("LOCPATH", str(tmp_path))
+    monkeypatch.setenv("LC_ALL", "en_US.ISO-8859-1")
+    chat = json.dumps([{"role": "user", "content": "é \N{CAT FACE}"}], ensure_ascii=False)
+    (rendered,) = ChatTemplate("{{ messages[0]['content'] }}", {}, "x").render([chat])
+    assert rendered.text == "é \N{CAT FACE}"
 
 
 def test_an_endless_template_ends_in_one_line_with_exit_code_2(cache, tmp_path, capfd, monkeypatch):

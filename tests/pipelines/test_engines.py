@@ -87,6 +87,11 @@ def test_requests_are_pooled_as_by_hand_and_layers_ascend_however_they_are_named
     assert load(requests, table, pool=[*POOLED]).reused
 
 
+def test_a_pooling_that_is_named_twice_is_one_column():
+    columns = engine_folder.request_columns([0, 3], "mean,last,mean")
+    assert [*map(str, columns)] == ["embed/mean", "embed/last", "block03/mean", "block03/last"]
+
+
 def test_predict_reads_a_folder_and_gives_the_labels_of_pooled_arrays(table, requests, tmp_path, call, answer):
     fitted = fit(load(requests, table, pool="mean,last"), columns="block03/mean+block07/last", out=tmp_path / "out")
     assert fitted.best.test_score > 0.9

@@ -11,6 +11,7 @@ import torch
 from reservoir_cache import FeatureStore
 from reservoir_pipelines import compare, export_features, extract, fit, import_features, predict, train
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.data.conll import read as read_conll
 from reservoir_pipelines.extraction import entries
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn.linear_model import Ridge
@@ -18,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from transformers import AutoModel, AutoTokenizer
 
 from reservoir import InputError
+from reservoir.options import OwnDataOptions
 from tests.files import contents
 from tests.reservoir.models import save
 
@@ -342,6 +344,7 @@ def test_exported_rows_are_words(fitted, tmp_path):
         ({"tokens": [], "ner_tags": []}, "no words in column 'tokens'"),
         ({"text": "a b", "spans": [{"start": 1, "end": 9, "label": "P"}]}, "not within the 3 letters"),
         ({"text": "a b", "spans": [{"start": 1, "label": "P"}]}, "is not a span with start, end, label"),
+        ({"text": "a b", "spans": [{"start": 0, "end": 1, "label": None}]}, "has no label"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(record, problem, tmp_path, cache, refusal):
@@ -367,6 +370,68 @@ def test_what_has_no_labels_of_words_is_refused(fitted, model, tmp_path, cache, 
         train(path, steps=1, backbone=model)
     (tmp_path / "unlabelled.conll").write_text("cat O\ndog\n")
     assert "a word without a label" in refusal("extract", tmp_path / "unlabelled.conll")
+
+
+@pytest.mark.parametrize("each", ["token", "span"])
+def test_texts_without_a_token_keep_a_line_without_a_label(each, model, tmp_path):
+    records = [{"text": " ".join(words), "label": "ab"[len(words) % 2]} for words, _ in sentences(24)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    if each == "span":
+        path, _ = write_spans(path)
+    settings = {"backbone": model, "cache": tmp_path / "cache", "layers": "block01", "each_token": each == "token"}
+    saved = fit(extract(path, **settings), out=tmp_path / "readout", columns="block01/all").saved
+    new = tmp_path / "new.jsonl"
+    for texts in (["a cat", "\u200d", "dog"], ["\u200d"]):
+        new.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        predictions = predict(saved, new)
+        size, absent = len(predictions), predictions.absent
+        answers = list(predictions)
+        assert len(answers) == size == (4 if len(texts) > 1 else 1) and "problem" not in absent
+        assert [answer.id for answer in answers if answer.label is None] == [texts.index("\u200d")]
+        assert {answer.problem for answer in answers if answer.label is None} == {"the text has no token of the model"}
+
+
+def test_comments_of_conll_files_are_skipped_before_a_sentence_and_refused_inside(tmp_path, cache, refusal):
+    sentence = "cats x P\n# x Q\na x P\n"  # the second line is a word
+    path = tmp_path / "comments.conll"
+    path.write_text("# a file of sentences\n\n" + f"# sent_id = 1\n# newpar\n{sentence}\n" * 20 + "# end\n")
+    rows = read_conll(str(path), OwnDataOptions())
+    assert rows.notes[0] == "42 lines that begin with # are comments"
+    assert rows.x.texts == ["cats # a"] * 20
+    path.write_text("# id domain\ncats x P\na x P\n\n# x P\n# x P\na x P\n")  # as every sentence begins with #
+    assert read_conll(str(path), OwnDataOptions()).x.texts == ["cats a", "# a"]
+    path.write_text("cats x P\na x P\n\n# x P\na x P\n")
+    assert read_conll(str(path), OwnDataOptions()).x.texts == ["cats a", "# a"]
+    path.write_text(f"{sentence}\n" * 20 + "cats x P\n# newpar\na x P\n")
+    message = refusal("prepare", path)
+    assert "line 82: '# newpar' in a sentence" in message and "write comments before the first word" in message
+
+
+def test_labels_of_words_that_do_not_fit_are_refused_in_one_line(tmp_path, cache, refusal):
+    path = tmp_path / "words.jsonl"
+
+    def message(record):
+        path.write_text((json.dumps(record) + "\n") * 20)
+        return refusal("prepare", path)
+
+    words = ["a", "cat"]
+    assert "not y0, y1" in message({"tokens": words, "y0": [0, 1], "y1": [1, 1]})
+    assert "a token has a list of labels" in message({"tokens": words, "tags": [["A"], ["B"]]})
+
+
+@pytest.mark.parametrize("of_words", [True, False])
+def test_one_long_text_among_many_is_refused_before_memory_is_filled(of_words, tmp_path, cache, refusal):
+    short, long = (
+        ({"tokens": ["a"] * count, "tags": [1] * count} if of_words else {"text": "a" * count, "spans": []})
+        for count in (1, 10**5)
+    )
+    if not of_words:
+        short["spans"] = [{"start": 0, "end": 1, "label": "P"}]
+    path = tmp_path / "long.jsonl"
+    path.write_text((json.dumps(short) + "\n") * 20_000 + json.dumps(long) + "\n")
+    message = refusal("prepare", path)
+    assert f"long.jsonl, column {'tags' if of_words else 'text'!r}, row 20000: 100000 tokens" in message
 
 
 def test_a_control_of_words_gives_each_first_token_a_label(fitted, tmp_path):

@@ -127,6 +127,44 @@ def test_the_only_column_left_is_a_value_if_its_cells_are_single_numbers(tmp_pat
     assert task.form == Vectors(1) and task.max_tokens == 1 and task.parameters["columns"] == [name]
 
 
+@pytest.mark.parametrize("name", ["words", "tokens"])
+def test_numbers_of_words_or_tokens_are_values(tmp_path, name):
+    counts = np.arange(ROWS) * 7 % 50
+    task = open_source(str(write(tmp_path / "t.csv", {name: counts, **WIDE, "label": LABEL}))).task
+    assert task.parameters["columns"] == [name, *WIDE] and task.classes == 2
+    task = open_source(str(write(tmp_path / "t.csv", {"text": WORDS, name: counts, "label": LABEL}))).task
+    assert task.parameters["text"] == "text"
+
+
+def test_a_text_beside_words_with_labels_needs_a_flag(tmp_path):
+    columns = {"text": ["a cat"] * ROWS, "tokens": [["a", "cat"]] * ROWS, "tags": [[0, 1]] * ROWS}
+    path = write(tmp_path / "t.jsonl", columns)
+    message = message_of(path)
+    assert "the columns text, tokens all have conventional names" in message and "--text tokens" in message
+    assert open_source(str(path), text="tokens").task.parameters["each"] == "word"
+    write(path, {**columns, "tags": LABEL})  # a label of the text
+    assert open_source(str(path)).task.parameters["text"] == "text"
+
+
+@pytest.mark.parametrize("columns", [{"label": LABEL}, {"y0": VALUES[:, 0], "y1": VALUES[:, 1]}])
+def test_tags_are_values_beside_a_label(tmp_path, columns):
+    table = {**WIDE, "tags": np.arange(ROWS) % 3, "ner_tags": np.arange(ROWS) % 7, **columns}
+    task = open_source(str(write(tmp_path / "t.csv", table))).task
+    assert task.parameters["columns"] == [*WIDE, "tags", "ner_tags"] and task.outputs == len(columns)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_column_of_spans_has_a_conventional_name_only_if_its_cells_are_lists(tmp_path, suffix):
+    columns = {"text": WORDS, "span": np.arange(ROWS), "label": LABEL}
+    task = open_source(str(write(tmp_path / f"t{suffix}", columns))).task
+    assert "span" not in task.parameters and task.parameters["text"] == "text"
+    del columns["label"]  # the only column left is the label, whatever its name
+    columns["span"] = np.arange(ROWS) % 2
+    assert open_source(str(write(tmp_path / f"t{suffix}", columns))).task.parameters["label"] == "span"
+    columns |= {"span": [[0, 1]] * ROWS, "label": LABEL}
+    assert open_source(str(write(tmp_path / f"t{suffix}", columns))).task.parameters["span"] == "span"
+
+
 def test_several_outputs_are_called_y0_y1_and_so_on(tmp_path):
     columns = {**WIDE, "y0": VALUES[:, 0], "Y10": VALUES[:, 1]}
     assert open_source(str(write(tmp_path / "t.csv", columns))).task.outputs == 2

@@ -1,6 +1,13 @@
-"""CoNLL files: a word and its label on each line, and an empty line after each sentence."""
+"""CoNLL files: a word and its label on each line, and an empty line after each sentence.
 
+Lines that begin with ``#`` before the first word of a sentence are comments if they have another number of columns
+than the words; a word ``#`` has as many columns as the others. If every sentence begins with a line whose first column
+is ``#``, these lines are comments too: those of MultiCoNER, ``# id 1 domain=en``, have as many columns as its words.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 
 from reservoir.errors import InputError
@@ -12,6 +19,25 @@ from reservoir_pipelines.data.table_rows import columns_as_rows
 
 SUFFIXES = (".conll", ".iob", ".iob2", ".bio")
 DOCUMENT = "-DOCSTART-"  # the word on a line before each document of CoNLL-2003
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The cells of a line, and its number, from 1; columns are divided by tabs or by spaces."""
+
+    number: int
+    cells: Sequence[str]
+    has_tabs: bool
+
+    @property
+    def form(self) -> tuple[bool, int]:
+        """What the lines of all words have in common: what divides the columns, and their number."""
+        return self.has_tabs, len(self.cells)
+
+    @property
+    def may_be_comment(self) -> bool:
+        """Whether the line begins as comments do."""
+        return self.cells[0].lstrip().startswith("#")
 
 
 @dataclass
@@ -33,7 +59,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     # A readout that was fitted on a table has the name of its column of labels.
     by_number = task is None or (options.label or "").isdecimal()
     label_column = _label_column(options.label if by_number else None)
-    sentences = _sentences(Path(origin), label_column, is_new=task is not None)
+    sentences, comments = _sentences(Path(origin), label_column, is_new=task is not None)
     bad = BadRows(origin, [sentence.place for sentence in sentences], skip=options.skip_bad_rows)
     columns: dict[str, list] = {"tokens": [sentence.words for sentence in sentences]}
     if all(sentence.labels for sentence in sentences):
@@ -42,7 +68,10 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         columns["groups"] = [str(sentence.document) for sentence in sentences]
     parameters = None if task is None else {"each": "word"}
     rows = columns_as_rows(columns, bad, options, parameters, text="tokens")
-    return replace(rows, unused=("time", "text", "drop", "id", "group", "labels"))
+    notes = (f"{comments:,} lines that begin with # are comments",) if comments else ()
+    return replace(
+        rows, notes=(*notes, *rows.notes), unused=("time", "text", "drop", "id", "group", "labels")
+    )
 
 
 def _label_column(number: str | None) -> int:
@@ -57,29 +86,67 @@ def _label_column(number: str | None) -> int:
     return int(number) - 1
 
 
-def _sentences(path: Path, label: int, *, is_new: bool) -> list[_Sentence]:
-    """Return the sentences of a file; columns are divided by tabs if a line has one, else by spaces."""
+def _sentences(path: Path, label: int, *, is_new: bool) -> tuple[list[_Sentence], int]:
+    """Return the sentences of a file, and the number of comments between them."""
+    blocks = list(_blocks(path))
+    forms_of_file = {line.form for _, lines in blocks for line in lines if not line.may_be_comment}
+    with_words = [lines for _, lines in blocks if not all(line.may_be_comment for line in lines)]
+    all_begin_alike = len(with_words) > 1 and all(lines[0].cells[0] == "#" for lines in with_words)
     sentences: list[_Sentence] = []
-    document = 1
-    current: _Sentence | None = None
-    for number, line in enumerate(lines_of(path), 1):
-        cells = line.strip("\r\n").split("\t") if "\t" in line else line.split()
-        if not any(cells):
-            current = None
-            continue
-        if cells[0] == DOCUMENT:
-            # The sentences before the first such line, if there are any, are a document too.
-            document += bool(sentences)
-            current = None
-            continue
-        if current is None:
-            current = _Sentence(f"line {number}", document)
-            sentences.append(current)
-        current.words.append(cells[0].strip())
-        if len(cells) > max(1, label):
-            current.labels.append(cells[label].strip())
-        elif not is_new:
-            raise InputError(f"{path}, line {number}: a word without a label", "give a word and its label")
+    comments = 0
+    for document, lines in blocks:
+        # Lines that all begin with # are compared with those of the other sentences.
+        forms = {line.form for line in lines if not line.may_be_comment} or forms_of_file
+        is_comment = [bool(forms) and line.may_be_comment and line.form not in forms for line in lines]
+        is_comment[0] |= all_begin_alike and lines[0].cells[0] == "#"
+        leading = sum(takewhile(bool, is_comment))
+        comments += leading
+        words = lines[leading:]
+        if any(is_comment[leading:]):
+            line = lines[is_comment.index(True, leading)]
+            raise InputError(
+                f"{path}, line {line.number}: {' '.join(line.cells)[:40]!r} in a sentence has other columns than "
+                "its words",
+                "write comments before the first word of a sentence",
+            )
+        if words:
+            sentence = _Sentence(f"line {words[0].number}", document)
+            _read_words(path, sentence, words, label, is_new=is_new)
+            sentences.append(sentence)
     if not sentences:
         raise InputError(f"{path}: no sentences", "give a word and its label on each line")
-    return sentences
+    return sentences, comments
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, list[_Line]]]:
+    """Yield the lines between empty ones and -DOCSTART-, with the number of their document, from 1."""
+    document, has_blocks = 1, False
+    block: list[_Line] = []
+    for number, text in enumerate(lines_of(path), 1):
+        has_tabs = "\t" in text
+        line = _Line(number, text.strip("\r\n").split("\t") if has_tabs else text.split(), has_tabs)
+        is_document = bool(line.cells) and line.cells[0] == DOCUMENT
+        if any(line.cells) and not is_document:
+            block.append(line)
+            continue
+        if block:
+            yield document, block
+            block, has_blocks = [], True
+        # The sentences before the first such line, if there are any, are a document too.
+        document += is_document and has_blocks
+    if block:
+        yield document, block
+
+
+def _read_words(
+    path: Path, sentence: _Sentence, lines: Sequence[_Line], label: int, *, is_new: bool
+) -> None:
+    """Add the words of lines and their labels, from the column with the index ``label``, to a sentence."""
+    for line in lines:
+        sentence.words.append(line.cells[0].strip())
+        if len(line.cells) > max(1, label):
+            sentence.labels.append(line.cells[label].strip())
+        elif not is_new:
+            raise InputError(
+                f"{path}, line {line.number}: a word without a label", "give a word and its label"
+            )

@@ -43,6 +43,9 @@ CONVENTIONAL = {
 }
 """Conventional names of the columns of each role, in lower or upper case; a role is called like its flag."""
 
+LESS_USUAL = ("tokens", "words", "ner_tags", "tags")
+"""Conventional names that count only if no other conventional name of their role is there: they also name values."""
+
 OUTPUT = re.compile(r"y\d+", re.IGNORECASE)
 """Conventional names of the labels of a task with several outputs."""
 
@@ -108,12 +111,14 @@ def roles_by_name(
     options: OwnDataOptions,
     fitted: Mapping[str, Any] | None = None,
     data: str = "",
+    *,
+    may_have_spans: bool = True,
 ) -> Roles:
     """Return the roles that flags and conventional names give, and the label if it is the only column left.
 
     For new data, ``fitted`` has the parameters of the readout's task. Its columns of values keep their
     role, and columns of labels, ids and groups may be missing. ``data`` is the path of the data if the
-    table has its labels only.
+    table has its labels only. Without ``may_have_spans``, a column of spans has no conventional name.
     """
     new = fitted is not None
     columns = _without_dropped(path, names, options, required=not new)
@@ -142,13 +147,15 @@ def roles_by_name(
     if values:
         role_columns["text"] = []  # the readout reads values, so no column is a sequence
     outputs = [] if flags["label"] else [name for name in free if OUTPUT.fullmatch(name)]
+    if outputs and not flags["label"]:
+        role_columns["label"] = [name for name in role_columns["label"] if name.lower() not in LESS_USUAL]
     if not new:
         _refuse_collisions(path, options, role_columns, outputs, data)
     # One column for each role; y0, y1 ... are labels if no column is the label. The rest are values.
     labels = role_columns.pop("label")[:1] or outputs
     by_role = {role: matches[0] if matches else "" for role, matches in role_columns.items()}
     sequence = by_role.pop("text")
-    if sequence and not new and not options.chat:
+    if sequence and may_have_spans and not new and not options.chat:
         spans = spans or tuple(name for name in free if name.lower() == SPAN)[:1]
     taken = {*labels, *by_role.values(), sequence, *spans, *left_out}
     rest = [name for name in columns if name not in taken]
@@ -181,7 +188,14 @@ def roles_by_cells(
                     f"{table.path}: the cells of {name!r} are lists of messages with roles",
                     f"pass --chat to read them as chats, for example: {example(table.path, options, chat=True)}",
                 )
-    is_x_by_convention = roles.sequence.lower() == "x" and roles.sequence != options.text
+    has_span_by_convention = fitted is None and bool(roles.span) and not options.span
+    if has_span_by_convention and not _holds_places(table.frame[roles.span[0]]):
+        roles = roles_by_name(table.path, table.names, options, may_have_spans=False)
+    _refuse_words_beside_text(table, roles, options, fitted)
+    # These names also stand for numbers: a coordinate, or how many tokens or words there are.
+    is_x_by_convention = (
+        roles.sequence.lower() in ("x", "tokens", "words") and roles.sequence != options.text
+    )
     if is_x_by_convention and holds_single_numbers(table, roles.sequence):
         values = tuple(name for name in table.names if name in {*roles.values, roles.sequence})
         roles = replace(roles, sequence="", values=values)
@@ -193,6 +207,29 @@ def roles_by_cells(
     if fitted is None and not roles.labels:
         _refuse_forgotten_label(table, roles, options)
     return roles
+
+
+def _refuse_words_beside_text(
+    table: Table, roles: Roles, options: OwnDataOptions, fitted: Mapping[str, Any] | None
+) -> None:
+    """Refuse a text beside a column of lists of words if the labels are lists, which may be those of the words."""
+    if fitted is not None or options.text or not roles.sequence:
+        return
+    lists = [name for name in conventional("text", roles.values) if holds_lists(table.frame[name])]
+    if lists and any(holds_lists(table.frame[label]) for label in roles.labels):
+        raise InputError(
+            f"{table.path}: the columns {listed([roles.sequence, *lists])} all have conventional names of the sequence",
+            f"pass --text NAME, for example: {example(table.path, options, text=lists[0])}",
+        )
+
+
+def _holds_places(column: Any) -> bool:
+    """Return whether the filled cells of a column are lists, or texts of lists, as those of spans are."""
+    cells = filled(column).tolist()
+    return all(
+        isinstance(cell, list | np.ndarray) or (isinstance(cell, str) and cell.lstrip().startswith("["))
+        for cell in cells
+    )
 
 
 def _refuse_forgotten_label(table: Table, roles: Roles, options: OwnDataOptions) -> None:
@@ -284,8 +321,9 @@ def roles_of_labels(
 
 
 def conventional(role: str, names: Sequence[str]) -> list[str]:
-    """Return the names that are conventional for a role, in the order of `CONVENTIONAL`."""
+    """Return the names that are conventional for a role, in the order of `CONVENTIONAL`; the less usual ones alone."""
     matches = [name for name in names if name.lower() in CONVENTIONAL[role]]
+    matches = [name for name in matches if name.lower() not in LESS_USUAL] or matches
     return sorted(matches, key=lambda name: CONVENTIONAL[role].index(name.lower()))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.size_limits import check_padding
 from reservoir_pipelines.data.columns import MOST, as_texts, listed, require_column, with_slashes
 from reservoir_pipelines.data.roles import roles_of_labels
 from reservoir_pipelines.data.rows import BadRows
@@ -153,6 +154,9 @@ def padded_labels(where: str, labels: Sequence[Sequence[Any]], options: OwnDataO
     """Return labels of all tokens of each row as an array (rows, longest) with zeros at the ends."""
     counts = np.array([len(parts) for parts in labels], np.int64)
     flat = typed_labels(where, [cell for parts in labels for cell in parts], options)
+    if flat.ndim != 1:
+        raise InputError(f"{where}: a token has a list of labels", "give one label for each")
+    check_padding(where, counts, flat.dtype.itemsize)
     y = np.zeros((len(counts), counts.max()), flat.dtype)
     y[np.arange(counts.max()) < counts[:, None]] = flat
     return y

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from reservoir.errors import InputError
+from reservoir.size_limits import check_padding
 from reservoir.tasks.words import GAPS
 from reservoir_pipelines.data.table_forms import TableArrays
 from reservoir_pipelines.data.table_labels import padded_labels
@@ -56,6 +58,11 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
     labels = [name for name in reading.roles.labels if name in reading.table.frame]
     if not labels:
         return
+    if len(labels) > 1:
+        raise InputError(
+            f"{bad.where}: words have one label each, not {', '.join(labels)}",
+            "pass --label NAME, and --drop the others",
+        )
     (label,) = labels
     labels_of_rows = [_as_list(cell) for cell in reading.table.frame[label]]
     for row, (words, parts) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
@@ -92,6 +99,7 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
     names = {str(span["label"]) for spans in spans_of_rows for span in spans or []}
     classes = tuple(sorted({*names, OUTSIDE}))
     numbers = {name: number for number, name in enumerate(classes)}
+    check_padding(f"{bad.where}, column {sequence!r}", np.array(lengths), np.dtype(np.int32).itemsize)
     y = np.full((len(texts), max(lengths)), numbers[OUTSIDE], np.int32)
     for row, (spans, shift) in enumerate(zip(spans_of_rows, shifts, strict=True)):
         for span in spans or []:
@@ -118,6 +126,8 @@ def _problem(spans: list[Any], letters: int) -> str:
         shown = str(span)[:80]
         if not isinstance(span, Mapping) or not {*SPAN_KEYS} <= span.keys():
             return f"{shown} is not a span with {', '.join(SPAN_KEYS)}"
+        if span["label"] is None:
+            return f"the span {shown} has no label"
         start, end = span["start"], span["end"]
         are_whole = all(isinstance(place, int) and not isinstance(place, bool) for place in (start, end))
         if not are_whole or not 0 <= start < end <= letters:

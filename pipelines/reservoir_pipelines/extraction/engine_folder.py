@@ -117,7 +117,7 @@ def parse_layers(text: str | Sequence[str]) -> tuple[int, ...]:
 
 def request_columns(layers: Sequence[int], poolings: str | Sequence[str]) -> tuple[Column, ...]:
     """Return the columns of layers under poolings; raise `InputError` for poolings that requests cannot have."""
-    names = poolings.split(",") if isinstance(poolings, str) else poolings
+    names = dict.fromkeys(poolings.split(",") if isinstance(poolings, str) else poolings)
     for name in names:
         if find_pooling(name).pattern not in POOLINGS:
             raise InputError(

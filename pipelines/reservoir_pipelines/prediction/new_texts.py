@@ -22,6 +22,7 @@ Names = tuple[str, ...]
 
 BLOCK_TOKENS = {"cpu": 2**12, "cuda": 2**15}  # words or tokens that are predicted at a time
 UNREAD = "the model reads no token of this word, because the text is too long or the word has no letters"
+NO_TOKEN = "the text has no token of the model"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,13 +95,15 @@ class NewTexts:
         )
 
     def __len__(self) -> int:
-        """Return the number of words or tokens, with the words that a model does not read."""
+        """Return the number of words or tokens, with the words and the texts that a model does not read."""
         return len(self.tokens[0]) + self.unread
 
     @property
     def unread(self) -> int:
-        """The number of words that a model does not read."""
-        return self.tokens[0].unread
+        """The number of words that a model does not read, or of texts without a token."""
+        if self.task.labels_words:
+            return self.tokens[0].unread
+        return self.tokens[0].unread + int((np.diff(self.tokens[0].pointers) == 0).sum())
 
     def features(
         self,
@@ -119,7 +122,10 @@ class NewTexts:
         return features
 
     def with_places(self, text: int, predictions: Iterator[Prediction]) -> Iterator[Prediction]:
-        """Yield the predictions of a text's words or tokens, each with its place; words that are not read have none."""
+        """Yield the predictions of a text's words or tokens, each with its place.
+
+        Words that are not read, and texts without a token, have a prediction without a label.
+        """
         tokens, rows = self.tokens[0], self.rows
         codes, lengths = np.asarray(rows.x[text : text + 1]), np.asarray(rows.lengths)[text : text + 1]
         (letters,) = texts_of(codes, lengths)
@@ -127,6 +133,8 @@ class NewTexts:
         count, numbers = high - low, list(range(high - low))
         if self.task.labels_words:
             count, numbers = int(word_starts(codes, lengths).sum()), tokens.labelled[low:high].tolist()
+        if count == 0:
+            yield Prediction(id=rows.names[text].item(), label=None, probabilities=[], problem=NO_TOKEN)
         span_of = dict(zip(numbers, tokens.spans[low:high].tolist(), strict=True))
         for number in range(count):
             if number not in span_of:

@@ -63,13 +63,13 @@ class Predictions(Iterator[Prediction]):
         ]
         self._block_rows = min(block for block, _ in sizes)
         self._batch_rows = [batch for _, batch in sizes]
-        if self.texts:
+        if self.texts is not None:
             device = next(model.device for model in self.models if isinstance(model, LoadedModel))
             self._block_rows = BLOCK_TOKENS[devices.kind(device)]
 
     def __len__(self) -> int:
         """Return the number of rows, recordings or steps of forecasts of the file, with those that cannot be read."""
-        if self.texts:
+        if self.texts is not None:
             return len(self.texts) + len(self.rows.skipped)
         rows = len(self.rows) if self.joined is None else len(np.unique(self.joined.recording))
         return (rows + len(self.rows.skipped)) * max(1, self.bundle.task.horizon)
@@ -80,7 +80,7 @@ class Predictions(Iterator[Prediction]):
         absent: list[str] = []
         if all(truth is None for truth in self.truths):
             absent.append("truth")
-        if not self.rows.skipped and not (self.texts and self.texts.unread):
+        if not self.rows.skipped and not (self.texts is not None and self.texts.unread):
             absent.append("problem")
         return tuple(absent)
 
@@ -93,13 +93,14 @@ class Predictions(Iterator[Prediction]):
         blocks = itertools.chain.from_iterable(map(self._block, starts))
         skipped = self.rows.skipped
         readable = itertools.count()  # the numbers of the texts that can be read
-        for row in range(len(self.texts.rows if self.texts else self.rows) + len(skipped)):
+        rows = self.rows if self.texts is None else self.texts.rows
+        for row in range(len(rows) + len(skipped)):
             if row in skipped:
                 name, problem = skipped[row]
                 yield Prediction(
                     id=row if name is None else name, label=None, probabilities=[], problem=problem
                 )
-            elif self.texts:
+            elif self.texts is not None:
                 yield from self.texts.with_places(next(readable), blocks)
             else:
                 yield next(blocks)
@@ -141,7 +142,7 @@ class Predictions(Iterator[Prediction]):
     def _features(self, rows: slice, counts: np.ndarray | None) -> np.ndarray:
         """Return the features (samples, width) of some rows; a row has one or several samples."""
         task, scaling = self.bundle.task, self.bundle.scaling
-        if self.texts:
+        if self.texts is not None:
             models = [model for model in self.models if isinstance(model, LoadedModel)]
             names = [part.columns for part in self.bundle.parts]
             columns_of_tokens = self.texts.features(rows.start, rows.stop, models, names, self._batch_rows)
