@@ -421,9 +421,10 @@ def replay(stages: Sequence[Stage], folder: Path, most: int, recoveries: int = 1
         yield replayer.replay(trace, most=most, recoveries=recoveries)
         called.update(trace.sites())
         for site in trace.sites():
-            # The states that a missing fsync makes possible may be few, and the first of them ends the search.
-            noticed = replayer.replay(trace.without(site), most=max(most, 16), stop=True).lost
-            removed.add(bool(noticed), f"{stage.name}: {site}")
+            # The states that a missing fsync makes possible may be few, so more are tried if the first do not show it.
+            without = trace.without(site)
+            noticed = any(replayer.replay(without, most=count, stop=True).lost for count in (most, 16))
+            removed.add(noticed, f"{stage.name}: {site}")
     for line in fsync_lines():
         if not any(site.startswith(f"{line}, of ") for site in called):
             removed.add(sound=False, where=f"no stage: {line}")
