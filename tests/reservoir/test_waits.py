@@ -107,7 +107,9 @@ def test_families_do_not_wait_and_give_the_bits_of_the_cpu(kind, fpt, lengths, g
     monkeypatch.undo()
     for expected in (features_of(fpt, x, counts, is_full), features_of(fpt, x, counts, None)):
         for column, values in expected.items():
-            assert torch.equal(on_gpu[column], values), column
+            # torch built for CUDA multiplies packed rows of an LSTM in another order on the CPU.
+            largest_difference = (on_gpu[column] - values).abs().max().item()
+            assert largest_difference <= (1e-6 if kind == "lstm" else 0), column
 
 
 SERIES_WINDOWS = {"patch": 3, "dilations": "1,2", "pad": "same", "normalise": "differences"}
