@@ -188,9 +188,8 @@ def result_of(kind: str) -> str:
     for variant in VARIANTS:
         try:
             results.append(run(tiny_config(transformers.CONFIG_MAPPING[kind], variant)))
-        except (
-            Exception
-        ) as error:  # transformers' classes raise many types of errors for sizes that do not fit
+        # The classes of transformers raise many types of errors for sizes that do not fit.
+        except Exception as error:
             # Messages of imports end with the path of the package on this machine.
             message = first_line(error).partition(" from '/")[0]
             results.append(f"no tiny model: {type(error).__name__}: {message}")

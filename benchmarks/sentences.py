@@ -37,8 +37,8 @@ def sentences_of(dump: Path) -> list[str]:
     sentences: list[str] = []
     for article in re.findall(r"<text[^>]*>(.*?)</text>", text, re.S):
         plain = re.sub(r"\[\[(?:[^\]|]*\|)?([^\]|]*)\]\]|'''?", r"\1", article)
-        found = re.findall(r"(?<=[.] )[A-Z][a-z]*(?: [A-Za-z,]+)+[.](?= )", plain)
-        fitting = [sentence for sentence in found if WORDS[0] <= len(sentence.split()) <= WORDS[1]]
+        candidates = re.findall(r"(?<=[.] )[A-Z][a-z]*(?: [A-Za-z,]+)+[.](?= )", plain)
+        fitting = [sentence for sentence in candidates if WORDS[0] <= len(sentence.split()) <= WORDS[1]]
         sentences += fitting[:PER_ARTICLE]
     return list(dict.fromkeys(sentences))
 

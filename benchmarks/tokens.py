@@ -69,7 +69,11 @@ def features_by_script(folder: str, rows: list[dict], out: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.eos_token
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    layers, labels, texts, ids, spans = [], [], [], [], []
+    layers: list[np.ndarray] = []
+    labels: list[bool] = []
+    texts: list[int] = []
+    ids: list[int] = []
+    spans: list[tuple[int, int]] = []
     for start in range(0, len(rows), BATCH_ROWS):
         batch = rows[start : start + BATCH_ROWS]
         encoded = tokenizer(
@@ -109,7 +113,8 @@ def fit_by_script(folder: Path) -> tuple[str, float]:
     data = {split: np.load(folder / f"{split}.npz") for split in SPLITS}
     features = {split: data[split]["features"] for split in SPLITS}
     labels = {split: data[split]["labels"] for split in SPLITS}
-    best, layer_of_best, alpha_of_best = -1.0, 0, 0.0
+    best_score = -1.0
+    layer_of_best, alpha_of_best = 0, 0.0
     for layer in range(len(features["train"])):
         scaler = StandardScaler().fit(features["train"][layer].astype(np.float32))
         x, valid = (
@@ -117,14 +122,14 @@ def fit_by_script(folder: Path) -> tuple[str, float]:
         )
         for alpha in ALPHAS:
             score = RidgeClassifier(alpha).fit(x, labels["train"]).score(valid, labels["valid"])
-            if score > best:
-                best, layer_of_best, alpha_of_best = score, layer, alpha
-    known = np.concatenate([features[split][layer_of_best] for split in ("train", "valid")]).astype(
-        np.float32
-    )
-    scaler = StandardScaler().fit(known)
+            if score > best_score:
+                best_score = score
+                layer_of_best, alpha_of_best = layer, alpha
+    best_layer = [features[split][layer_of_best] for split in ("train", "valid")]
+    train_and_valid = np.concatenate(best_layer).astype(np.float32)
+    scaler = StandardScaler().fit(train_and_valid)
     readout = RidgeClassifier(alpha_of_best).fit(
-        scaler.transform(known), np.concatenate([labels["train"], labels["valid"]])
+        scaler.transform(train_and_valid), np.concatenate([labels["train"], labels["valid"]])
     )
     test = scaler.transform(features["test"][layer_of_best].astype(np.float32))
     return f"layer {layer_of_best}", readout.score(test, labels["test"])

@@ -85,9 +85,8 @@ def load(
     task = model.fpt.task
     places = owner = stored = None
     masks: Mapping[str, np.ndarray] = {}
-    if task.labels_each_token and isinstance(
-        model.reader, TextReader
-    ):  # the token of each label; -1 after the last
+    # The token of each label; -1 after the last.
+    if task.labels_each_token and isinstance(model.reader, TextReader):
         places = model.reader.places(x, lengths)
     # Rows become pieces of texts, or tokens; windows of values are cut on the device, so only counted here.
     if isinstance(model.reader, TextReader):

@@ -1,8 +1,7 @@
 """Poolings of pictures: how far the hidden states exceed a threshold, in both directions, in cells of the picture.
 
 A linear readout of means sees only linear functions of the picture. The mean excess over a threshold is the mean of
-a rectified unit, and keeps how much of a pattern there is, apart from how much of its opposite (Coates, Ng and Lee
-2011, "An analysis of single-layer networks in unsupervised feature learning", section 4).
+a rectified unit, and keeps how much of a pattern there is, apart from how much of its opposite.
 """
 
 from __future__ import annotations

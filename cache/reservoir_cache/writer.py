@@ -44,7 +44,7 @@ ID_DATASETS = ("ids", "text_ids")  # the names of rows, or of the texts whose to
 PENDING = 6  # blocks in memory that are not on disk yet
 GROUP_BYTES = (
     2**26
-)  # of shards that a page lists at once; a page and its folder take three of four fsyncs of a shard
+)  # of shards that a page lists at once, because pages take three of the four fsyncs of a shard
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:

@@ -150,7 +150,7 @@ def import_features(arguments: ImportFeaturesArguments) -> Extraction:
 
     A folder that vLLM or speculators wrote has the hidden states of each request in a file, which is
     named by the id of its row in the task, or by the number of the row. ``layers`` are the numbers
-    that the engine was told: 0 is the input of the first block, k the output of block k before the
+    in the settings of the engine: 0 is the input of the first block, k the output of block k before the
     final norm. Each file is read alone and pooled, and an interrupted import goes on.
 
     Returns

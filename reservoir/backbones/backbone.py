@@ -45,9 +45,8 @@ class Backbone(nn.Module):
         # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
         # weights that are not quantised.
         self.stored_digest: str | None = None
-        self.streamed: StreamedBlocks | None = (
-            None  # the blocks, if they are read from their file when they run
-        )
+        # The blocks, if they are read from their file when they run.
+        self.streamed: StreamedBlocks | None = None
         self._tokens = 0
         for path in family.unused:
             _replace(model, path, nn.Identity())

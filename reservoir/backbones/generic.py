@@ -59,8 +59,9 @@ MOST_PARTS = 1000
 """Most blocks, and most experts of a block: more than any model has. A model is built before anything else is known."""
 
 COUNTS = ("layers", "n_layer", "blocks", "experts", "depth", "group_num", "hidden_groups")
-LISTS_OF_COUNTS = ("depths", "block_sizes", "block_repeats")
 """Ends of the names of settings that count blocks or experts."""
+LISTS_OF_COUNTS = ("depths", "block_sizes", "block_repeats")
+"""The settings that are lists of such counts."""
 
 # Parts of the names of parameters by group; the first match counts, so the last group takes all others.
 GROUPS = {
@@ -70,9 +71,7 @@ GROUPS = {
     "feedforward": ("",),
 }
 
-DEFAULT_DEVIATION = (
-    0.02  # of drawn matrices, where the configuration states none; most models state this value
-)
+DEFAULT_DEVIATION = 0.02  # of drawn matrices, where a configuration states none; most state this value
 
 # The settings that may state the number of blocks and their width, in the order in which they are looked up.
 DEPTHS = ("num_hidden_layers", "encoder_layers", "num_layers", "num_encoder_layers", "depth", "n_layers")

@@ -70,9 +70,8 @@ def _runs_in_half(backbone: Backbone, halves: Sequence[nn.Module]) -> bool:
             exact = _recorded_layers(backbone, embeds)
         backbone.compute = torch.bfloat16
         rounded = _recorded_layers(backbone, embeds)
-    except (
-        Exception
-    ):  # of a model that looks at the type of its matrices; the test in float32 tells what is wrong
+    # Of a model that looks at the type of its matrices; the test in float32 tells what is wrong.
+    except Exception:
         return False
     finally:
         backbone.compute = torch.float32

@@ -56,7 +56,7 @@ def check_memory(name: str, family: Family, lean: Any, dtype: torch.dtype) -> No
 
 
 @dataclass(frozen=True)
-class Loaded:
+class Pretrained:
     """A pretrained model with its configuration."""
 
     model: nn.Module
@@ -85,7 +85,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Source:
+class StoredModel:
     """The stored tensors of a model that are kept, and their configurations."""
 
     config: Any
@@ -95,7 +95,7 @@ class Source:
     gguf: GGUFFile | None
 
 
-def _open(name: str, family: Family, config: Any, depth: int | None, *, words: bool) -> Source:
+def _open(name: str, family: Family, config: Any, depth: int | None, *, words: bool) -> StoredModel:
     """Open the files of a pretrained model."""
     path = gguf_path(name)
     if path is None:
@@ -117,7 +117,7 @@ def _open(name: str, family: Family, config: Any, depth: int | None, *, words: b
     kept_tensors = {
         key: tensor for key, tensor in tensors.items() if _is_kept(key, family, kept_depth, words=words)
     }
-    return Source(config, lean, kept_tensors, rule, gguf)
+    return StoredModel(config, lean, kept_tensors, rule, gguf)
 
 
 def load_pretrained(
@@ -129,7 +129,7 @@ def load_pretrained(
     native: bool = False,
     own_precision: bool = False,
     memory_limit: int | None = None,
-) -> Loaded:
+) -> Pretrained:
     """Return a pretrained model; only what is kept is read (see `load_backbone`)."""
     if not may_have_weights(name):
         raise InputError(f"backbone {name!r}: nobody has published weights for it", "use --init random")
@@ -167,7 +167,7 @@ def load_pretrained(
         if source.gguf:
             scale_positions(source.gguf, source.config, model)
         _check_finite(name, model)
-    return Loaded(
+    return Pretrained(
         model=model,
         config=_as_built(source.config, source.lean, model),
         stored_digest=_digest_of(source, family, info),
@@ -177,7 +177,7 @@ def load_pretrained(
     )
 
 
-def _deferred(source: Source, family: Family, dtype: torch.dtype) -> dict[str, Deferred]:
+def _deferred(source: StoredModel, family: Family, dtype: torch.dtype) -> dict[str, Deferred]:
     """Return a placeholder for each tensor of a block."""
     blocks = family.stored_blocks or family.blocks
     return {
@@ -202,7 +202,7 @@ def _is_streamed(
     return is_known
 
 
-def _digest_of(source: Source, family: Family, info: Mapping[str, Any]) -> str | None:
+def _digest_of(source: StoredModel, family: Family, info: Mapping[str, Any]) -> str | None:
     """Return the digest of the stored tensors of a backbone, if they are quantised."""
     if source.rule is None:
         return None

@@ -23,9 +23,7 @@ class StandIn:
     """The shape of a model's own input in place of which vectors enter."""
 
     shape: Callable[[int], tuple[int, ...]]  # of one row, for a number of tokens
-    shares_row: (
-        bool  # whether one row stands for all, which saves time; some models need as many as vectors
-    )
+    shares_row: bool  # whether one row stands for all, which saves time; some models need one for each
 
 
 class _FirstBlockReached(Exception):
@@ -50,9 +48,7 @@ class VectorModel(nn.Module):
         self.masks = _mask_argument(model, takes)
         self.front_end = FrontEnd(self)
         self.stand_in = stand_ins(model, takes)[0]
-        self.adds_positions = (
-            False  # whether vectors need positions, because the blocks do not see their order
-        )
+        self.adds_positions = False  # whether vectors need positions, because blocks do not see their order
         self.has_native_input = False  # whether the vectors come from `front_end`, with their positions
         self._blocks, self._call = blocks, call
         self._vectors: Tensor | None = None
@@ -91,9 +87,8 @@ class VectorModel(nn.Module):
         arguments = dict(self._call)
         if self.takes == "input_ids":
             native = native.long()
-        if (
-            self.masks == "pixel_attention_mask"
-        ):  # the patches of images of several sizes, here of one row each
+        if self.masks == "pixel_attention_mask":
+            # The patches of images of several sizes, here of one row of patches each.
             rows, patches = native.shape[:2]
             everywhere = torch.ones(rows, patches, dtype=torch.int64, device=native.device)
             arguments["pixel_attention_mask"] = everywhere if mask is None else mask

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, SkipInitialisation, draw_normal
 from reservoir.backbones.generic_checks import check_backbone, check_native
-from reservoir.backbones.loading import Loaded, check_memory, load_pretrained
+from reservoir.backbones.loading import Pretrained, check_memory, load_pretrained
 from reservoir.backbones.names import find, usable_configuration
 from reservoir.backbones.tied import check_tied, tie_queries_and_keys
 from reservoir.errors import InputError
@@ -116,7 +116,7 @@ def load_native(
         if init == "random":
             model = _build(name, family, family.loader.lean(config, depth, words=True), seed)
             draw_parameters(model, family.draw, config, seed)
-            loaded = Loaded(model, config, stored_digest=None)
+            loaded = Pretrained(model, config, stored_digest=None)
         else:
             loaded = load_pretrained(
                 name,

@@ -13,9 +13,8 @@ from reservoir.errors import InputError
 from reservoir.tasks.listops import CLOSE, OPERATIONS, OPERATOR, SYMBOLS
 from reservoir.tasks.task import Task, Tokens
 
-LEVELS = (
-    4  # deeper symbols count as the deepest level; on ListOps three levels have nearly all of the accuracy
-)
+# Deeper symbols count as the deepest level. On ListOps three levels have nearly all of the accuracy.
+LEVELS = 4
 PAIRS = ("()", "[]", "{}", "<>")
 
 

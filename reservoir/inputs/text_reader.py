@@ -119,7 +119,10 @@ class TextReader:
         texts = self._texts(x, lengths)
         # The places of tokens cost time, so they are asked for only if a mask needs them.
         needs_offsets = any(self._reads_offsets(name) for name in masks)
-        encoding = (self._in_pieces if whole else self._cut)([row.text for row in texts], needs_offsets)
+        encoding, long = (self._in_pieces if whole else self._cut)(
+            [row.text for row in texts], needs_offsets
+        )
+        self.long += long
         owner = np.array(encoding["overflow_to_sample_mapping"]) if whole else None
         of_rows = texts if owner is None else [texts[text] for text in owner]
         ids, tokens = self._padded([row.text for row in of_rows], encoding["input_ids"])
@@ -133,8 +136,8 @@ class TextReader:
             self._without[name] += maker.texts_without(mask)
         return replace(rows, masks=by_name)
 
-    def _cut(self, texts: list[str], needs_offsets: bool) -> dict[str, Any]:
-        """Return the tokens of texts, of which those that are too long are cut."""
+    def _cut(self, texts: list[str], needs_offsets: bool) -> tuple[dict[str, Any], int]:
+        """Return the tokens of texts, and how many of these are too long and therefore cut."""
         options = {"return_attention_mask": False, "return_offsets_mapping": needs_offsets}
         encoding = dict(self._tokenize(texts, **options, **self._plain))
         # Only long texts are tokenized again, because truncation slows the tokenizer down.
@@ -144,11 +147,10 @@ class TextReader:
             cut = self._tokenize(texts[row], **options, **limits, **self._plain)
             for name, values in cut.items():
                 encoding[name][row] = values
-        self.long += len(long_rows)
-        return encoding
+        return encoding, len(long_rows)
 
-    def _in_pieces(self, texts: list[str], needs_offsets: bool) -> dict[str, Any]:
-        """Return the tokens of pieces that fit the model, and the text of each piece, ascending."""
+    def _in_pieces(self, texts: list[str], needs_offsets: bool) -> tuple[dict[str, Any], int]:
+        """Return the tokens of pieces that fit the model, each with its text; and how many texts have several."""
         pieces = self._tokenize(
             texts,
             truncation=True,
@@ -157,8 +159,7 @@ class TextReader:
             return_offsets_mapping=needs_offsets,
             **self._plain,
         )
-        self.long += int((np.bincount(pieces["overflow_to_sample_mapping"]) > 1).sum())
-        return dict(pieces)
+        return dict(pieces), int((np.bincount(pieces["overflow_to_sample_mapping"]) > 1).sum())
 
     @property
     def _plain(self) -> dict[str, Any]:
@@ -200,27 +201,17 @@ class TextReader:
             )
         # A tokenizer that needs spaces between letters reads letter n at position 2 n.
         spread = 2 if self.spaced else 1
-        given = [" ".join(text) for text in texts] if self.spaced else list(texts)
-
-        def pieces(encoded: Any) -> list[tuple[list[int], np.ndarray]]:
-            spans = [np.array(offsets, np.int64).reshape(-1, 2) for offsets in encoded["offset_mapping"]]
-            letters = [(of_piece + np.array([0, spread - 1])) // spread for of_piece in spans]
-            return list(zip(encoded["input_ids"], letters, strict=True))
-
-        all_pieces = [[piece] for piece in pieces(self._tokenize(given, return_offsets_mapping=True))]
-        # Only long texts are tokenized again, because truncation slows the tokenizer down.
-        is_long = [len(ids) > self.max_tokens for ((ids, _),) in all_pieces]
-        for row in np.flatnonzero(is_long).tolist():
-            cut = self._tokenize(
-                [given[row]],
-                truncation=True,
-                max_length=self.max_tokens,
-                return_overflowing_tokens=True,
-                return_offsets_mapping=True,
-            )
-            all_pieces[row] = pieces(cut)[: None if whole else 1]
-        self._refuse_unknown_ids([ids for of_text in all_pieces for ids, _ in of_text])
-        return Encodings(all_pieces, sum(is_long))
+        as_read = [" ".join(text) for text in texts] if self.spaced else list(texts)
+        encoding, long = (self._in_pieces if whole else self._cut)(as_read, needs_offsets=True)
+        owner = encoding.get("overflow_to_sample_mapping", range(len(texts)))
+        pieces: list[list[tuple[list[int], np.ndarray]]] = [[] for _ in texts]
+        for text, ids, offsets in zip(
+            owner, encoding["input_ids"], encoding["offset_mapping"], strict=True
+        ):
+            places = np.array(offsets, np.int64).reshape(-1, 2)
+            pieces[text].append((ids, (places + np.array([0, spread - 1])) // spread))
+        self._refuse_unknown_ids(encoding["input_ids"])
+        return Encodings(pieces, long)
 
     def obstacle(self, letters: str) -> str:
         """Return why the tokenizer cannot read sequences of these letters; empty if it can."""
@@ -407,9 +398,8 @@ def _letters_apart(tokenizer: Any, words: Sequence[str]) -> bool:
     # Two letters show it: with a space between them each is a token, and without the space the tokens differ.
     first, last = min(words), max(words)
     tokens = tokenizer.tokenize(f"{first} {last}")
-    letters = [
-        token.removeprefix("▁") for token in tokens
-    ]  # SentencePiece writes a space before a word as ▁
+    # SentencePiece writes a space before a word as ▁.
+    letters = [token.removeprefix("▁") for token in tokens]
     needs_space = tokens != tokenizer.tokenize(first + last)
     return letters == [first, last] and needs_space
 

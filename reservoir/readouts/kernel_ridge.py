@@ -1,6 +1,6 @@
 """Exact kernel ridge regression for up to 60,000 rows, by a Cholesky factorisation in panels that can be resumed.
 
-The arc-cosine kernel of order 1 (Cho and Saul 2009, "Kernel methods for deep learning", equation 6) is the product of
+The arc-cosine kernel of order 1 (Cho and Saul 2009, "Kernel methods for deep learning") is the product of
 the outputs of a random layer of rectified units in the limit of infinitely many units:
 
     k(x, y) = ||x|| ||y|| (sin t + (pi - t) cos t) / pi,      cos t = x'y / (||x|| ||y||) .

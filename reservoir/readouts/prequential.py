@@ -9,7 +9,7 @@ able to repeat all choices, so the penalty and the temperature of a portion are 
 before in the fewest bits, with the readout that coded it. No label is used before it has been sent. A portion has the
 code of an equal mixture of this readout with uniform labels, which bounds what a readout costs that is sure and wrong.
 
-Reference: Voita and Titov (2020), Information-theoretic probing with minimum description length, section 3.2.
+Reference: Voita and Titov (2020), Information-theoretic probing with minimum description length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reservoir.readouts.ridge import FewSamples, TrainingData, ridge_path
 # Features (m, w), labels (m, outputs), and ranks (m,) in the order in which labels are sent.
 RankedBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
 
-# The shares of the samples at which portions end, as in section 4 of the paper.
+# The shares of the samples at which portions end, as in the paper.
 SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 # The first portion has at least so many samples, and two for each class: a readout of fewer has nothing to say.
 MIN_SAMPLES = 16

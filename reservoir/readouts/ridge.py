@@ -280,7 +280,6 @@ def balance_raw(is_raw: np.ndarray) -> np.ndarray:
     """Return weights (w,) of standardised features that give the raw ones, ``is_raw`` (w,), half of the variance."""
     # Otherwise a few hundred raw features among ten thousand others would have no influence. The
     # total variance stays the same, so that penalties keep their size.
-    features_of_kind = np.where(
-        is_raw, is_raw.sum(), (~is_raw).sum()
-    )  # as many as each feature has of its kind
+    # As many as each feature has of its kind.
+    features_of_kind = np.where(is_raw, is_raw.sum(), (~is_raw).sum())
     return np.sqrt(len(is_raw) / 2 / features_of_kind)

@@ -175,10 +175,10 @@ def test_a_template_for_texts_refuses_lists_of_parts():
 
 @pytest.mark.skipif(not shutil.which("localedef"), reason="needs localedef")
 def test_chats_are_rendered_alike_in_a_locale_without_utf8(tmp_path, monkeypatch):
-    made = subprocess.run(
+    localedef = subprocess.run(
         ["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "en_US.ISO-8859-1"], capture_output=True
     )
-    if made.returncode > 1:  # 1 stands for warnings
+    if localedef.returncode > 1:  # 1 stands for warnings
         pytest.skip("this system has no sources of locales")
     monkeypatch.setenv("LOCPATH", str(tmp_path))
     monkeypatch.setenv("LC_ALL", "en_US.ISO-8859-1")

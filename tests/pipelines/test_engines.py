@@ -73,15 +73,15 @@ POOLED = {
 
 
 def test_requests_are_pooled_as_by_hand_and_layers_ascend_however_they_are_named(table, requests, capsys):
-    done = load(requests, table, pool=[*POOLED])
+    features = load(requests, table, pool=[*POOLED])
     assert "layers 0, 3, 7 are embed, block03, block07" in capsys.readouterr().err
-    assert done.computed_rows == 80 and len(done.columns) == 3 * len(POOLED)
+    assert features.computed_rows == 80 and len(features.columns) == 3 * len(POOLED)
     for split, first in (("train", 0), ("valid", 40), ("test", 60)):
         for place, layer in enumerate(("embed", "block03", "block07")):
             for name, pool in POOLED.items():
-                by_hand = [pool(states_of(requests, first + row)[:, place]) for row in range(len(done[split].y))]
-                assert np.allclose(done[split][f"{layer}/{name}"], by_hand, atol=1e-6), (split, layer, name)
-    entry = done.store.entry
+                by_hand = [pool(states_of(requests, first + row)[:, place]) for row in range(len(features[split].y))]
+                assert np.allclose(features[split][f"{layer}/{name}"], by_hand, atol=1e-6), (split, layer, name)
+    entry = features.store.entry
     assert entry.path.name.startswith("lab-model-8B-")
     assert entry.made_with["engine"]["revision"] == "abc"
     assert load(requests, table, pool=[*POOLED]).reused
@@ -101,13 +101,13 @@ def test_predict_reads_a_folder_and_gives_the_labels_of_pooled_arrays(table, req
     for row, label in enumerate(labels.tolist()):
         write_request(new / f"{row}-{row:08x}.safetensors", label)  # as vLLM names requests
     (tmp_path / "labels.csv").write_text("\n".join(["id,label", *(f"{row},{'ab'[c]}" for row, c in enumerate(labels))]))
-    found = [*predict(tmp_path / "out", new, labels=tmp_path / "labels.csv")]
-    assert [row.id for row in found] == [str(row) for row in range(12)]
-    assert [row.truth for row in found] == ["ab"[label] for label in labels]
+    predictions = [*predict(tmp_path / "out", new, labels=tmp_path / "labels.csv")]
+    assert [row.id for row in predictions] == [str(row) for row in range(12)]
+    assert [row.truth for row in predictions] == ["ab"[label] for label in labels]
     states = [load_file(new / f"{row}-{row:08x}.safetensors")["hidden_states"].float().numpy() for row in range(12)]
     features = np.array([np.concatenate([of_row[:, 1].mean(axis=0), of_row[-1, 2]]) for of_row in states])
     chances = Bundle.load(tmp_path / "out").readout.probabilities(features).reshape(12, 2)
-    assert np.allclose([row.probabilities for row in found], chances, atol=1e-5)
+    assert np.allclose([row.probabilities for row in predictions], chances, atol=1e-5)
     code, out, err = call("predict", tmp_path / "out", new)
     assert code == 0 and "accuracy" not in err and out.count("\n") >= 12
 

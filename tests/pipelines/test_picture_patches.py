@@ -42,13 +42,13 @@ def units():
 
 def responses(units, pictures, picture=PICTURE, gain=1.0):
     tokens = torch.from_numpy(patches(pictures, picture.patch))
-    found, counts = PatchConvolution(units, picture, gain)(tokens, torch.full((len(tokens),), tokens.shape[1]))
-    assert counts.tolist() == [picture.places] * len(tokens) and found.shape[1] == picture.places
-    return found
+    computed, counts = PatchConvolution(units, picture, gain)(tokens, torch.full((len(tokens),), tokens.shape[1]))
+    assert counts.tolist() == [picture.places] * len(tokens) and computed.shape[1] == picture.places
+    return computed
 
 
 def test_responses_are_products_of_whitened_windows_with_unit_patches(units):
-    found = responses(units, PHOTOGRAPHS[:2], gain=2.0).numpy().reshape(2, -1, 2, 2, WIDTH // 4)
+    computed = responses(units, PHOTOGRAPHS[:2], gain=2.0).numpy().reshape(2, -1, 2, 2, WIDTH // 4)
     side = math.isqrt(PICTURE.places)
     for place, (size, of_size, middle) in itertools.product(
         (0, 5, side * side - 1), [(0, units.large, slice(0, 5)), (1, units.small, slice(1, 4))]
@@ -59,7 +59,7 @@ def test_responses_are_products_of_whitened_windows_with_unit_patches(units):
         window -= window.mean(axis=1, keepdims=True)
         window /= np.sqrt(window.var(axis=1, keepdims=True) + units.noise)
         expected = 2 * (window @ of_size.weights.T - of_size.offsets).reshape(2, 2, -1)
-        np.testing.assert_allclose(found[:, place, :, size], expected, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(computed[:, place, :, size], expected, rtol=1e-3, atol=1e-3)
     # Whitened windows have variance 1 in each direction, except for those that are held down as noise.
     assert 0.4 < responses(units, PHOTOGRAPHS).std() < 1.2
 
@@ -90,12 +90,12 @@ def pool(name, hidden):
 @pytest.mark.parametrize(("side", "number"), [(6, 3), (4, 1), (5, 2), (7, 3)])
 def test_the_excess_of_cells_equals_numpy(side, number):
     hidden = torch.from_numpy(RNG.normal(size=(3, side * side, 4)).astype(np.float32) * 2)
-    found = pool(f"excess{number}", hidden).reshape(3, 2, number, number, 4)
+    computed = pool(f"excess{number}", hidden).reshape(3, 2, number, number, 4)
     # Each place becomes ``number`` x ``number`` equal ones, so that cells have whole places.
     fine = hidden.numpy().reshape(3, side, side, 4).repeat(number, axis=1).repeat(number, axis=2)
     for sign, factor in enumerate((1, -1)):
         excess = np.maximum(factor * fine - THRESHOLD, 0).reshape(3, number, side, number, side, 4)
-        np.testing.assert_allclose(found[:, sign], np.sqrt(excess.mean(axis=(2, 4))), rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(computed[:, sign], np.sqrt(excess.mean(axis=(2, 4))), rtol=1e-4, atol=1e-3)
 
 
 def test_features_of_mirrored_pictures_are_equal_and_nothing_below_the_threshold_counts(units):

@@ -253,9 +253,8 @@ def predict(
         notify(f"{name}: {value}{interval}", *(f"{other}: {score}" for other, score in others))
     if out:
         return Answer({"out": out, "rows": tally.rows, "evaluation": evaluation})
-    return Answer(
-        {"predictions": columns, "evaluation": evaluation}, []
-    )  # the predictions are printed above
+    # The predictions are printed above.
+    return Answer({"predictions": columns, "evaluation": evaluation}, [])
 
 
 def explanation_answer(explanation: Explanation) -> Answer:

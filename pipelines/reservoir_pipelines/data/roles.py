@@ -235,9 +235,8 @@ def _holds_places(column: Any) -> bool:
 def _refuse_forgotten_label(table: Table, roles: Roles, options: OwnDataOptions) -> None:
     """Refuse a table without a column of labels if a column may be the label; rows without labels hold values alone."""
     beside_sequence = bool(roles.sequence) and bool(roles.values)
-    header_is_short = len(table.bad.reasons) == len(
-        table.frame
-    )  # every row has more cells, so names are missing
+    # Every row has more cells, so names are missing.
+    header_is_short = len(table.bad.reasons) == len(table.frame)
     values = [name for name in roles.values if not holds_lists(table.frame[name])]
     texts = [name for name in values if not holds_single_numbers(table, name)]
     if texts or beside_sequence or header_is_short:

@@ -3,7 +3,7 @@
 vLLM's ``ExampleHiddenStatesConnector`` writes such files for the method ``extract_hidden_states``, and the script
 ``data_generation_offline.py`` of speculators renames them. A file has ``hidden_states`` (tokens, layers, width) and
 ``token_ids`` (tokens,). It says neither which layers nor which model; layers stand in ascending order of their numbers,
-whatever the order in which the engine was told them. Layer 0 is the input of block 1, and layer k the output of
+whatever their order in the settings of the engine. Layer 0 is the input of block 1, and layer k the output of
 block k, before the final norm.
 
 Sources: docs/features/speculative_decoding/extract_hidden_states.md and
@@ -40,9 +40,7 @@ AGAIN = "run the request again, and remove the file"
 POOLINGS = ("last", "mean", "first", "std", "min", "max", "segmentsK", "quantilesK")
 """The poolings of requests: those that need neither a tokenizer nor a common number of tokens."""
 
-FIRST_TOKENS = (
-    4  # first tokens whose states are compared with those of other folders; most folders have one, a BOS
-)
+FIRST_TOKENS = 4  # whose states are compared with those of other folders; most folders have one, a BOS
 COMPARED_CHANNELS = 32  # channels of a state that are compared, evenly spaced
 # Largest relative difference between the states of one token in one layer. bfloat16 with other kernels or another GPU
 # differs by about a hundredth; other weights, or another layer, by about 1.
@@ -107,7 +105,7 @@ def parse_layers(text: str | Sequence[str]) -> tuple[int, ...]:
         if not digits:
             raise InputError(
                 f"--layers {name}: not a layer of an engine",
-                "give the numbers that the engine was told, such as 0,12,24",
+                "give the numbers in the settings of the engine, such as 0,12,24",
             )
         numbers.add(int(digits[1]))
     if len(numbers) < len(names):

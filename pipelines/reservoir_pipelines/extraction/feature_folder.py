@@ -36,9 +36,8 @@ class FeatureFolder:
     kept: Mapping[str, float]  # share of the sequences of each split that were not dropped as too long
     source: Mapping[str, Any]  # how the features were computed, for people
     command: str  # that exported them
-    files: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # rows, bytes and SHA-256 of each file
+    # Rows, bytes and SHA-256 of each file.
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def task(self) -> Task:

@@ -201,9 +201,8 @@ def _stratified(labels: np.ndarray, folds: int, random: np.random.RandomState) -
 def _held_out_in(splitter: Any, labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
     """Return the number of the fold in which a splitter of scikit-learn holds out each row, (rows,)."""
     fold_of_row = np.empty(len(labels), np.int64)
-    with warnings.catch_warnings(
-        action="ignore", category=UserWarning
-    ):  # some class has fewer rows than folds
+    # Some class may have fewer rows than folds.
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         for number, (_, held_out) in enumerate(splitter.split(labels, labels, groups)):
             fold_of_row[held_out] = number
     return fold_of_row

@@ -96,9 +96,8 @@ class EntryView(Generic[S]):
     @property
     def has_raw(self) -> bool:
         """Whether the prepared data of the entry is still there, with a sequence for each row."""
-        if Task.from_dict(
-            self.spec.task
-        ).labels_text_tokens:  # rows are words or tokens, prepared data are texts
+        # Rows may be words or tokens, where prepared data are texts.
+        if Task.from_dict(self.spec.task).labels_text_tokens:
             return False
         place = self.made_with.get("prepared")  # "" if features were imported without their data
         return bool(place) and Path(place).is_dir()
