@@ -10,7 +10,8 @@ from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
 from reservoir_pipelines.data.rows import BadRows, Rows
 from reservoir_pipelines.data.table_labels import labels_from_table
-from reservoir_pipelines.extraction.engine_folder import EngineFolder, is_engine_folder, request_files
+from reservoir_pipelines.extraction.engine_files import is_engine_folder, request_files
+from reservoir_pipelines.extraction.engine_folder import EngineFolder
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 
