@@ -138,7 +138,7 @@ def test_vectors_of_the_engine_are_those_that_extract_computes(table, tmp_path):
 
 INTERRUPTED = f"""
 import time, reservoir_cache.spec, reservoir_cache.writer
-from reservoir_pipelines.extraction import engine_files, engine_folder
+from reservoir_pipelines.extraction import engine_folder
 reservoir_cache.spec.BLOCK_BYTES, pool = 1000, engine_folder._pool_request
 reservoir_cache.writer.GROUP_BYTES = 1  # each block is listed on its own
 engine_folder._pool_request = lambda *arguments: time.sleep(0.05) or pool(*arguments)
