@@ -12,14 +12,9 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
+from reservoir_pipelines.data.counters import refuse_counters, refuse_steps_in_time
 from reservoir_pipelines.data.media import check_inside, media_rows, table_parts
-from reservoir_pipelines.data.roles import (
-    likely_label,
-    no_label_among,
-    refuse_counters,
-    roles_by_cells,
-    roles_by_name,
-)
+from reservoir_pipelines.data.roles import likely_label, no_label_among, roles_by_cells, roles_by_name
 from reservoir_pipelines.data.rows import BadRows, Rows, TextCodes, padded, text_rows
 from reservoir_pipelines.data.table import SUFFIXES, Table, read_parts, read_table
 from reservoir_pipelines.data.table_forms import (
@@ -135,6 +130,7 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
     else:
         if not reading.new:
             refuse_counters(table, roles, options)
+            refuse_steps_in_time(table, roles, options)
         _read_wide(reading, ids, ids_repeat=ids_repeat)
         readable = table.bad.readable()
         skipped = table.bad.skipped(reading.arrays.get("ids", ()))
