@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_cache import derived
-from reservoir_cache.derived import fault
 from reservoir_cache.entry import NAME, Entry, Manifest, Shard, block_of, page_name, page_of
 from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.paths import file_crc32, is_regular
+from reservoir_cache.paths import fault, file_crc32, is_regular
 from reservoir_cache.shard import UNREADABLE, inspect_shard
 from reservoir_cache.spec import FORMAT
 

@@ -12,7 +12,7 @@ from reservoir.readouts.evaluation import evaluate_labels
 from reservoir.readouts.linear import metric_name
 from reservoir.readouts.paired import paired_difference
 from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.predictions import BEST, PREDICTIONS
+from reservoir_pipelines.fitting.predictions_csv import BEST, PREDICTIONS
 from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.training.run_folder import RESULT

@@ -12,7 +12,7 @@ from reservoir_pipelines import extract, fit, predict, report, train
 from reservoir_pipelines.commands import stage_commands
 from reservoir_pipelines.commands.stage_commands import fit_tables
 from reservoir_pipelines.fitting.candidates import make_fitter
-from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.source import EntryView
 from reservoir_pipelines.fitting.statistics import summaries
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
@@ -328,9 +328,9 @@ def fit_with_baselines(tmp_path, path, **settings):
 
 def stored(features, split):
     """Return stored sequences and their lengths, read by a source that may read this split."""
-    pool = Pool.open_entries(features)
+    data = FitData.open_entries(features)
     views = {features.store.entry.path: EntryView(features.store, (split,))}
-    return next(pool.known.raw().on(views).rows(split))
+    return next(data.known.raw().on(views).rows(split))
 
 
 def assert_same_score(found, features, x, peer):

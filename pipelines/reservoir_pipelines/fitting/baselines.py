@@ -9,11 +9,11 @@ from reservoir.raw_input import RawWindows
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
+from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, fit_source
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, simple_forecasts
 from reservoir_pipelines.fitting.kernel_fitter import CHOICE_ROWS, KernelFitter
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.source import KnownSplit, RawSource
 from reservoir_pipelines.fitting.statistics import MEAN, Statistic, learn_statistics
