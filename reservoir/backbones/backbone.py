@@ -101,7 +101,7 @@ class Backbone(nn.Module):
             yield "embed", hidden[:, :tokens]
             return
         # The blocks above the deepest requested layer do not run, nor the norm if nobody reads its output.
-        loop = BlockLoop(run, self.blocks, min(deepest, self.depth), precision)
+        loop = BlockLoop(run, [*self.blocks], min(deepest, self.depth), precision)
         # A model that nobody has described may change what leaves its last block in any way.
         run_again = run if self.family.is_generic else None
         del run, embeds  # batches of a streamed model wait in turn, and need their memory
