@@ -29,6 +29,7 @@ from reservoir.readouts.penalties import DEFAULT_ALPHAS, best_penalty
 from reservoir.readouts.ridge import (
     FoldScorer,
     KernelMatrix,
+    TrainingData,
     gather,
     head,
     kernel_fold_scores,
@@ -89,15 +90,16 @@ def sweep(
     targets: Targets,
     alphas: np.ndarray = DEFAULT_ALPHAS,
     *,
-    moments: Moments | None = None,
+    training: TrainingData | None = None,
     feature_weights: np.ndarray | None = None,
 ) -> Sweep:
     """Fit a ridge readout for every penalty and choose one by validation; train and valid are iterated once each.
 
-    The ``moments`` of train, if they are at hand, save its pass. ``feature_weights`` (w,) multiply the
-    standardised features.
+    What `gather` returns for train, ``training``, saves its pass if it is at hand. ``feature_weights`` (w,) multiply
+    the standardised features.
     """
-    training = gather(train, targets) if moments is None else moments
+    if training is None:
+        training = gather(train, targets)
     path = ridge_path(training, alphas, feature_weights)
     return Sweep(path, score_path(path, valid, targets))
 

@@ -264,9 +264,9 @@ def test_sweep_with_moments_does_not_read_train():
     train, valid = task(300, 20, 3)
     first = sweep(cut(train), cut(valid), Targets(1, 3))
     moments = training_moments(cut(train), Targets(1, 3))
-    again = sweep(iter(()), cut(valid), Targets(1, 3), moments=moments)
+    again = sweep(iter(()), cut(valid), Targets(1, 3), training=moments)
     np.testing.assert_array_equal(first.accuracy, again.accuracy)
-    finer = sweep([], cut(valid), Targets(1, 3), np.geomspace(1, 100, 7), moments=moments)
+    finer = sweep([], cut(valid), Targets(1, 3), np.geomspace(1, 100, 7), training=moments)
     assert finer.accuracy.shape == (7,)
 
 

@@ -19,7 +19,6 @@ from reservoir_pipelines.fitting.fitter import (
     ColumnFit,
     CurveReadout,
     PenaltyFitter,
-    all_blocks,
     targets_of,
 )
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
@@ -65,15 +64,15 @@ class RidgeFitter(PenaltyFitter):
     def _fit_valid(self, source: Source) -> ColumnFit:
         """Choose by the score on valid."""
         targets = self.targets(source)
-        train, valid = source.stream("train"), source.stream("valid")
-        # With moments, no features of train are read again.
+        train, valid = _stream(source, "train"), _stream(source, "valid")
+        # No features of train are read again if the grid is widened.
         moments = stored_moments(source, targets, train)
         sweep_of = partial(
             sweep,
             train,
             valid,
             targets,
-            moments=moments[0] if moments else None,
+            training=moments[0] if moments else gather(train, targets),
             feature_weights=source.feature_weights,
         )
         return self.best_of(source, sweep_of)
@@ -127,16 +126,17 @@ class RidgeFitter(PenaltyFitter):
             path = kernel.of_first_rows(len(labels)).path(targets.coded(labels), np.array([alpha]))
         else:
             path = ridge_path(
-                gather(source.stream("train"), targets), np.array([alpha]), source.feature_weights
+                gather(_stream(source, "train"), targets), np.array([alpha]), source.feature_weights
             )
         return path.readout(0, targets, chosen.temperature)
 
     def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of a penalty, fitted to train and valid, with the targets and temperature of another."""
-        if moments := stored_moments(source, self.targets(source), source.stream("train")):
-            training = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
+        if moments := stored_moments(source, self.targets(source), _stream(source, "train")):
+            training = moments[0] + training_moments(_stream(source, "valid"), chosen.targets)
         else:
-            training = gather(all_blocks(source), chosen.targets)
+            both = itertools.chain(_stream(source, "train"), _stream(source, "valid"))
+            training = gather(both, chosen.targets)
         path = ridge_path(training, np.array([alpha]), source.feature_weights)
         return path.readout(0, chosen.targets, chosen.temperature)
 
@@ -154,10 +154,10 @@ class RidgeFitter(PenaltyFitter):
             for split in self.fitted_splits
         }
         blocks = RereadableBlocks(_blocks_of_splits, (Relabelled(source, coded), self.fitted_splits))
-        if stored := stored_moments(source, self.targets(source), source.stream("train")):
+        if stored := stored_moments(source, self.targets(source), _stream(source, "train")):
             moments = stored[0]
             if "valid" in self.fitted_splits:
-                moments += training_moments(source.blocks("valid"), targets)
+                moments += training_moments(_stream(source, "valid"), targets)
             training: TrainingData = moments.with_targets(blocks)
         else:
             few_samples, stream = head(blocks)
@@ -176,6 +176,11 @@ class RidgeFitter(PenaltyFitter):
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
         """Return a readout for each number of training rows of some random draws; see `ridge_curve`."""
         return ridge_curve(source, sizes, self.targets(source), self.alphas)
+
+
+def _stream(source: Source, split: KnownSplit) -> RereadableBlocks:
+    """Return the blocks of a split for moments and scores, as a stream that can be iterated several times."""
+    return RereadableBlocks(source.blocks_for_products, (split,))
 
 
 def _blocks_of_splits(source: Source, splits: Sequence[KnownSplit]) -> Iterator[Block]:
@@ -234,7 +239,7 @@ def ridge_curve(
                     source.blocks("valid"),
                     targets,
                     alphas,
-                    moments=moments,
+                    training=moments,
                     feature_weights=source.feature_weights,
                 )
                 score = float(sweep_result.accuracy[sweep_result.best])
