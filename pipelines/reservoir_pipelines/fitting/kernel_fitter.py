@@ -83,7 +83,7 @@ class KernelFitter(Fitter):
         """Return this fitter, which tries no further penalties."""
         return self
 
-    def without_choice(self) -> Self:
+    def with_fixed_penalty(self) -> Self:
         """Return a fitter with one penalty, the middle one."""
         return replace(self, alphas=self.alphas[[len(self.alphas) // 2]])
 
