@@ -159,7 +159,8 @@ def ahead(items: Iterable[Item], depth: int = 1) -> Generator[Item]:
     all items.
     """
     iterator, end = iter(items), object()
-    with closing(in_order(repeat(partial(next, iterator, end)), 1, depth)) as results:
+    calls: Iterator[Callable[[], Any]] = repeat(partial(next, iterator, end))
+    with closing(in_order(calls, 1, depth)) as results:
         for item in results:
             if item is end:
                 return

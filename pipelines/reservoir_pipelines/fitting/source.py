@@ -6,7 +6,7 @@ sources of train and valid; only `evaluate.py` makes sources of test rows.
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -31,13 +31,13 @@ TestSplit = Literal["test"]
 S = TypeVar("S", bound=str)  # the splits that a view reads
 KNOWN: tuple[KnownSplit, ...] = ("train", "valid")  # the splits that choose a readout
 T = TypeVar("T", bound=str)
-Item = TypeVar("Item")
 # Row numbers to read, by split; a split that has no row numbers is read whole.
 SomeRows = Mapping[str, np.ndarray]
 # A function of stored sequences and their lengths that returns features (rows, width) or (rows, tokens, width).
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# Threads that read and verify blocks ahead. A core reads 1 to 2 GB/s, and a GPU computes with more.
-CPU_READERS, GPU_READERS = 1, 4
+# Threads that read and verify blocks for a GPU, each of which reads 1 to 2 GB/s. On a CPU, whose cores are busy with
+# products, a thread that reads ahead saved nothing.
+READERS = 4
 MEMORY_BYTES = 2**28  # largest size of features of a split in memory
 RAW_ROWS = 1024
 IMAGE_ROWS = 64  # rows of photographs, whose files take megabytes
@@ -327,9 +327,8 @@ class ColumnSource(EntrySamples[S]):
             for rows in np.split(selected, range(RAW_ROWS, len(selected), RAW_ROWS)):
                 yield samples(part.gather(self.column.name, rows), part.labels[rows])
             return
-        with closing(self._read(split, part.block)) as read:
-            for (low, high), values in zip(self.view.blocks(split), read, strict=True):
-                yield samples(values, part.labels[low:high])
+        for (low, high), values in zip(self.view.blocks(split), part.blocks(self.column.name), strict=True):
+            yield samples(values, part.labels[low:high])
 
     def blocks_for_products(self, split: S) -> Iterator[Any]:
         """Yield the blocks of `blocks`, as they are stored if products are computed on a device."""
@@ -337,16 +336,11 @@ class ColumnSource(EntrySamples[S]):
         if arithmetic().device is None or selects_rows or self.tokens() > 1:
             yield from self.blocks(split)
             return
-        part = self.view[split]
-        with closing(self._read(split, part.stored)) as read:
-            for (low, high), encoded in zip(self.view.blocks(split), read, strict=True):
+        part, ranges = self.view[split], self.view.blocks(split)
+        calls = (partial(part.stored, self.column.name, block) for block in range(len(ranges)))
+        with closing(in_order(calls, READERS, READERS)) as read:
+            for (low, high), encoded in zip(ranges, read, strict=True):
                 yield _as_stored(encoded, part.offset_rows), part.labels[low:high].reshape(high - low, -1)
-
-    def _read(self, split: S, read: Callable[[str, int], Item]) -> Generator[Item]:
-        """Yield what a function of the column and the number of a block reads, for all blocks; some are read ahead."""
-        readers = CPU_READERS if arithmetic().device is None else GPU_READERS
-        blocks = range(len(self.view.blocks(split)))
-        return in_order((partial(read, self.column.name, block) for block in blocks), readers, readers)
 
     def width(self) -> int:
         """Return the number of features of a sample."""
