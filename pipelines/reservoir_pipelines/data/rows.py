@@ -9,6 +9,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.size_limits import check_padding
+from reservoir.tasks.pictures import SIDE
 from reservoir.tasks.words import UNKNOWN, codes_of, text_lengths
 
 COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
@@ -27,6 +28,9 @@ UNUSED = {
     "sounds": (),
 }
 """The options that do not apply, by what the sequences hold."""
+
+IMAGE_NOTE = f"without a vision model, images are read as {SIDE}x{SIDE} pixels"
+"""What users are told of their images."""
 
 Skipped = dict[int, tuple[str | int | None, str]]
 """The rows of a source that cannot be read, by their numbers: the id, if rows have ids, and the reason."""
@@ -83,7 +87,7 @@ class Rows:
     ----------
     x : Sequences
         (rows, tokens) or (rows, tokens, dim) of numbers, zero after each row's end; (rows, tokens) of code points of
-        letters; or (rows,) of the bytes of image files.
+        letters; or (rows,) of the bytes of files of images.
     lengths : array (rows,) of int, optional
         The number of real tokens of each row; by default all tokens are real.
     y : array (rows, ...), optional

@@ -64,7 +64,7 @@ def judge(
 
 
 def compared_with(other: Scores, ours: Scores, name: str) -> Against:
-    """Return what the test rows show of a readout of a reservoir against another, which has a ``name``."""
+    """Return how the readout ``ours`` of a reservoir does on the test rows against ``other``, called ``name``."""
     p_value = p_value_of_difference(ours.evaluation, other.evaluation)
     return Against(
         name=name,
