@@ -222,10 +222,32 @@ def test_small_matrices_are_multiplied_by_one_thread():
             assert threads() == 2
 
 
-def test_single_penalty_equals_that_penalty_among_others():
+@pytest.mark.parametrize("few", [[1], [1, 4, 5]])
+def test_few_penalties_equal_those_among_others(few):
     x = features(20, 50, "offset")
-    several, one = (KernelMatrix(x).path(labels(x, 1), alphas) for alphas in (ALPHAS, ALPHAS[[1]]))
-    np.testing.assert_allclose(one.coef[0], several.coef[1], rtol=1e-7, atol=1e-12)
+    several, some = (KernelMatrix(x).path(labels(x, 1), alphas) for alphas in (ALPHAS, ALPHAS[few]))
+    np.testing.assert_allclose(some.coef, several.coef[few], rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [120, 400])
+@pytest.mark.parametrize("folds", [0, 3])
+def test_some_samples_choose_the_penalties_of_many_equations(folds, width, monkeypatch):
+    (x, y), valid = task(300, width, 3)
+    fold = draw_folds(len(x), folds, labels=y[:, 0]) if folds else None
+
+    def result():
+        if folds:
+            return cross_sweep([(x, y, fold)], Targets(1, 3), folds=folds)
+        return sweep([(x, y)], [valid], Targets(1, 3))
+
+    of_all = result()
+    monkeypatch.setattr("reservoir.readouts.sweep.MANY_EQUATIONS", 110)
+    monkeypatch.setattr("reservoir.readouts.sweep.CHOICE_SAMPLES", 90)
+    of_some = result()
+    assert 2 <= len(of_some.path.alphas) <= 3
+    is_tried = np.isin(of_all.path.alphas, of_some.path.alphas)
+    np.testing.assert_array_equal(of_some.accuracy, of_all.accuracy[is_tried])
+    assert of_some.accuracy.max() > of_all.accuracy.max() - 0.05
 
 
 def task(rows, width, classes, outputs=1, seed=0):

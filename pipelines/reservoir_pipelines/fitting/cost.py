@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from reservoir.column import RAW, joined_name
 from reservoir.readouts.linear import SCORE_WORK
 from reservoir.readouts.products import listening
-from reservoir.readouts.tridiagonal import REDUCTION_WORK
+from reservoir.readouts.sweep import MANY_EQUATIONS
+from reservoir.readouts.tridiagonal import FACTORISATION_WORK, FEW_PENALTIES, REDUCTION_WORK
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
@@ -52,13 +53,13 @@ class RidgeSize:
         if self.has_kernel:
             products = n**2 * w / 2
             if not self.folds:
-                path = REDUCTION_WORK * n**3 + n**2 * t * (1 + a) + n * w * a * t
+                path = self._solving(n) + n**2 * t * (1 + a) + n * w * a * t
                 return products + path + self._scoring(self.held_out, w)
             return products + self.repeats * self._folds(n * (self.folds - 1) // self.folds)
         # Otherwise: the products of features X' X and X' Y, which each repeat of the folds computes again.
         products = n * w**2 / 2 + n * w * (t + 1)
         if not self.folds:
-            path = REDUCTION_WORK * w**3 + w**2 * t * (1 + a)
+            path = self._solving(w) + w**2 * t * (1 + a)
             return products + path + self._scoring(self.held_out, w)
         return self.repeats * (products + self._folds(w))
 
@@ -66,8 +67,14 @@ class RidgeSize:
         """Return the multiplications of all folds, each with a system of some ``size``, and of their scores."""
         held_out, coded = self.samples // self.folds, self.penalties * self.targets
         # Either all solutions are rotated, or the rows that they score, whichever are fewer.
-        system = REDUCTION_WORK * size**3 + size**2 * (self.targets + min(held_out, coded))
+        system = self._solving(size) + size**2 * (self.targets + min(held_out, coded))
         return self.folds * system + self._scoring(self.samples, size)
+
+    def _solving(self, size: int) -> float:
+        """Return the multiplications of a system of some ``size`` for all penalties, or for the promising ones."""
+        if min(self.samples, self.width) > MANY_EQUATIONS:
+            return FEW_PENALTIES * FACTORISATION_WORK * size**3
+        return REDUCTION_WORK * size**3
 
     def _scoring(self, samples: int, width: int) -> float:
         """Return the multiplications of the scores of some samples under all penalties."""

@@ -231,7 +231,7 @@ def ridge_curve(
             ):
                 sweep_result = sweep(
                     blocks,
-                    source.blocks("valid"),
+                    source.stream("valid"),
                     targets,
                     alphas,
                     moments=moments,
