@@ -190,16 +190,21 @@ def _deferred(source: StoredModel, family: Family, dtype: torch.dtype) -> dict[s
 def _is_streamed(
     name: str, family: Family, lean: Any, dtype: torch.dtype, memory_limit: int | None
 ) -> bool:
-    """Return whether the blocks are streamed, because the parameters in ``dtype`` are larger than the limit."""
+    """Return whether the blocks are streamed, because the parameters in ``dtype`` are larger than ``memory_limit``.
+
+    None means never. With 0 (``--stream always``), a model whose blocks cannot be streamed is refused; with any
+    other limit it is loaded whole.
+    """
     if memory_limit is None or _size_of(name, family, lean, dtype) <= memory_limit:
         return False
-    # What a generic model hands from block to block is not known.
-    is_known = bool(family.blocks) and not family.is_generic
-    if not is_known and memory_limit == 0:
+    # It is not known which values the blocks of a generic model pass to each other.
+    can_stream = bool(family.blocks) and not family.is_generic
+    must_stream = memory_limit == 0
+    if must_stream and not can_stream:
         raise InputError(
             f"backbone {name!r}: the blocks of a {family.name} cannot be streamed", "pass --stream never"
         )
-    return is_known
+    return can_stream
 
 
 def _digest_of(source: StoredModel, family: Family, info: Mapping[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ from reservoir.plan.columns import (
     INPUT_LAYER,
     KERNEL_POOLINGS,
     MAX_KERNEL_ROWS,
+    PICTURE_POOLINGS,
     SEGMENTS,
     SYMBOL_POOLINGS,
     VALUE_POOLINGS,
@@ -221,6 +222,10 @@ def _candidates_of_kernels(task: Task, available: Sequence[Column]) -> tuple[Col
 def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
     """Return the candidates known to suit the kind of a task's data; none if the available columns are others."""
     kind = kind_of(task)
+    if kind == "pictures":
+        of_patches = tuple(Column(*INPUT_LAYER, name) for name in PICTURE_POOLINGS)
+        are_default = {*available} == {*of_patches}
+        return (of_patches, *((column,) for column in of_patches)) if are_default else ()
     if kind not in KNOWN_POOLINGS:
         return ()
     # The default layers must have columns. With many rows, only one layer of symbols, or the input layer of series, may

@@ -27,7 +27,7 @@ from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, LinearPath, Targets, score_path
 from reservoir.readouts.moments import BLOCK_ROWS, Moments, inverse
 from reservoir.readouts.penalties import LOGISTIC_ALPHAS, check_penalties
-from reservoir.readouts.products import LARGE_MATRIX, blas_threads, report_work
+from reservoir.readouts.products import LARGE_MATRIX, arithmetic, blas_threads, report_work
 from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather
 from reservoir.readouts.sweep import Sweep
 
@@ -76,12 +76,14 @@ def logistic_path(
         problem = _Problem(train, targets, np.asarray(check_penalties(alphas), np.float64), training)
         minima = problem.minimise(tolerance, passes)
         weights, offset = problem.models({number: minimum.point for number, minimum in enumerate(minima)})
+    # A problem is a penalty and an output, penalty by penalty. Weights (w, A * T) become (A, w, T), and intercepts
+    # (A * T,) become (A, T).
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
-    if targets.classes == 2:  # a score is half the log odds
+    offset = offset.reshape(len(alphas), -1)
+    if targets.classes == 2:  # the logits of a score s are -s and +s, so s is half the log odds
         weights, offset = weights / 2, offset / 2
     # A penalty has converged if the problems of all its outputs have.
     converged = np.array([minimum.converged for minimum in minima]).reshape(len(alphas), -1).min(axis=1)
-    offset = offset.reshape(len(alphas), -1)
     return LinearPath(alphas, weights, offset, problem.mean, problem.scale, converged)
 
 
@@ -219,7 +221,7 @@ class _Axes:
 
 def _axes_of_moments(moments: Moments) -> _Axes:
     scale = inverse(moments.std)
-    matrix = moments.xx * scale * scale[:, None]
+    matrix = arithmetic().fetch(moments.xx) * scale * scale[:, None]
     values, vectors = eigh(matrix, driver="evd", overwrite_a=True)
     return _Axes(values, vectors, moments.mean, scale, moments.count)
 

@@ -148,14 +148,8 @@ def own_input(model, tokens=6):
 
 
 def recorded_layers(backbone, embeds):
-    layers = {}
-
-    def recorder(layer):
-        return lambda hidden: layers.update({layer: hidden.clone()})
-
-    with torch.inference_mode(), backbone.recording({layer: recorder(layer) for layer in backbone.layers}):
-        backbone(embeds)
-    return layers
+    with torch.inference_mode():
+        return dict(backbone.run_layers(embeds))
 
 
 @pytest.mark.parametrize("kind", NAMED)
@@ -311,11 +305,25 @@ def test_a_model_that_half_precision_changes_becomes_float32(halves, monkeypatch
 
 def test_a_layer_that_is_not_what_transformers_calls_so_is_refused(tmp_path, monkeypatch):
     folder = save("olmo2", tmp_path / "olmo2")
-    layer = transformers.models.olmo2.modeling_olmo2.Olmo2DecoderLayer
-    forward = layer.forward
-    # The blocks that hooks see then differ from what the model passes on.
-    monkeypatch.setattr(layer, "__call__", lambda self, *a, **k: 2 * forward(self, *a, **k), raising=False)
+    model = transformers.models.olmo2.modeling_olmo2.Olmo2Model
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def with_other_layers(self, *arguments, **named):
+        output = forward(self, *arguments, **named)
+        if output.hidden_states:
+            output.hidden_states = tuple(2 * hidden for hidden in output.hidden_states)
+        return output
+
+    monkeypatch.setattr(model, "forward", with_other_layers)
     assert "hidden states" in outcome(load_backbone, str(folder), "pretrained")
+
+
+def test_a_model_that_calls_its_blocks_in_another_way_is_refused(tmp_path, monkeypatch):
+    folder = save("olmo2", tmp_path / "olmo2")
+    layer = transformers.models.olmo2.modeling_olmo2.Olmo2DecoderLayer
+    monkeypatch.setattr(layer, "__call__", layer.forward, raising=False)
+    assert "one after the other" in outcome(load_backbone, str(folder), "pretrained")
 
 
 def test_rows_of_different_lengths_never_share_a_batch_without_padding():

@@ -4,14 +4,17 @@ With several seeds, the task is extracted and fitted once for each: how a score 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
 from reservoir_cache import Entry, make_folder, untracked
 
+from reservoir import devices
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
@@ -71,7 +74,7 @@ def fit_and_score(
     with writing(folder):
         make_folder(folder)
     announce(known, candidates)
-    with products_on(arithmetic):
+    with products_on(arithmetic), _within_memory(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
         selection = select(known, candidates, fit_baselines)
         finals = refit_all(selection, task, Extras(control=options.control, mdl=options.mdl))
@@ -107,11 +110,26 @@ def fit_and_score(
 
 
 def _arithmetic(place: DeviceOptions) -> Arithmetic:
-    """Return where products are computed."""
+    """Return where products are computed; by default not on a GPU that is slow in float64."""
     device = choose_device(place.device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
-    return Arithmetic(None if device.type == "cpu" else str(device))
+    if device.type == "cpu":
+        return Arithmetic()
+    if place.device == "auto" and not devices.multiplies_float64(device):
+        name = devices.describe(device)
+        notify(f"fit: on the CPU, because {name} is slow in float64; pass --device cuda to use it")
+        return Arithmetic()
+    return Arithmetic(str(device))
+
+
+@contextmanager
+def _within_memory(arithmetic: Arithmetic) -> Iterator[None]:
+    """Raise `InputError` if a GPU has no memory left, which holds a matrix of width x width for each fold and more."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(f"fit: {arithmetic.device} has no memory left", "pass --device cpu") from error
 
 
 @dataclass(frozen=True, kw_only=True)
