@@ -162,7 +162,7 @@ def names_with_heads(config: Any) -> frozenset[str]:
 
     names: set[str] = set()
     for name in getattr(config, "architectures", None) or ():
-        named = getattr(transformers, str(name), None)
+        named: Any = getattr(transformers, str(name), None)
         # Only classes of this kind of model are built; they may need settings that the configuration lacks.
         is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
         if is_model and named.config_class is type(config):
