@@ -32,6 +32,16 @@ def describe(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if on_gpu(device) else torch.backends.cpu.get_cpu_capability()
 
 
+# Compute capabilities of NVIDIA's cards whose float64 units are at least half as fast as those for float32: P100, V100,
+# A100 and A30, H100 and H200, B200. All others, such as those for games and the B300, have a fraction of these units.
+FAST_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
+
+
+def multiplies_float64(device: torch.device) -> bool:
+    """Return whether a GPU is made for products of float64."""
+    return torch.cuda.get_device_capability(device) in FAST_FLOAT64
+
+
 def of_worker(name: str, number: int) -> str:
     """Return the device of a numbered worker process: with ``auto`` or ``cuda``, several GPUs are used in turn."""
     count = torch.cuda.device_count()

@@ -12,7 +12,7 @@ from reservoir_cache.entry import NAME, Entry
 from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.paths import file_crc32, is_regular
+from reservoir_cache.paths import fault
 from reservoir_cache.publish import publish, publish_json, read_json
 from reservoir_cache.shard import UNREADABLE, dataset_names, file_content, read_array
 from reservoir_cache.spec import canonical_json, check_name
@@ -77,16 +77,3 @@ def forget(folder: Path, file: str) -> None:
     publish_json(folder / NAME, {"files": {name: line for name, line in lines.items() if name not in gone}})
     for name in gone:
         (folder / name).unlink(missing_ok=True)
-
-
-def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:
-    """Return how a file, and with ``contents`` its checksum, differs from its line in a manifest."""
-    try:
-        if not is_regular(path):
-            return "missing, or not a regular file"
-        if (size := path.stat().st_size) != line["bytes"]:
-            return f"has {size} bytes instead of {line['bytes']}"
-        sound = not contents or file_crc32(path) == line["crc32"]
-        return None if sound else "damaged: its checksum does not match"
-    except OSError as error:
-        return f"unreadable ({error.strerror})"

@@ -77,7 +77,7 @@ class Manifest:
         """Return the shard of each column of each block; with ``folder``, only if the file has the listed size."""
         shards: dict[int, dict[str, Shard]] = {}
         for shard in self.shards:
-            if folder is None or is_sound(folder, shard):
+            if folder is None or has_listed_size(folder, shard):
                 shards.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
         return shards
 
@@ -106,7 +106,7 @@ class Manifest:
         publish_json(folder / page_name(page), content)
 
 
-def is_sound(folder: Path, line: Shard | TargetFile | None) -> bool:
+def has_listed_size(folder: Path, line: Shard | TargetFile | None) -> bool:
     """Return whether a file is listed and exists with its size; this cheap check is made on every open."""
     return line is not None and is_regular(folder / line.file, line.bytes)
 

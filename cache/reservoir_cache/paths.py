@@ -1,11 +1,12 @@
-"""Checks of paths that other people may have made: only regular files are read, and no link leads out of the cache."""
+"""Checks of files: their sizes and checksums, that they are regular files, and that no link leads out of the cache."""
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from reservoir_cache.checksums import crc32_of
 from reservoir_cache.errors import CacheError
@@ -46,6 +47,19 @@ def is_regular(path: Path, size: int | None = None) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and size in (None, status.st_size)
+
+
+def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:
+    """Return how a file, and with ``contents`` its checksum, differs from its line in a manifest."""
+    try:
+        if not is_regular(path):
+            return "missing, or not a regular file"
+        if (size := path.stat().st_size) != line["bytes"]:
+            return f"has {size} bytes instead of {line['bytes']}"
+        sound = not contents or file_crc32(path) == line["crc32"]
+        return None if sound else "damaged: its checksum does not match"
+    except OSError as error:
+        return f"unreadable ({error.strerror})"
 
 
 def refuse_links(*paths: Path) -> None:

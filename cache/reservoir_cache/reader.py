@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
-from reservoir_cache.entry import NAME, Entry, Shard, TargetFile, is_sound
+from reservoir_cache.entry import NAME, Entry, Shard, TargetFile, has_listed_size
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import mark_used
@@ -81,7 +81,7 @@ class SplitFeatures:
         self._shards = self._manifest.held()
         self._extents: dict[tuple[str, Stamp], dict[str, Extent]] = {}
         for line in self._manifest.files.values():
-            if not is_sound(self._folder, line):
+            if not has_listed_size(self._folder, line):
                 problem = f"{self._folder / line.file}: missing, or not of {line.bytes} bytes"
                 raise CacheError(f"{problem}; {repair_command(entry.key)}")
 

@@ -18,7 +18,7 @@ from reservoir_cache.entry import (
     Shard,
     TargetFile,
     check_column_name,
-    is_sound,
+    has_listed_size,
     page_of,
 )
 from reservoir_cache.errors import CacheError
@@ -57,7 +57,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     folder = entry.path / split
     arrays = {name: np.asarray(targets[name]) for name in TARGET_RANKS if name in targets}
     arrays |= {name: numbers_of_ids(arrays[name]) for name in ID_DATASETS if name in arrays}
-    exists = is_sound(folder, entry.page(split, 0).targets)
+    exists = has_listed_size(folder, entry.page(split, 0).targets)
     if exists and _has_ids(folder / TARGETS_FILE, arrays):
         return  # without a lock, because taking one needs write permission
     locks = entry_locks(entry.path)
@@ -230,7 +230,7 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a
     # repair makes the same names, and replaces an unlisted file of a killed run.
     of_block = [shard for shard in page.shards if shard.block == block]
-    taken = {shard.file for shard in of_block if is_sound(folder, shard)}
+    taken = {shard.file for shard in of_block if has_listed_size(folder, shard)}
     file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
     content, crc32 = shard_content(entry.header(split, block), encoded, entry.spec.store)
     published = publish(folder / file, *content, crc32=crc32, sync_folder=False)

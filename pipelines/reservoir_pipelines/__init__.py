@@ -32,9 +32,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a running program uses `__ge
     from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
     from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
     from reservoir_pipelines.estimators.estimators import ReservoirTransformer as ReservoirTransformer
+    from reservoir_pipelines.extraction.estimate import Estimate as Estimate
     from reservoir_pipelines.extraction.export_features import ExportedFeatures as ExportedFeatures
     from reservoir_pipelines.extraction.extract import Extraction as Extraction
-    from reservoir_pipelines.extraction.forecast import Forecast as Forecast
     from reservoir_pipelines.fitting.results import Fit as Fit
     from reservoir_pipelines.fitting.results import LayerScore as LayerScore
     from reservoir_pipelines.fitting.results import Result as Result
@@ -74,7 +74,7 @@ PLACES = {
     "ExportedFeatures": "extraction.export_features",
     "Extraction": "extraction.extract",
     "Fit": "fitting.results",
-    "Forecast": "extraction.forecast",
+    "Estimate": "extraction.estimate",
     "LayerScore": "fitting.results",
     "Prediction": "prediction.prediction",
     "Predictions": "prediction.predictions",

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
     from reservoir_pipelines.comparison import Comparison
+    from reservoir_pipelines.extraction.estimate import Estimate
     from reservoir_pipelines.extraction.export_features import ExportedFeatures
     from reservoir_pipelines.extraction.extract import Extraction
-    from reservoir_pipelines.extraction.forecast import Forecast
     from reservoir_pipelines.fitting.results import Fit
     from reservoir_pipelines.paper.attention_maps import Attention
     from reservoir_pipelines.paper.pretrain import Pretraining
@@ -236,7 +236,7 @@ class PlanArguments(opt.ExtractOptions, TaskArgument, panel="Data"):
 
 
 @takes(PlanArguments)
-def plan(arguments: PlanArguments) -> Forecast:
+def plan(arguments: PlanArguments) -> Estimate:
     """Estimate time, disk and memory of an extraction.
 
     A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the
@@ -248,7 +248,7 @@ def plan(arguments: PlanArguments) -> Forecast:
     >>> plan("digits", rows=1_000_000, layers="block01", pool="mean").rows
     1000000
     """
-    from reservoir_pipelines.extraction.forecast import plan as run
+    from reservoir_pipelines.extraction.estimate import plan as run
 
     task = require_path(arguments.task, "plan: task")
     return run(

@@ -25,7 +25,7 @@ from reservoir.records import from_json
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.fit import ScoredFit, fit_and_score
-from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import Against, Result
 from reservoir_pipelines.fitting.verdicts import compared_with, difference_on_test
@@ -152,8 +152,8 @@ def twin(task: str, extraction: ExtractOptions, options: FitOptions, place: Devi
         return saved
 
     def scored(extracted: Extraction, name: str) -> ScoredFit:
-        pool = replace(Pool.open_entries(extracted), only=columns)
-        return fit_and_score(pool, replace(options, out=folder / name), place, every_column=True)
+        data = replace(FitData.open_entries(extracted), only=columns)
+        return fit_and_score(data, replace(options, out=folder / name), place, every_column=True)
 
     result = _compare(scored(trained, "trained"), scored(untrained, "untrained"), folder)
     result = replace(result, seconds=round(time.monotonic() - started, 3))

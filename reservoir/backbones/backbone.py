@@ -79,10 +79,11 @@ class Backbone(nn.Module):
         if lengths is None:
             is_full = True
             lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)
-        if not self.can_pad and not (int(lengths.min()) == tokens if is_full is None else is_full):
-            raise InputError(
-                f"{self.family.name}: padding changes its hidden states", "give sequences of equal length"
-            )
+        if not self.can_pad:
+            all_real = int(lengths.min()) == tokens if is_full is None else is_full
+            if not all_real:
+                problem = f"{self.family.name}: padding changes its hidden states"
+                raise InputError(problem, "give sequences of equal length")
         surplus = -tokens % self.shape.multiple  # tokens to the next multiple
         # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
         self._last_tokens.keep(lengths, last, tokens + surplus)

@@ -12,7 +12,9 @@ from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Tokens
 
-Kind = Literal["named task", "labels of every token", "forecasts", "series", "symbols", "tokens", "vectors"]
+Kind = Literal[
+    "named task", "labels of every token", "forecasts", "series", "symbols", "tokens", "pictures", "vectors"
+]
 
 SERIES_KERNEL = 9  # values of a window of a series, as in MiniRocket
 SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
@@ -23,7 +25,7 @@ PLAIN = "default"
 
 
 def kind_of(task: Task) -> Kind:
-    """Return the kind of data of a task; series and symbols are long enough for windows."""
+    """Return the kind of data of a task; series and symbols are long enough for windows, and pictures are your own."""
     if task.labels_each_token or task.labels_text_tokens:
         return "labels of every token"
     if task.name in TASKS:
@@ -34,7 +36,9 @@ def kind_of(task: Task) -> Kind:
     if isinstance(task.form, Tokens):
         few_symbols = task.form.vocabulary <= MAX_SYMBOLS
         return "symbols" if one_label and few_symbols and task.max_tokens >= SYMBOL_KERNEL else "tokens"
-    is_series = one_label and not task.pictures and task.max_tokens >= SERIES_KERNEL
+    if task.pictures:
+        return "pictures"
+    is_series = one_label and task.max_tokens >= SERIES_KERNEL
     return "series" if is_series else "vectors"
 
 

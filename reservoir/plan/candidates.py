@@ -14,6 +14,7 @@ from reservoir.plan.columns import (
     KERNEL_POOLINGS,
     KERNEL_VALUE_POOLINGS,
     MAX_KERNEL_ROWS,
+    PICTURE_POOLINGS,
     SEGMENTS,
     SYMBOL_POOLINGS,
     VALUE_POOLINGS,
@@ -203,6 +204,10 @@ def _candidates_around_tokens(task: Task, available: Sequence[Column]) -> tuple[
 def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
     """Return the candidates known to suit the kind of a task's data; none if the available columns are others."""
     kind = kind_of(task)
+    if kind == "pictures":
+        of_patches = tuple(Column(*INPUT_LAYER, name) for name in PICTURE_POOLINGS)
+        are_default = {*available} == {*of_patches}
+        return (of_patches, *((column,) for column in of_patches)) if are_default else ()
     if kind not in KNOWN_POOLINGS:
         return ()
     of_kernels = tuple(Column(*INPUT_LAYER, name) for name in KERNEL_POOLINGS)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.records import fits, from_json
 
@@ -271,8 +272,9 @@ def evaluate_blocks(
     for x, y in blocks:
         if classes:
             scores, chances = readout.scores(x), readout.probabilities(x)
-            # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
-            ranks = scores if isinstance(readout, LinearReadout) and len(classes) == 2 else chances[..., 1]
+            # Scores of these readouts rank as their probabilities do, many of which may be exactly 0 or 1.
+            has_scores = isinstance(readout, LinearReadout | KernelReadout)
+            ranks = scores if has_scores and len(classes) == 2 else chances[..., 1]
             parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), ranks))
         else:
             parts.append((y, readout.predict(x)))

@@ -27,7 +27,7 @@ from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, LinearPath, Targets, score_path
 from reservoir.readouts.moments import BLOCK_ROWS, Moments, inverse
 from reservoir.readouts.penalties import LOGISTIC_ALPHAS, check_penalties
-from reservoir.readouts.products import LARGE_MATRIX, blas_threads, report_work
+from reservoir.readouts.products import LARGE_MATRIX, arithmetic, blas_threads, report_work
 from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather
 from reservoir.readouts.sweep import Sweep
 
@@ -219,7 +219,7 @@ class _Axes:
 
 def _axes_of_moments(moments: Moments) -> _Axes:
     scale = inverse(moments.std)
-    matrix = moments.xx * scale * scale[:, None]
+    matrix = arithmetic().fetch(moments.xx) * scale * scale[:, None]
     values, vectors = eigh(matrix, driver="evd", overwrite_a=True)
     return _Axes(values, vectors, moments.mean, scale, moments.count)
 

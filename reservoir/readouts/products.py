@@ -50,23 +50,24 @@ def listening(listener: Callable[[float], object]) -> Iterator[None]:
 class Arithmetic:
     """Matrix products with NumPy on the CPU, or with torch on a ``device`` named as in torch, such as ``cuda:1``.
 
-    Data is moved to the device block by block. Moments and kernel matrices are in float64, scores in
-    the precision of the features, and never in TF32, whose 10-bit mantissa would cost three digits.
+    Data is moved to the device block by block. Moments and kernel matrices are in float64, and the
+    systems of all penalties are solved where they are, too. Scores are in the precision of the
+    features, and never in TF32, whose 10-bit mantissa would cost three digits.
     """
 
     device: str | None = None
 
-    def put(self, x: np.ndarray) -> Any:
-        """Return a tensor of the same dtype on the device, or without a device the array itself."""
-        if self.device is None:
+    def put(self, x: Any) -> Any:
+        """Return an array as a tensor of the same dtype on the device, or without a device as it is; so is a tensor."""
+        if self.device is None or not isinstance(x, np.ndarray):
             return x
         import torch
 
         return torch.tensor(np.ascontiguousarray(x), device=self.device)
 
     def fetch(self, x: Any) -> np.ndarray:
-        """Return a tensor as a NumPy array."""
-        return x if self.device is None else x.cpu().numpy()
+        """Return a tensor of any device as a NumPy array, and an array itself."""
+        return x if isinstance(x, np.ndarray) else x.cpu().numpy()
 
     def product(self, a: Any, b: Any) -> Any:
         """Return the matrix product of ``a`` (m, n) and ``b`` (n, k); `products_on` disables TF32."""
@@ -109,8 +110,15 @@ def products_on(chosen: Arithmetic) -> Iterator[None]:
         _current.reset(token)
 
 
-def fill_upper(matrix: np.ndarray) -> np.ndarray:
+def beside(x: np.ndarray, matrix: Any) -> Any:
+    """Return an array where a matrix is: as a tensor on its device, or unchanged beside a NumPy array."""
+    return x if isinstance(matrix, np.ndarray) else matrix.new_tensor(x)
+
+
+def fill_upper(matrix: Any) -> Any:
     """Copy the lower triangle of a matrix (n, n) to the upper one, in place, and return the matrix."""
+    if not isinstance(matrix, np.ndarray):
+        return matrix.tril_().add_(matrix.tril(-1).T)
     for row in range(1, len(matrix)):
         matrix[:row, row] = matrix[row, :row]
     return matrix

@@ -25,7 +25,7 @@ import numpy as np
 from reservoir.readouts.linear import Block, LinearPath, Scorer, Targets
 from reservoir.readouts.moments import Moments, check_finite, deviation, inverse, training_moments
 from reservoir.readouts.penalties import check_penalties
-from reservoir.readouts.products import LARGE_MATRIX, arithmetic, blas_threads, fill_upper
+from reservoir.readouts.products import LARGE_MATRIX, arithmetic, beside, blas_threads, fill_upper
 from reservoir.readouts.tridiagonal import Reduction, solve_penalties
 
 CHUNK = 2048  # features of a kernel matrix that are read at once
@@ -86,7 +86,7 @@ def path_from_moments(moments: Moments, alphas: np.ndarray, scale: np.ndarray) -
 class RidgeSystem:
     """The ridge regression (A + alpha I) W = b; scores of features x (m, n) are ((x - mean) * scale) W + offset."""
 
-    matrix: np.ndarray  # A (n, n), positive semidefinite and of float64; overwritten when it is solved
+    matrix: Any  # A (n, n), positive semidefinite, of float64, perhaps on a device; overwritten when it is solved
     b: np.ndarray  # (n, t)
     mean: np.ndarray
     scale: np.ndarray
@@ -94,7 +94,8 @@ class RidgeSystem:
 
     def path(self, alphas: np.ndarray) -> LinearPath:
         """Return the solutions of every penalty."""
-        weights = solve_penalties(self.matrix, self.b, check_penalties(alphas))
+        matrix = arithmetic().put(self.matrix)
+        weights = solve_penalties(matrix, self.b, check_penalties(alphas))
         return LinearPath(alphas, weights, self.offset, self.mean, self.scale)
 
     def scorer(self, alphas: np.ndarray, rows: float, targets: Targets | None = None) -> FoldScorer:
@@ -108,7 +109,9 @@ class RidgeSystem:
         # less time to rotate the rows z, once, than the solutions of all penalties. With one feature, or one
         # penalty, there is nothing that a rotation would save.
         nothing_to_share = min(len(self.b), len(alphas)) == 1
-        if nothing_to_share or rows >= solutions:
+        # A device solves each penalty by itself and rotates nothing.
+        on_device = arithmetic().device is not None
+        if on_device or nothing_to_share or rows >= solutions:
             return Scorer(self.path(alphas), targets)
         reduction = Reduction(self.matrix, self.b[:, has_samples])
         weights = reduction.solve(check_penalties(alphas)).transpose(1, 0, 2)
@@ -128,8 +131,9 @@ class RidgeSystem:
 
 def primal_system(moments: Moments, scale: np.ndarray) -> RidgeSystem:
     """Return the ridge regression of moments, A = Z'Z and b = Z'Y, for features that are multiplied by ``scale``."""
-    xx = moments.xx * scale[:, None]
-    xx *= scale
+    factors = beside(scale, moments.xx)
+    xx = moments.xx * factors[:, None]
+    xx *= factors
     return RidgeSystem(xx, moments.xy * scale[:, None], moments.mean, scale, moments.y_mean)
 
 
@@ -216,12 +220,16 @@ class KernelMatrix:
 
     def of_first_rows(self, rows: int) -> KernelMatrix:
         """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
-        part = copy(self)
-        part.x, part.weights = self.x[:rows], self.weights[:rows]
-        part.products = self.products[:rows, :rows]
-        means = [np.average(part.x[:, chunk], axis=0, weights=part.weights) for chunk in self._chunks()]
-        part.mean = np.concatenate(means)
-        return part
+        first_rows = copy(self)
+        first_rows.x, first_rows.weights = self.x[:rows], self.weights[:rows]
+        # Products may stay centred by the mean of all samples: `dual_system` centres them again by that of these.
+        first_rows.products = self.products[:rows, :rows]
+        means = [
+            np.average(first_rows.x[:, chunk], axis=0, weights=first_rows.weights)
+            for chunk in self._chunks()
+        ]
+        first_rows.mean = np.concatenate(means)
+        return first_rows
 
     def _chunks(self, first: int = 0) -> Iterator[slice]:
         """Yield consecutive slices of the features, from number ``first``."""

@@ -14,12 +14,12 @@ from reservoir_pipelines.estimators.predictor import ArrayColumns
 from reservoir_pipelines.fitting import fit as fit_module
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.candidates import choose_candidates
+from reservoir_pipelines.fitting.candidates import candidates_of_fit
 from reservoir_pipelines.fitting.evaluate import Test
+from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.fitter import ColumnFit, fit_source
 from reservoir_pipelines.fitting.folds import can_choose
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import better_baseline, choose_fit, fit_columns, select
@@ -97,8 +97,8 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     x, y = motifs(120, 1.0)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 3)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max")
-    known = Pool.open_entries(features).known
-    candidates = choose_candidates(known, FitOptions())
+    known = FitData.open_entries(features).known
+    candidates = candidates_of_fit(known, FitOptions())
     fitter = candidates.fitter
     fits, _ = fit_columns(known, candidates)
     assert fitter.repeats == 5 and all("raw" not in fit.result.columns for fit in fits)
@@ -124,8 +124,8 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     x, y = motifs(200, 0.3)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 2)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean", **MODEL)
-    known = Pool.open_entries(features).known
-    candidates = choose_candidates(known, FitOptions())
+    known = FitData.open_entries(features).known
+    candidates = candidates_of_fit(known, FitOptions())
     fitter = candidates.fitter
     fits, _ = fit_columns(known, candidates)
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.CALLS", 0)
@@ -146,7 +146,7 @@ def test_predict_reads_a_fit_that_saves_the_mean(tmp_path):
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="segments8", **MODEL)
     fitted = fit(features, alphas="1e-9:1e-8:2")
     assert fitted.best.name == "the mean"
-    known = Pool.open_entries(features).known
+    known = FitData.open_entries(features).known
     rows = [known.view[split].labels for split in known.rows]
     mean = np.concatenate(rows).mean()
     predicted = [prediction.label for prediction in predict(fitted.saved, tmp_path / "new.npz")]
@@ -202,8 +202,8 @@ def series_entry(tmp_path, narrow_mini):
 def chosen_and_refitted(features, **settings):
     """Return all that `fit` chooses: results, learning curve, baselines, refitted readouts and held-out scores."""
     options = FitOptions(**settings)
-    known = Pool.open_entries(features).known
-    candidates = choose_candidates(known, options)
+    known = FitData.open_entries(features).known
+    candidates = candidates_of_fit(known, options)
     candidates = replace(candidates, curve_sizes=(20, 40) if candidates.fitter.kind == "ridge" else ())
     selection = select(known, candidates, fit_baselines)
     finals = list(refit_all(selection, known.task))
@@ -264,7 +264,7 @@ def test_what_estimators_select_from_has_no_way_to_test_rows():
 
 
 def test_what_selects_has_no_way_to_test_rows(series_entry):
-    known, mean = Pool.open_entries(series_entry(False)).known, Column("embed", "mean")
+    known, mean = FitData.open_entries(series_entry(False)).known, Column("embed", "mean")
     for source in (known.source((mean,)), known.raw(), known.source((mean, RAW))):
         for read in (source.labels, source.counts, lambda split, of=source: next(of.blocks(split))):
             assert len(read("valid"))
@@ -276,7 +276,7 @@ def test_what_selects_has_no_way_to_test_rows(series_entry):
 
 def test_what_selects_leads_to_no_entry(series_entry):
     """An entry has the rows of all splits, so none is a public value of `Known`, its views or its sources."""
-    known = Pool.open_entries(series_entry(False)).known
+    known = FitData.open_entries(series_entry(False)).known
     sources = [known.source((Column("embed", "mean"),)), known.raw()]
     splits = [view[split] for view in known.views for split in ("train", "valid")]
     for part in (known, known.view, *known.views, *splits, *sources):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, report
 from reservoir_pipelines.fitting.control import SymbolLabels
+from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.source import KNOWN
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -86,7 +86,7 @@ def test_class_weights_follow_the_random_labels(digits, tmp_path):
 
 
 def test_logistic_readouts_are_fitted_to_the_labels_of_each_draw(digits):
-    source = Pool.open_entries(digits).known.source(parse_columns("block01/mean"))
+    source = FitData.open_entries(digits).known.source(parse_columns("block01/mean"))
     labellings = [
         {split: np.random.default_rng(n).permutation(source.labels(split)) for split in KNOWN} for n in (0, 1)
     ]
@@ -100,7 +100,7 @@ def test_logistic_readouts_are_fitted_to_the_labels_of_each_draw(digits):
 
 
 def test_the_labels_themselves_give_the_chosen_readout(digits):
-    source = Pool.open_entries(digits).known.source(parse_columns("embed/mean+block01/mean"))
+    source = FitData.open_entries(digits).known.source(parse_columns("embed/mean+block01/mean"))
     fitter = RidgeFitter(classes=10, alphas=np.array([3.0]), folds=3)
     chosen = fitter.fit(source).readout
     (again,) = fitter.refit_labels(source, chosen, 3.0, [{split: source.labels(split) for split in KNOWN}])

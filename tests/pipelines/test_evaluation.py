@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -12,9 +13,10 @@ from reservoir_pipelines import extract, fit, predict, report, train
 from reservoir_pipelines.commands import stage_commands
 from reservoir_pipelines.commands.stage_commands import fit_tables
 from reservoir_pipelines.fitting.candidates import make_fitter
-from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.source import EntryView
 from reservoir_pipelines.fitting.statistics import summaries
+from reservoir_pipelines.fitting.verdicts import threshold_cautions
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.tables import Lines
 from sklearn import metrics
@@ -174,6 +176,9 @@ def test_thresholds_of_held_out_rows_keep_a_rate_of_false_positives(own, call, t
     report([tmp_path / "fit"], out=tmp_path / "page.html")
     assert "probability of up above" in (tmp_path / "page.html").read_text()
     assert own("values")[0].operating_points == ()
+    missed = replace(point, false_positive_rate=0.2, false_positive_interval=(0.06, 0.4))
+    assert [*threshold_cautions([replace(missed, false_positive_interval=(0.04, 0.4))])] == []
+    assert "20.0% instead of 5%" in threshold_cautions([missed])[0]
 
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
@@ -328,9 +333,9 @@ def fit_with_baselines(tmp_path, path, **settings):
 
 def stored(features, split):
     """Return stored sequences and their lengths, read by a source that may read this split."""
-    pool = Pool.open_entries(features)
+    data = FitData.open_entries(features)
     views = {features.store.entry.path: EntryView(features.store, (split,))}
-    return next(pool.known.raw().on(views).rows(split))
+    return next(data.known.raw().on(views).rows(split))
 
 
 def assert_same_score(found, features, x, peer):

@@ -16,9 +16,9 @@ from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.evaluate import Test
+from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.results import Result, score_matrix
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter, stored_moments
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, Samples
@@ -120,7 +120,7 @@ def test_the_raw_input_gets_half_of_the_variance_when_joined_with_columns(extrac
     from sklearn.preprocessing import StandardScaler
 
     features = extract("digits", backbone=str(tiny_gpt2), limit=limit, layers="final", pool="mean", cache=tmp_path)
-    source = Pool.open_entries(features).known.source((Column("final", "mean"), RAW))
+    source = FitData.open_entries(features).known.source((Column("final", "mean"), RAW))
     known = [
         np.concatenate([block[part] for split in ("train", "valid") for block in source.blocks(split)])
         for part in (0, 1)

@@ -176,7 +176,7 @@ def test_the_key_has_the_seed_and_the_rows_that_the_patches_come_from(features, 
     ]
     assert len({spec.key, *others}) == 4
     whole = extract("digits", limit=8, input="patches", pool="excess2", cache=tmp_path)
-    assert (whole.store.entry.spec.backbone.family, whole.store.entry.spec.input.patch) == ("kernels", 6)
+    assert (whole.store.entry.spec.backbone.family, whole.store.entry.spec.input.patch) == ("kernels", 8)
 
 
 def test_labels_have_no_part_in_the_units(features):

@@ -1,9 +1,11 @@
 """The prequential code is that of scikit-learn's ridge, fitted to each prefix of the samples, portion by portion."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from reservoir_pipelines.fitting import folds
 from scipy.special import log_softmax
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
@@ -108,3 +110,30 @@ def test_portions_end_at_the_shares_of_the_paper():
     x, y, ranks = draw_samples(10, 4, 2)
     code = prequential_code([(x, y, ranks)], portion_ends(10, 2), Targets(1, 2))
     assert (code.bits, code.compression) == (10, 1)
+
+
+def test_rows_of_a_group_are_sent_together(monkeypatch):
+    """Copies of a row say nothing about the labels of other groups, which are random."""
+    draw = np.random.default_rng(0)
+    groups = draw.permutation(np.repeat(np.arange(80), draw.integers(1, 12, 80)))
+    x, y = draw.normal(size=(80, 120)).astype(np.float32)[groups], draw.integers(0, 2, (80, 1))[groups]
+
+    def code_of(groups):
+        source = SimpleNamespace(
+            counts=lambda split: np.ones(len(x), int),
+            groups=lambda split: groups,
+            labels=lambda split: y,
+            blocks=lambda split: iter([(x[:100], y[:100]), (x[100:], y[100:])]),
+            feature_weights=None,
+        )
+        return folds.code_length(source, 2)
+
+    assert code_of(None).compression > 1.5 and code_of(groups).compression < 1.1
+    calls = []
+    monkeypatch.setattr(folds, "prequential_code", lambda *arguments: calls.append(arguments))
+    code_of(groups)
+    blocks, ends, *_ = calls[0]
+    ranks = np.concatenate([block[2] for block in blocks])
+    portions = np.searchsorted(ends, ranks, side="right")
+    assert len(np.unique(portions)) > 3 and all(np.ptp(portions[groups == name]) == 0 for name in range(80))
+    assert all(np.ptp(ranks[groups == name]) == (groups == name).sum() - 1 for name in range(80))

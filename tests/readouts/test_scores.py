@@ -1,12 +1,16 @@
 """Scores of labels equal those of scikit-learn."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from reservoir.readouts.evaluation import evaluate_labels, recall_at_rate, threshold_for_rate
+from reservoir.readouts.evaluation import evaluate_blocks, evaluate_labels, recall_at_rate, threshold_for_rate
+from reservoir.readouts.kernel_ridge import KernelReadout, Standardised
+from reservoir.readouts.linear import Targets
 
 
 @settings(max_examples=100, deadline=None)
@@ -40,3 +44,13 @@ def test_a_threshold_keeps_the_rate_of_false_positives_over_exchangeable_rows(ra
         assert np.mean(exceeds) <= rate
         assert np.mean(exceeds) == np.floor(rate * (negatives + 1) + 1e-9) / (negatives + 1)  # no rate below it is kept
     assert np.mean(np.ones(500) > threshold_for_rate(np.ones(500), rate)) == 0  # ties are no positives
+
+
+def test_a_kernel_readout_ranks_by_its_scores_where_probabilities_are_exactly_one():
+    x, y = np.arange(-9.0, 9.0)[:, None].astype(np.float32), (np.arange(18) > 9)[:, None].astype(int)
+    training = Standardised.of(x.copy())
+    weights = training.rows.astype(np.float64)
+    readout = KernelReadout.of(training, "linear", weights, np.array([2.0]), Targets(1, 2))
+    sharp = dataclasses.replace(readout, temperature=1e-2)
+    assert (sharp.probabilities(x)[:, 0, 1] == 1).sum() > 9  # more than the rows of the second class
+    assert evaluate_blocks(sharp, [(x, y)], ["a", "b"]).scores["auc"] == 1

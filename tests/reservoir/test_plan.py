@@ -33,6 +33,7 @@ from tests.refusals import outcome
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
 STEPS = replace(SERIES, parameters={"each": "token"}, readout_tokens=500)
+PICTURES = Task(name="photos", form=Vectors(48), max_tokens=64, classes=3, pictures=32)
 
 
 def plan_of(task, rows=200, longest=None, **given):
@@ -79,6 +80,20 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
     assert series.candidates == (series.columns[:3], series.columns)
     with_blocks = plan_of(SERIES, backbone="mini")
     assert set(VALUE_POOLINGS) < set(with_blocks.poolings) and with_blocks.reservoir.normalise == "differences"
+
+
+def test_pictures_of_users_are_read_by_patches_without_a_transformer_unless_one_is_named():
+    plan = plan_of(PICTURES)
+    assert (plan.reservoir.backbone, plan.reservoir.input, plan.has_blocks) == ("kernels", "patches", False)
+    excess, mirrored = (Column("embed", name) for name in ("excess2", "mirrored3"))
+    assert plan.candidates == ((excess, mirrored), (excess,), (mirrored,))
+    assert "patches of training rows" in plan.model_note("float32")
+    # With more rows there are fewer patches, so that a readout does not take hours.
+    many = plan_of(PICTURES, 20_000)
+    assert many.reservoir.backbone == "kernels:width=512" and many.candidates == ((excess,), (mirrored,))
+    assert plan_of(PICTURES, 200_000).reservoir.backbone == "kernels:width=256"
+    with_blocks = plan_of(PICTURES, backbone="mini")
+    assert with_blocks.reservoir.input == "orthogonal" and with_blocks.poolings == ("last", "mean", "segments8")
 
 
 def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
@@ -166,10 +181,10 @@ def test_default_layers_of_many_rows_are_fewer_under_given_poolings():
         SYMBOLS,
         replace(SYMBOLS, form=Tokens(300)),
         replace(SERIES, max_tokens=8),
-        replace(SERIES, max_tokens=60, pictures=8),
+        PICTURES,
         STEPS,
     ],
-    ids=lambda task: kind_of(task) + " of images" * bool(task.pictures),
+    ids=kind_of,
 )
 @pytest.mark.parametrize("rows", [600, 1500, 2900, 4000, 20_000, 200_000])
 def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows):

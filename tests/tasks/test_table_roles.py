@@ -208,6 +208,10 @@ REFUSALS = {
     "a second counter": ({"n": range(40), "m": range(5, 45), **WIDE, "y": LABEL}, {"drop": "n"}, "rows", "--drop n,m"),
     "a counter of steps": ({"case": SERIES // 4, "t": np.arange(ROWS) % 8, "u": VALUES[:, 0],
                             "label": np.repeat(LABEL[:5], 8)}, {}, "counts the steps", "--id case --time t"),
+    "times in groups": ({"patient": SERIES // 4, "time": range(ROWS), **WIDE, "y": np.repeat(LABEL[:5], 8)},
+                        {}, "increase within each", "--id patient"),
+    "times that begin again": ({"case": SERIES // 4, "time": [f"2024-01-0{1 + n % 8}" for n in range(ROWS)],
+                                **WIDE, "y": np.repeat(LABEL[:5], 8)}, {}, "begin again", "--id case"),
     "digits": ({"bits": [f"{n % 16:04b}" for n in range(ROWS)], "label": LABEL}, {}, "neither single", "--text bits"),
 }  # fmt: skip
 
@@ -221,6 +225,12 @@ def test_what_no_rule_decides_is_refused_with_a_command_that_works(tmp_path, cac
     assert arguments[:2] == ["prepare", str(tmp_path / "t.csv")]
     assert shlex.join(shlex.split(options)) in shlex.join(arguments), message
     assert run(arguments) == 0
+
+
+def test_times_of_groups_are_left_out_if_the_user_says_that_rows_are_sequences(tmp_path):
+    columns = {"patient": SERIES // 4, "time": np.arange(ROWS) % 8, **WIDE, "label": LABEL}
+    source = open_source(str(write(tmp_path / "t.csv", columns)), group="patient")
+    assert source.task.parameters["columns"] == [*WIDE] and "5 groups" in " ".join(source.notes())
 
 
 def test_a_counter_is_a_value_if_the_user_says_so(tmp_path):

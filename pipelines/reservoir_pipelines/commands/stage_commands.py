@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from reservoir_cache import Entry
 
     from reservoir_pipelines.comparison import Comparison
-    from reservoir_pipelines.extraction.forecast import Forecast
+    from reservoir_pipelines.extraction.estimate import Estimate
     from reservoir_pipelines.fitting.results import Fit
     from reservoir_pipelines.prediction.explain import Explanation
     from reservoir_pipelines.prediction.export import Export
@@ -274,14 +274,14 @@ def _largest(values: Sequence[float]) -> str:
     return f"{values[position]:+.2g} at position {position}" if any(values) else "-"
 
 
-def plan_answer(forecast: Forecast) -> Answer:
+def plan_answer(estimate: Estimate) -> Answer:
     """Return the expected cost of an extraction."""
     texts_of_fields = {
-        "tokens": f"{forecast.tokens:,.0f} per row",
-        "padding": f"{forecast.padding:.1%}",
-        "processor_seconds": time_text(forecast.processor_seconds),
+        "tokens": f"{estimate.tokens:,.0f} per row",
+        "padding": f"{estimate.padding:.1%}",
+        "processor_seconds": time_text(estimate.processor_seconds),
     }
-    return Answer(forecast, [record_facts(vars(forecast) | texts_of_fields)])
+    return Answer(estimate, [record_facts(vars(estimate) | texts_of_fields)])
 
 
 def export_answer(export: Export) -> Answer:

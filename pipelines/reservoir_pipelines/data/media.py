@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.pictures import SIDE, TOKENS, check_pillow, decoded
+from reservoir.tasks.pictures import check_pillow, decoded
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import (
     FILES,
@@ -26,7 +26,7 @@ from reservoir_pipelines.data.columns import (
 )
 from reservoir_pipelines.data.labels import SPLIT_NAMES
 from reservoir_pipelines.data.roles import INDEX, conventional
-from reservoir_pipelines.data.rows import BadRows, Rows, padded
+from reservoir_pipelines.data.rows import IMAGE_NOTE, BadRows, Rows, padded
 from reservoir_pipelines.data.sounds import sound_rows
 from reservoir_pipelines.data.table import SUFFIXES as TABLES
 from reservoir_pipelines.data.table import Table, files_of_pattern, is_pattern, read_table
@@ -75,7 +75,7 @@ def image_rows(files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows) 
         holds="images",
         piece_rows=PIECE_ROWS,
         files=tuple(file for file, is_readable in zip(files, readable, strict=True) if is_readable),
-        notes=(f"backbones that do not read images get {SIDE}x{SIDE} pixels in {TOKENS} patches",),
+        notes=(IMAGE_NOTE,),
     )
 
 

@@ -189,37 +189,40 @@ def _cut_rows(rows: Rows, window: int, step: int, *, labels_tokens: bool) -> Row
     # The recording and the first step of each window.
     starts_by_recording = [window_starts(int(length), window, step) for length in rows.lengths]
     counts = np.array([len(starts) for starts in starts_by_recording])
-    recording = np.repeat(np.arange(len(rows)), counts)
-    start = np.concatenate([np.array(starts, np.int64) for starts in starts_by_recording])
-    names = rows.names
-    windows = RecordingWindows(recording=recording, start=start, names=names)
+    recording_of_window = np.repeat(np.arange(len(rows)), counts)
+    start_of_window = np.concatenate([np.array(starts, np.int64) for starts in starts_by_recording])
+    recording_names = rows.names
+    windows = RecordingWindows(recording=recording_of_window, start=start_of_window, names=recording_names)
 
     # A recording that is shorter than a window is one shorter window.
     steps = min(window, rows.x.shape[1])
-    lengths = np.minimum(rows.lengths[recording] - start, steps).astype(np.int32)
+    lengths = np.minimum(rows.lengths[recording_of_window] - start_of_window, steps).astype(np.int32)
     y = _labels_of_windows(rows.y, windows, lengths, steps, labels_tokens=labels_tokens)
     # A recording is a group: its windows are alike, so they are never on both sides of a split.
-    groups = names if rows.groups is None else rows.groups
+    groups = recording_names if rows.groups is None else rows.groups
     ids = [
-        window_name(names[number], first_step, first_step + length)
-        for number, first_step, length in zip(recording, start, lengths, strict=True)
+        window_name(recording_names[recording], first_step, first_step + length)
+        for recording, first_step, length in zip(recording_of_window, start_of_window, lengths, strict=True)
     ]
     shorter = int((rows.lengths < window).sum())
-    note = f"{len(rows):,} recordings make {len(recording):,} windows of {window:,} steps, every {step:,}"
+    note = f"{len(rows):,} recordings make {len(start_of_window):,} windows of {window:,} steps, every {step:,}"
     if shorter:
         note += f"; {shorter:,} shorter recordings are one window each"
+    # A piece may hold as many steps as before. Each of its windows holds ``window`` steps, and is cut from about
+    # ``step`` new steps of a recording; the larger of the two limits the number of windows.
+    steps_of_piece = rows.piece_rows * rows.x.shape[1]
+    piece_rows = min(EVERY_ROW, max(1, steps_of_piece // max(window, step)))
     return replace(
         rows,
         x=_Cut(rows.x, windows, steps),
         lengths=lengths,
         y=y,
-        groups=groups[recording],
-        split=None if rows.split is None else rows.split[recording],
+        groups=groups[recording_of_window],
+        split=None if rows.split is None else rows.split[recording_of_window],
         ids=np.array(ids),
         windows=windows,
         skipped=_skipped_among_windows(rows.skipped, counts),
-        # The windows of as many recordings as fit into memory; if windows overlap, those of fewer.
-        piece_rows=min(EVERY_ROW, max(1, rows.piece_rows * rows.x.shape[1] // max(window, step))),
+        piece_rows=piece_rows,
         notes=(*rows.notes, note),
     )
 

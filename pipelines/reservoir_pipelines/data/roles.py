@@ -60,12 +60,6 @@ SPAN = "span"
 
 STARTS_LIKE_A_NUMBER = r"[-+.,]?\d"
 
-MIN_COUNTED_ROWS = 20
-"""Fewest rows that a column is taken to count; in a smaller table, such numbers may be meant as values."""
-
-MIN_COUNTED_STEPS = 4
-"""Fewest steps of a sequence that a column is taken to count: three numbers may follow each other by chance."""
-
 
 @dataclass(frozen=True)
 class Roles:
@@ -254,56 +248,6 @@ def _refuse_forgotten_label(table: Table, roles: Roles, options: OwnDataOptions)
             f"{table.path}: {no_label_among(table)}, but {whole[-1]!r} holds a few whole numbers",
             f"pass --label NAME if it is the label, or --values if all are values, for example: {command}",
         )
-
-
-def refuse_counters(table: Table, roles: Roles, options: OwnDataOptions) -> None:
-    """Refuse values that count the rows of the table, or the steps of sequences; ``--values`` reads them as values.
-
-    A counter of rows tells a readout the class if the rows are sorted by class. Steps that are read as
-    rows of their own put the same sequence into several splits.
-    """
-    # A counter stands beside values: a table with a single column of values has no other to read. Beside a
-    # sequence, no values are read.
-    if options.values or roles.sequence or len(roles.values) < 2 or len(table.frame) < MIN_COUNTED_ROWS:
-        return
-    escape = "or --values if it is a value"
-    for name in roles.values:
-        if table.frame[name].dtype.kind not in "iu":
-            continue
-        numbers = table.frame[name].to_numpy(np.int64)
-        if (np.diff(numbers) == 1).all():
-            drop = ",".join([*separated(options.drop), name])
-            raise InputError(
-                f"{table.path}: the column {name!r} counts the rows",
-                f"pass --drop {quote(name)} to leave it out, {escape}, for example: "
-                f"{example(table.path, options, drop=drop)}",
-            )
-        sequence_id = "" if roles.time else _id_of_steps(table, roles, name, numbers)
-        if sequence_id:
-            raise InputError(
-                f"{table.path}: the column {name!r} counts the steps of each {sequence_id!r}",
-                f"pass --id {quote(sequence_id)} --time {quote(name)} to read these rows as one sequence, {escape}, "
-                f"for example: {example(table.path, options, id=sequence_id, time=name)}",
-            )
-
-
-def _id_of_steps(table: Table, roles: Roles, name: str, numbers: np.ndarray) -> str:
-    """Return the column that is equal in all steps of a sequence, if the column ``name`` counts steps; else ""."""
-    # A counter of steps starts again, from the same number, with each sequence.
-    starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0]) != 1)
-    lengths = np.diff(starts, append=len(numbers))
-    starts_alike = np.ptp(numbers[starts]) == 0
-    starts_again = len(starts) > 1 and lengths.min() >= MIN_COUNTED_STEPS and starts_alike
-    if not starts_again:
-        return ""
-    # The cells of an id change exactly where the counter starts again.
-    for other in [roles.id, roles.group, *roles.values]:
-        if other and other != name:
-            cells = as_texts(table.frame[other]).to_numpy()
-            changes = np.flatnonzero(cells[1:] != cells[:-1]) + 1
-            if np.array_equal(changes, starts[1:]):
-                return other
-    return ""
 
 
 def roles_of_labels(

@@ -12,14 +12,9 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
+from reservoir_pipelines.data.counters import refuse_counters, refuse_steps_in_time
 from reservoir_pipelines.data.media import check_inside, media_rows, table_parts
-from reservoir_pipelines.data.roles import (
-    likely_label,
-    no_label_among,
-    refuse_counters,
-    roles_by_cells,
-    roles_by_name,
-)
+from reservoir_pipelines.data.roles import likely_label, no_label_among, roles_by_cells, roles_by_name
 from reservoir_pipelines.data.rows import BadRows, Rows, TextCodes, padded, text_rows
 from reservoir_pipelines.data.table import SUFFIXES, Table, read_parts, read_table
 from reservoir_pipelines.data.table_forms import (
@@ -135,6 +130,7 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
     else:
         if not reading.new:
             refuse_counters(table, roles, options)
+            refuse_steps_in_time(table, roles, options)
         _read_wide(reading, ids, ids_repeat=ids_repeat)
         readable = table.bad.readable()
         skipped = table.bad.skipped(reading.arrays.get("ids", ()))
@@ -200,8 +196,8 @@ def _is_long(reading: TableArrays, *, ids_repeat: bool) -> bool:
     )
 
 
-def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:
-    """Read a table in which each row is a whole sequence."""
+def _read_ids(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:
+    """Store the ids of rows that are whole sequences, and say which columns are no values."""
     roles = reading.roles
     if ids_repeat and not (roles.group or reading.options.group):
         reading.arrays["groups"] = np.array(ids)
@@ -216,6 +212,26 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
     if roles.time:
         reading.chosen["time"] = roles.time
         reading.notes.append(f"the column {roles.time!r} is left out, because each row is a whole sequence")
+
+
+def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:
+    """Read a table in which each row is a whole sequence.
+
+    ==============================  ====================================
+    the table has                   it is read as
+    ==============================  ====================================
+    no column of sequences          values in columns, a label per row
+    ``--chat``                      conversations, a label per row
+    lists of words                  words, a label for each
+    labels that are spans           letters, a label for each
+    labels as long as the sequence  letters or numbers, a label for each
+    any other sequences             letters or numbers, a label per row
+    ==============================  ====================================
+    """
+    roles = reading.roles
+    _read_ids(reading, ids, ids_repeat=ids_repeat)
+    # New rows are read as those of the fit were: ``remembered["each"]`` says what had a label there.
+    labelled_then = reading.remembered.get("each")
     if not roles.sequence:
         reading.read_labels()
         reading.read_groups_and_split()
@@ -226,15 +242,16 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         reading.read_groups_and_split()
         read_sequences(reading, roles.sequence, letters=True)
         return
-    cells = reading.table.frame[roles.sequence]
-    if reading.remembered.get("each") == "word" or holds_word_lists(cells):
+    words_have_labels = labelled_then == "word" or holds_word_lists(reading.table.frame[roles.sequence])
+    if words_have_labels:
         _refuse_span(reading)
         read_word_labels(reading, roles.sequence)
         reading.read_groups_and_split()
         return
     letters = holds_letters(reading, roles.sequence)
     label_cells = [reading.table.frame[name] for name in roles.labels if name in reading.table.frame]
-    if reading.remembered.get("each") == "span" or any(map(holds_spans, label_cells)):
+    spans_have_labels = labelled_then == "span" or any(map(holds_spans, label_cells))
+    if spans_have_labels:
         _refuse_span(reading)
         label = roles.labels[0] if roles.labels else ""
         reading.class_names = read_span_labels(reading, label, roles.sequence)

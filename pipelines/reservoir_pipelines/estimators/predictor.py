@@ -214,7 +214,7 @@ class ReservoirPredictor(ReservoirEstimator):
         candidates = Candidates(
             all_columns=columns,
             default=default_columns(columns),
-            fitter=fitter if chooses else fitter.without_choice(),
+            fitter=fitter if chooses else fitter.with_fixed_penalty(),
             chooses=chooses,
             baseline_may_win=chooses,
         )

@@ -28,7 +28,7 @@ from reservoir.tasks.task import Scaling, Task
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.extraction.engine_folder import EngineModel
 from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
-from reservoir_pipelines.fitting.pool import Known
+from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_fitter import EstimatorReadout

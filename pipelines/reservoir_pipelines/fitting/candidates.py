@@ -14,12 +14,12 @@ from reservoir.plan import choose_folds, default_columns, readout_candidates
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, KERNEL_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Vectors
+from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Fitter
 from reservoir_pipelines.fitting.folds import folds_can_choose
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from reservoir_pipelines.fitting.kernel_fitter import KernelFitter, parse_rows
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.sklearn_fitter import EstimatorFitter
 
@@ -49,7 +49,7 @@ class Candidates:
         return self.all_columns if self.chooses else self.all_columns[:1]
 
 
-def choose_candidates(known: Known, options: FitOptions, *, every_column: bool = False) -> Candidates:
+def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool = False) -> Candidates:
     """Return the columns to try, the fitter that compares their readouts, and the rows of a race and a curve.
 
     With ``every_column``, the defaults are joined by each column alone, and none is left out by a race.
@@ -81,7 +81,7 @@ def choose_candidates(known: Known, options: FitOptions, *, every_column: bool =
     # Validation rows can always choose. If folds cannot, there is nothing to compare settings or columns with.
     chooses = not folds or folds_can_choose(sources[0], task.classes)
     if not chooses:
-        fitter, race = fitter.without_choice(), None
+        fitter, race = fitter.with_fixed_penalty(), None
     # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
     is_own_data = task.name not in TASKS
     return Candidates(

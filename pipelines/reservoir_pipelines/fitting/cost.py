@@ -10,9 +10,9 @@ from reservoir.readouts.linear import SCORE_WORK
 from reservoir.readouts.products import listening
 from reservoir.readouts.tridiagonal import REDUCTION_WORK
 from reservoir_pipelines.fitting.candidates import Candidates
+from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
-from reservoir_pipelines.fitting.pool import Known
 from reservoir_pipelines.fitting.source import KNOWN, Source
 from reservoir_pipelines.output import Meter, count_text, meter, notify, size_text, time_text
 

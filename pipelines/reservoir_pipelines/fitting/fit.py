@@ -4,14 +4,17 @@ With several seeds, the task is extracted and fitted once for each: how a score 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
 from reservoir_cache import Entry, make_folder, untracked
 
+from reservoir import devices
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
@@ -22,12 +25,12 @@ from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.files import IMPORTED, writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
-from reservoir_pipelines.fitting.candidates import choose_candidates
+from reservoir_pipelines.fitting.candidates import candidates_of_fit
 from reservoir_pipelines.fitting.control import check_control
 from reservoir_pipelines.fitting.cost import announce
 from reservoir_pipelines.fitting.evaluate import Scores, Test, evaluate_all, evaluate_curve
-from reservoir_pipelines.fitting.pool import Features, Pool
-from reservoir_pipelines.fitting.predictions import PREDICTIONS
+from reservoir_pipelines.fitting.fit_data import Features, FitData
+from reservoir_pipelines.fitting.predictions_csv import PREDICTIONS
 from reservoir_pipelines.fitting.refit import Extras, FinalReadout, FinalReadouts, refit_all
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.save import save
@@ -46,19 +49,21 @@ class ScoredFit:
     task: Task
 
 
-def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
+def fit(
+    features: Features | Sequence[Features] | FitData, options: FitOptions, place: DeviceOptions
+) -> Fit:
     """Fit a readout to every column under every setting, and choose one by validation."""
-    return fit_and_score(Pool.open_entries(features), options, place).fit
+    return fit_and_score(FitData.open_entries(features), options, place).fit
 
 
 def fit_and_score(
-    pool: Pool, options: FitOptions, place: DeviceOptions, *, every_column: bool = False
+    data: FitData, options: FitOptions, place: DeviceOptions, *, every_column: bool = False
 ) -> ScoredFit:
-    """Fit and score the columns of a pool; ``every_column`` fits each to all rows, so no layer is missing."""
+    """Fit and score the columns of opened entries; ``every_column`` fits each to all rows, so no layer is missing."""
     started = time.monotonic()
     # All that selects gets ``known``, which has no test rows.
-    known, task = pool.known, pool.task
-    candidates = choose_candidates(known, options, every_column=every_column)
+    known, task = data.known, data.task
+    candidates = candidates_of_fit(known, options, every_column=every_column)
     if options.control:
         check_control(task, candidates.fitter)
     if options.mdl and (task.horizon or not task.classes):
@@ -69,12 +74,12 @@ def fit_and_score(
     with writing(folder):
         make_folder(folder)
     announce(known, candidates)
-    with products_on(arithmetic):
+    with products_on(arithmetic), _within_memory(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
         selection = select(known, candidates, fit_baselines)
         finals = refit_all(selection, task, Extras(control=options.control, mdl=options.mdl))
         # Nothing can change any more. Read the test rows, once for each readout that is shown.
-        test = Test(pool.stores)
+        test = Test(data.stores)
         scores = evaluate_all(finals, test, task)
         curve = evaluate_curve(selection.curve, finals.best.source, test)
     # Say what the test rows show against baselines, and write all files.
@@ -105,11 +110,26 @@ def fit_and_score(
 
 
 def _arithmetic(place: DeviceOptions) -> Arithmetic:
-    """Return where products are computed."""
+    """Return where products are computed; by default not on a GPU that is slow in float64."""
     device = choose_device(place.device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
-    return Arithmetic(None if device.type == "cpu" else str(device))
+    if device.type == "cpu":
+        return Arithmetic()
+    if place.device == "auto" and not devices.multiplies_float64(device):
+        name = devices.describe(device)
+        notify(f"fit: on the CPU, because {name} is slow in float64; pass --device cuda to use it")
+        return Arithmetic()
+    return Arithmetic(str(device))
+
+
+@contextmanager
+def _within_memory(arithmetic: Arithmetic) -> Iterator[None]:
+    """Raise `InputError` if a GPU has no memory left, which holds a matrix of width x width for each fold and more."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(f"fit: {arithmetic.device} has no memory left", "pass --device cpu") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +185,12 @@ def fit_seeds(
             extract(task, replace(extracted, cache=root, device=place.device, data=data, seed=seed))
             for seed in range(seeds)
         ]
-    pools = [Pool.open_entries(extraction) for extraction in extractions]
+    data_of_seeds = [FitData.open_entries(extraction) for extraction in extractions]
     # Scores of seeds can be compared if all are chosen among the same columns.
-    in_every_pool = set.intersection(*(set(pool.columns()) for pool in pools))
-    shared = tuple(column for column in pools[0].columns() if column in in_every_pool)
+    in_every_seed = set.intersection(*(set(of_seed.columns()) for of_seed in data_of_seeds))
+    shared = tuple(column for column in data_of_seeds[0].columns() if column in in_every_seed)
     fits = []
-    for seed, pool in enumerate(pools):
+    for seed, seed_data in enumerate(data_of_seeds):
         out = options.out / f"seed{seed}" if options.out else None
-        fits.append(fit(replace(pool, only=shared), replace(options, out=out), place))
+        fits.append(fit(replace(seed_data, only=shared), replace(options, out=out), place))
     return SeedsFit(fits=tuple(fits))

@@ -150,7 +150,7 @@ class Fitter(ABC):
         """Return a fitter that tries no further settings than its own, for a race."""
 
     @abstractmethod
-    def without_choice(self) -> "Fitter":
+    def with_fixed_penalty(self) -> "Fitter":
         """Return a fitter with one fixed penalty if it has penalties, for data whose folds cannot choose one."""
 
     @abstractmethod
@@ -256,7 +256,7 @@ class PenaltyFitter(Fitter):
         """Return a fitter that tries only its own penalties."""
         return replace(self, widens=False)
 
-    def without_choice(self) -> Self:
+    def with_fixed_penalty(self) -> Self:
         """Return a fitter with the one penalty that is nearest to `FIXED_ALPHA`."""
         return replace(self, alphas=fixed_penalty(self.alphas), widens=False)
 

@@ -105,14 +105,24 @@ def ranked_blocks(source: Source, starts: np.ndarray) -> Iterator[FoldBlock]:
 
 
 def code_length(source: Source, classes: int) -> CodeLength:
-    """Return the length of a prequential code of a source's training labels, sent row by row in a random order."""
-    counts = source.counts("train")
-    order = np.random.default_rng(0).permutation(len(counts))  # the same for all columns
-    # The samples of a row follow each other, and portions consist of whole rows.
+    """Return the length of a prequential code of a source's training labels, sent row by row in a random order.
+
+    The rows of a group follow each other and are in one portion, because a readout of some of them would know the rest.
+    """
+    counts, groups = source.counts("train"), source.groups("train")
+    unit_of_row = np.arange(len(counts)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    # Rows, or groups of rows, in a random order, which is the same for all columns.
+    order_of_units = np.random.default_rng(0).permutation(int(unit_of_row.max()) + 1)
+    place_of_unit = np.argsort(order_of_units)
+    order = np.argsort(place_of_unit[unit_of_row], kind="stable")
+    # The samples of a row follow each other, and portions consist of whole rows and whole groups.
     ends_of_rows = np.cumsum(counts[order])
     starts = np.empty(len(counts), np.int64)
     starts[order] = ends_of_rows - counts[order]
-    ends = np.unique(ends_of_rows[portion_ends(len(counts), classes) - 1])
+    units = unit_of_row[order]
+    rows_at_ends = np.flatnonzero(np.append(units[1:] != units[:-1], True)) + 1
+    of_portions = np.searchsorted(rows_at_ends, portion_ends(len(counts), classes))
+    ends = np.unique(ends_of_rows[rows_at_ends[of_portions] - 1])
     blocks = RereadableBlocks(ranked_blocks, (source, starts))
     targets = Targets(source.labels("train").shape[1], classes)
     return prequential_code(blocks, ends, targets, source.feature_weights)

@@ -24,6 +24,7 @@ from reservoir.readouts.kernel_ridge import (
     solve_factored,
 )
 from reservoir.readouts.linear import Readout, Tally, Targets
+from reservoir.readouts.products import arithmetic
 from reservoir.readouts.tridiagonal import solve_penalties
 from reservoir_pipelines.fitting.fitter import ColumnFit, Fitter, targets_of
 from reservoir_pipelines.fitting.results import Result
@@ -82,7 +83,7 @@ class KernelFitter(Fitter):
         """Return this fitter, which tries no further penalties."""
         return self
 
-    def without_choice(self) -> Self:
+    def with_fixed_penalty(self) -> Self:
         """Return a fitter with one penalty, the middle one."""
         return replace(self, alphas=self.alphas[[len(self.alphas) // 2]])
 
@@ -229,11 +230,10 @@ class TrainingRows:
         return replace(self, rows=self.rows.take(numbers), coded=self.coded[numbers])
 
     def duals(self, kernel: str, alphas: np.ndarray) -> np.ndarray:
-        """Return the solution of each penalty, (A, n, T), by one reduction of the whole kernel."""
+        """Return the solution of each penalty, (A, n, T), from the whole kernel."""
         everything = slice(0, len(self))
-        return solve_penalties(
-            self.rows.products(kernel, everything, everything), self.coded - self.offset, alphas
-        )
+        products = arithmetic().put(self.rows.products(kernel, everything, everything))
+        return solve_penalties(products, self.coded - self.offset, alphas)
 
     def readout(self, kernel: str, dual: np.ndarray) -> KernelReadout:
         """Return the readout of a solution (n, T)."""

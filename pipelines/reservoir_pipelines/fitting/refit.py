@@ -17,7 +17,7 @@ from reservoir_pipelines.fitting.control import Control, fit_control
 from reservoir_pipelines.fitting.cost import refit_work, work_meter
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter
 from reservoir_pipelines.fitting.folds import code_length
-from reservoir_pipelines.fitting.predictions import Predicted
+from reservoir_pipelines.fitting.predictions_csv import Predicted
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import Selection
 from reservoir_pipelines.fitting.source import (

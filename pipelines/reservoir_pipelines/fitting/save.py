@@ -12,8 +12,8 @@ from reservoir.options import FitOptions
 from reservoir_pipelines.files import write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluate import Scores
-from reservoir_pipelines.fitting.pool import Known
-from reservoir_pipelines.fitting.predictions import (
+from reservoir_pipelines.fitting.fit_data import Known
+from reservoir_pipelines.fitting.predictions_csv import (
     BEST,
     LabelledRows,
     ReadoutPredictions,

@@ -58,7 +58,7 @@ class EstimatorFitter(Fitter):
         """Return this fitter, which tries no further parameters."""
         return self
 
-    def without_choice(self) -> Self:
+    def with_fixed_penalty(self) -> Self:
         """Return this fitter, which has no penalties."""
         return self
 

@@ -1,11 +1,6 @@
 """The stage ``predict``: labels and probabilities for new sequences, through the same frozen model.
 
-It refuses, in this order: a readout that is damaged, needs ``--trust`` or reads imported features
-(`open_readout`); flags that do not fit the readout; a file of another kind of data than the readout was
-fitted on (`read_new`); missing lengths; channels or a type that the model does not read (`encode_rows`);
-labels of another shape; weights or a tokenizer that have changed since the fit (`load_part`); a file in
-which no row has a length that the model reads; later, a row whose values overflow in the model. Single
-bad rows are skipped and named.
+``ARCHITECTURE.md``, "Why `predict` refuses", has the checks in their order.
 """
 
 import math

@@ -12,7 +12,7 @@ from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate
 from reservoir.readouts.linear import metric_name
 from reservoir.records import from_json
 from reservoir.training.steps import FPTSteps
-from reservoir_pipelines.fitting.predictions import (
+from reservoir_pipelines.fitting.predictions_csv import (
     BEST,
     LabelledRows,
     Predicted,

@@ -31,7 +31,7 @@ ROW = 8  # bytes of a row number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast(Record):
+class Estimate(Record):
     """The cost of an extraction, as `plan` predicts it.
 
     Parameters
@@ -77,7 +77,7 @@ class Forecast(Record):
     compute: str
 
 
-def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Forecast:
+def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Estimate:
     """Time a part of an extraction for some seconds and predict the whole; only the prepared data is kept."""
     for name, value in (("rows", rows), ("workers", workers)):
         if value is not None and value < 1:
@@ -134,7 +134,7 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     )
     # The process that starts the workers holds labels and lengths of all rows; a worker only their numbers.
     starter_memory = peak + rows * (ROW + part.y[:1].nbytes + part.lengths[:1].nbytes)
-    return Forecast(
+    return Estimate(
         task=prepared.task.name,
         backbone=extractor.title,
         rows=rows,

@@ -38,7 +38,7 @@ Features = Extraction | FeatureStore | Path | str
 
 
 @dataclass(frozen=True)
-class Pool:
+class FitData:
     """The opened entries of a fit, with all their rows."""
 
     stores: tuple[FeatureStore, ...]
@@ -46,12 +46,12 @@ class Pool:
     only: tuple[Column, ...] | None = None  # the columns to use, all by default
 
     @classmethod
-    def open_entries(cls, features: "Pool | Features | Sequence[Features]") -> "Pool":
+    def open_entries(cls, features: "FitData | Features | Sequence[Features]") -> "FitData":
         """Open the features given to `fit`, and say if the weights of a model have changed since.
 
         Raise `InputError` if the entries differ in their task or rows, or if their test rows choose readouts.
         """
-        if isinstance(features, Pool):
+        if isinstance(features, FitData):
             return features
         if isinstance(features, str) or not isinstance(features, Sequence):
             features = [features]
