@@ -1,6 +1,6 @@
 """Training steps as CUDA graphs: the kernels of a step are recorded once, and then started by one call.
 
-A small step, such as the paper's 8 rows of 64 tokens, has about 440 kernels, and starting them takes much
+A small step, such as the paper's 8 rows of 64 tokens, has about 400 kernels, and starting them takes much
 longer than computing them. A graph reads and writes fixed memory, so each step copies its rows into the same
 buffers. There is one graph for each shape of the rows.
 """
