@@ -148,6 +148,7 @@ def generic_family(config: Any) -> Family:
         native_input=parts.words if takes_embeddings else "front_end" if reads else "",
         reads=reads,
         is_generic=True,
+        reads_values=True,  # nobody knows
     )
 
 
