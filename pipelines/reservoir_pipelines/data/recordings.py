@@ -1,15 +1,20 @@
-"""Long recordings as rows: resampled to one number of steps, and cut into windows (``--resample``, ``--window``)."""
+"""Long recordings as rows: resampled to one number of steps, and cut into windows (``--resample``, ``--window``).
+
+Windows of one recording are alike, so each recording is in one split and one fold. A single recording is
+divided into stretches instead, each of which is a group.
+"""
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.tasks.rows import SHARES, grouped
 from reservoir_pipelines.data.rows import EVERY_ROW, UNUSED, RecordingWindows, Rows, Sequences, Skipped
-from reservoir_pipelines.data.values import clean_lengths
+from reservoir_pipelines.data.values import clean_lengths, read_labels
 
 
 def prepare_recordings(
@@ -26,9 +31,10 @@ def prepare_recordings(
     options : OwnDataOptions
         The user's options, or those that a readout was fitted with.
     labels_tokens : bool, optional
-        Whether every step has a label; by default `Rows.labels_tokens` decides. New rows of a readout may
-        have no labels, or some of another shape.
+        For new rows of a readout, whether every step has a label: they may have no labels, or some of another shape.
+        For rows of a task, `Rows.labels_tokens` decides.
     """
+    is_new = labels_tokens is not None
     shape = rows.x.shape
     has_steps = len(shape) in (2, 3) and 0 not in shape  # other shapes are refused later, in one place
     if not has_steps or "window" in UNUSED[rows.holds] or not (options.resample or options.window):
@@ -54,7 +60,13 @@ def prepare_recordings(
                 f"{options.window}",
                 f"pass a --step of at most {options.window}",
             )
-        rows = _cut_rows(rows, options.window, step, labels_tokens=labels_tokens)
+        # A label of the recording would be that of all its stretches, which is refused where labels are read.
+        is_divided = len(rows) == 1 and not is_new and (rows.split is None or rows.split.ndim == 2)
+        if is_divided:
+            stretches = _stretches_of_one(where, rows, options.window, labels_tokens=labels_tokens)
+        else:
+            stretches = _whole_recordings(rows)
+        rows = _cut_rows(rows, stretches, options.window, step, labels_tokens=labels_tokens)
     return rows
 
 
@@ -149,14 +161,139 @@ def _resampled_rows(rows: Rows, steps: int, *, labels_tokens: bool) -> Rows:
     )
 
 
+# ---- stretches of recordings
+
+
+MIN_STRETCHES = 10
+"""Fewest stretches of a single recording: two of them are test, two valid, and six are left to fit."""
+
+MAX_STRETCHES = 50
+"""Most stretches of a single recording, ten of which are test: more would add borders, across which steps are alike."""
+
+STRETCH_WINDOWS = 2
+"""Windows of a stretch, if `MIN_STRETCHES` and `MAX_STRETCHES` allow: a window covers what belongs together in time."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stretches:
+    """Contiguous parts of recordings, each of which is cut into windows by itself.
+
+    Parameters
+    ----------
+    recording : array (stretches,) of int
+        The number of the recording.
+    start, length : array (stretches,) of int
+        The first step of the stretch in its recording, and the number of its steps.
+    groups : array (stretches,)
+        The group of the stretch.
+    split : array (stretches,), optional
+        Its split.
+    noun : str
+        What messages call the stretches.
+    """
+
+    recording: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    groups: np.ndarray
+    split: np.ndarray | None
+    noun: str = "stretches of one recording"
+
+
+def _whole_recordings(rows: Rows) -> Stretches:
+    """Return each recording as one stretch, which is a group if the recordings have none."""
+    assert rows.lengths is not None
+    return Stretches(
+        recording=np.arange(len(rows)),
+        start=np.zeros(len(rows), np.int64),
+        length=rows.lengths,
+        groups=rows.names if rows.groups is None else rows.groups,
+        split=rows.split,
+        noun="recordings",
+    )
+
+
+def stretch_count(steps: int, window: int) -> int:
+    """Return the number of stretches into which a recording is divided, at least 1."""
+    return max(1, min(MAX_STRETCHES, steps // (STRETCH_WINDOWS * window)))
+
+
+def equal_stretches(steps: int, number: int) -> np.ndarray:
+    """Return the stretch of each step, (steps,) of int, in contiguous stretches that are as equal as possible."""
+    return np.arange(steps) * number // steps
+
+
+def _stretches_of_one(where: str, rows: Rows, window: int, *, labels_tokens: bool) -> Stretches:
+    """Return the stretches of a single recording, divided into splits by its own split of each step, or evenly.
+
+    Only steps at a border have a neighbour in another split. Stretches of all times are in each split, so that a
+    drift is not taken for a failure, and all states that last for less than a few stretches are, too.
+    """
+    assert rows.lengths is not None
+    steps = int(rows.lengths[0])
+    if rows.split is not None:
+        return _stretches_of_splits(where, rows.split[0, :steps], window)
+    if steps < MIN_STRETCHES * window:
+        at_most = (
+            f"pass --window {steps // MIN_STRETCHES} or less, or " if steps >= 2 * MIN_STRETCHES else ""
+        )
+        raise InputError(
+            f"{where}: one recording of {steps:,} steps is divided into at least {MIN_STRETCHES} stretches, which are "
+            f"shorter than --window {window}",
+            f"{at_most}give more steps or recordings",
+        )
+    number = max(MIN_STRETCHES, stretch_count(steps, window))
+    stretch_of_step = equal_stretches(steps, number)
+    # Targets of a regression are not balanced, and neither are several outputs.
+    classes = np.zeros(steps, np.int64)
+    if labels_tokens and rows.y is not None and rows.y.ndim == 2:
+        y = rows.y[0, :steps]
+        are_classes = y.dtype.kind == "U" or (y.dtype.kind in "iu" and read_labels(y).names)
+        classes = y if are_classes else classes
+    split_of_step = grouped(stretch_of_step, classes, SHARES)
+    start = np.searchsorted(stretch_of_step, np.arange(number))
+    return Stretches(
+        recording=np.zeros(number, np.int64),
+        start=start,
+        length=np.diff(start, append=steps),
+        groups=np.arange(number),
+        split=split_of_step[start],
+    )
+
+
+def _stretches_of_splits(where: str, split: np.ndarray, window: int) -> Stretches:
+    """Return the stretches of a recording whose steps have a split (steps,): parts of each run of one split."""
+    run_starts = np.flatnonzero(np.concatenate([[True], split[1:] != split[:-1]]))
+    run_lengths = np.diff(run_starts, append=len(split))
+    if np.median(run_lengths) < window:
+        raise InputError(
+            f"{where}: the split changes every {np.median(run_lengths):.0f} steps, within a window of {window}",
+            f"pass --window {max(2, int(run_lengths.min()))}, or give longer stretches of each split",
+        )
+    # Longer runs are divided, because folds need several groups.
+    typical = len(split) / stretch_count(len(split), window)
+    parts_of_run = np.maximum(1, np.rint(run_lengths / typical)).astype(np.int64)
+    parts = zip(run_starts, run_lengths, parts_of_run, strict=True)
+    start = np.concatenate(
+        [first + np.arange(number) * length // number for first, length, number in parts]
+    )
+    return Stretches(
+        recording=np.zeros(len(start), np.int64),
+        start=start,
+        length=np.diff(start, append=len(split)),
+        groups=np.arange(len(start)),
+        split=split[start],
+    )
+
+
 # ---- windows of recordings
 
 
 class _Cut:
-    """Windows (rows, steps, ...) of recordings, which are read when the windows are."""
+    """Windows (rows, steps, ...) of recordings, which are read when the windows are; zero after their ``lengths``."""
 
-    def __init__(self, x: Sequences, windows: RecordingWindows, steps: int):
-        self._x, self._windows = x, windows
+    def __init__(self, x: Sequences, windows: RecordingWindows, lengths: np.ndarray, steps: int):
+        self._x, self._windows, self._lengths = x, windows, lengths
         self.shape = (len(windows.recording), steps, *x.shape[2:])
         self.dtype = x.dtype
 
@@ -167,7 +304,12 @@ class _Cut:
         # The windows of a recording follow each other, so a range of windows needs a range of recordings.
         first, last = int(recording[0]), int(recording[-1])
         recordings = self._x[first : last + 1]
-        return recordings[recording[:, None] - first, start[:, None] + np.arange(self.shape[1])]
+        places = np.arange(self.shape[1])
+        # A short window may end before its recording does, whose further steps belong to another stretch.
+        steps = np.minimum(start[:, None] + places, recordings.shape[1] - 1)
+        windows = recordings[recording[:, None] - first, steps]
+        windows[places >= self._lengths[rows][:, None]] = 0
+        return windows
 
 
 def window_starts(length: int, window: int, step: int) -> list[int]:
@@ -183,41 +325,44 @@ def window_starts(length: int, window: int, step: int) -> list[int]:
     return starts
 
 
-def _cut_rows(rows: Rows, window: int, step: int, *, labels_tokens: bool) -> Rows:
-    """Return the windows of recordings as rows, which are read when they are needed."""
+def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, labels_tokens: bool) -> Rows:
+    """Return the windows of the stretches of recordings as rows, which are read when they are needed."""
     assert rows.lengths is not None
-    # The recording and the first step of each window.
-    starts_by_recording = [window_starts(int(length), window, step) for length in rows.lengths]
-    counts = np.array([len(starts) for starts in starts_by_recording])
-    recording = np.repeat(np.arange(len(rows)), counts)
-    start = np.concatenate([np.array(starts, np.int64) for starts in starts_by_recording])
+    # The stretch and the recording of each window, and its first step in the recording.
+    starts_by_stretch = [
+        first + np.array(window_starts(int(length), window, step), np.int64)
+        for first, length in zip(stretches.start, stretches.length, strict=True)
+    ]
+    stretch = np.repeat(np.arange(len(starts_by_stretch)), [len(starts) for starts in starts_by_stretch])
+    start = np.concatenate(starts_by_stretch)
+    recording = stretches.recording[stretch]
     names = rows.names
     windows = RecordingWindows(recording=recording, start=start, names=names)
 
-    # A recording that is shorter than a window is one shorter window.
+    # A stretch that is shorter than a window is one shorter window.
     steps = min(window, rows.x.shape[1])
-    lengths = np.minimum(rows.lengths[recording] - start, steps).astype(np.int32)
+    ends = stretches.start + stretches.length
+    lengths = np.minimum(ends[stretch] - start, steps).astype(np.int32)
     y = _labels_of_windows(rows.y, windows, lengths, steps, labels_tokens=labels_tokens)
-    # A recording is a group: its windows are alike, so they are never on both sides of a split.
-    groups = names if rows.groups is None else rows.groups
     ids = [
         window_name(names[number], first_step, first_step + length)
         for number, first_step, length in zip(recording, start, lengths, strict=True)
     ]
-    shorter = int((rows.lengths < window).sum())
-    note = f"{len(rows):,} recordings make {len(recording):,} windows of {window:,} steps, every {step:,}"
+    shorter = int((stretches.length < window).sum())
+    count = f"{len(stretches.start):,} {stretches.noun}"
+    note = f"{count} make {len(recording):,} windows of {window:,} steps, every {step:,}"
     if shorter:
-        note += f"; {shorter:,} shorter recordings are one window each"
+        note += f"; {shorter:,} shorter ones are one window each"
     return replace(
         rows,
-        x=_Cut(rows.x, windows, steps),
+        x=_Cut(rows.x, windows, lengths, steps),
         lengths=lengths,
         y=y,
-        groups=groups[recording],
-        split=None if rows.split is None else rows.split[recording],
+        groups=stretches.groups[stretch],
+        split=None if stretches.split is None else stretches.split[stretch],
         ids=np.array(ids),
         windows=windows,
-        skipped=_skipped_among_windows(rows.skipped, counts),
+        skipped=_skipped_among_windows(rows.skipped, np.bincount(recording, minlength=len(rows))),
         # The windows of as many recordings as fit into memory; if windows overlap, those of fewer.
         piece_rows=min(EVERY_ROW, max(1, rows.piece_rows * rows.x.shape[1] // max(window, step))),
         notes=(*rows.notes, note),
@@ -237,9 +382,11 @@ def _labels_of_windows(
         return None
     if not labels_tokens:
         return y[windows.recording]
-    # An array has padding after the end of a short recording; a list of labels has none.
+    # An array has padding after the end of a short window, of any labels; a list of labels has none.
     counts = np.full(len(lengths), steps) if y.ndim > 1 else lengths
     places = [first + np.arange(count) for first, count in zip(windows.start, counts, strict=True)]
+    if y.ndim > 1:
+        places = [np.minimum(at, y.shape[1] - 1) for at in places]
     return _labels_at(y, windows.recording, places)
 
 
