@@ -148,7 +148,7 @@ def test_a_log_gets_the_mean_of_its_windows_for_each_row_in_the_order_of_the_fil
     (tmp_path / "log.csv").write_text("\n".join(["time,u,state", *rows]) + "\n")
     features = extract(tmp_path / "log.csv", cache=tmp_path / "cache", label="state", window=10, step=4, **SMALL)
     result = fit(features, out=tmp_path / "readout", select="valid", alphas="1:1:1")
-    assert result.evaluation.groups == 2  # of ten stretches
+    assert result.evaluation.groups == 4  # of twenty stretches
 
     order = draw.permutation(100)
     rows[20] = "200,ERR,up"
@@ -175,7 +175,7 @@ def test_a_log_gets_the_mean_of_its_windows_for_each_row_in_the_order_of_the_fil
         assert row.probabilities == pytest.approx(mean, abs=2e-6) and row.label == row.classes[int(mean.argmax())]
         assert row.truth == (None if step == 30 else states[step])
     evaluation = evaluate_predictions(by_row)
-    assert evaluation and evaluation.samples == 98 and evaluation.groups == 4
+    assert evaluation and evaluation.samples == 98 and evaluation.groups == 9
     # Without labels, the rows have the same predictions.
     (tmp_path / "unlabelled.csv").write_text("time,u\n" + "\n".join(rows[step].rpartition(",")[0] for step in order))
     unlabelled = list(predict(result.saved, tmp_path / "unlabelled.csv"))

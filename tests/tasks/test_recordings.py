@@ -178,7 +178,7 @@ def test_data_that_was_prepared_before_keeps_its_folder():
 # ---- one recording
 
 
-STEPS = 120  # twelve stretches of ten steps, if windows have five
+STEPS = 1200  # fifty stretches of 24 steps, if windows have at most as many
 
 
 def log(path, *, states=None, order=None, **columns):
@@ -219,31 +219,31 @@ def test_one_recording_is_cut_in_stretches_that_windows_never_cross(tmp_path, fo
     order = np.random.default_rng(0).permutation(STEPS)
     values, states = log(tmp_path / "log.csv", order=order)
     if form == "table":
-        source = open_source(str(tmp_path / "log.csv"), label="state", window=5, step=3)
+        source = open_source(str(tmp_path / "log.csv"), label="state", window=10, step=8)
     else:
-        source = open_source(write_recording(tmp_path / form, values, states), window=5, step=3)
+        source = open_source(write_recording(tmp_path / form, values, states), window=10, step=8)
     assert source.task.labels_each_token and source.task.labels == ("idle", "off", "on")
     numbers = np.unique(states, return_inverse=True)[1]
     splits, starts = {}, []
     for name, begin, x, y, group in windows_of(source):
-        assert np.array_equal(x, values[begin : begin + 5].astype(np.float32))
-        assert y.tolist() == numbers[begin : begin + 5].tolist()
-        splits.setdefault(begin // 10, set()).add((name, group))
+        assert np.array_equal(x, values[begin : begin + 10].astype(np.float32))
+        assert y.tolist() == numbers[begin : begin + 10].tolist()
+        splits.setdefault(begin // 24, set()).add((name, group))
         starts.append(begin)
-    by_hand = [10 * stretch + start for stretch in range(12) for start in window_starts(10, 5, 3)]
+    by_hand = [24 * stretch + start for stretch in range(50) for start in (0, 8, 14)]
     assert sorted(starts) == by_hand
-    assert all(len(names) == 1 for names in splits.values()) and len(set.union(*splits.values())) == 12
-    assert "12 stretches of one recording" in " ".join(source.notes())
+    assert all(len(names) == 1 for names in splits.values()) and len(set.union(*splits.values())) == 50
+    assert "50 stretches of one recording make 150 windows" in " ".join(source.notes())
 
 
 def test_stretches_are_dealt_so_that_each_split_has_its_share_of_a_rare_state(tmp_path):
-    states = np.where(np.arange(STEPS) % 20 == 15, "fault", "fine")  # in every second stretch
+    states = np.where(np.arange(STEPS) % 48 == 15, "fault", "fine")  # in every second stretch
     log(tmp_path / "log.csv", states=states)
     labels = {"train": [], "valid": [], "test": []}
-    for name, _, _, y, _ in windows_of(open_source(str(tmp_path / "log.csv"), label="state", window=5)):
+    for name, _, _, y, _ in windows_of(open_source(str(tmp_path / "log.csv"), label="state", window=24)):
         labels[name] += y.tolist()
-    assert {name: len(y) for name, y in labels.items()} == {"train": 80, "valid": 20, "test": 20}
-    assert {name: y.count(0) for name, y in labels.items()} == {"train": 4, "valid": 1, "test": 1}
+    assert {name: len(y) for name, y in labels.items()} == {"train": 720, "valid": 240, "test": 240}
+    assert {name: y.count(0) for name, y in labels.items()} == {"train": 15, "valid": 5, "test": 5}
 
 
 def test_targets_of_steps_are_values(tmp_path):
@@ -256,7 +256,7 @@ def test_targets_of_steps_are_values(tmp_path):
 
 
 def test_a_split_of_each_step_wins(tmp_path):
-    split = np.repeat(["train", "valid", "test"], [73, 24, 23])
+    split = np.repeat(["train", "valid", "test"], [730, 240, 230])
     values, _ = log(tmp_path / "log.csv", split=split)
     source = open_source(str(tmp_path / "log.csv"), label="state", window=5)
     groups, steps = {}, set()
@@ -265,26 +265,26 @@ def test_a_split_of_each_step_wins(tmp_path):
         assert np.array_equal(x, values[begin : begin + len(x)].astype(np.float32))
         groups.setdefault(name, set()).add(group)
         steps |= {*range(begin, begin + len(x))}
-    assert len(steps) == STEPS and [len(groups[name]) for name in ("train", "valid", "test")] == [7, 2, 2]
+    assert len(steps) == STEPS and [len(groups[name]) for name in ("train", "valid", "test")] == [30, 10, 10]
     log(tmp_path / "log.csv", split=np.array(["train", "valid", "test"])[np.arange(STEPS) % 3])
     assert_refused("split changes every 1 steps", tmp_path / "log.csv", label="state", window=5)
 
 
 def test_a_split_that_is_shorter_than_a_window_is_a_shorter_window(tmp_path):
-    split = np.repeat(["train", "valid", "test", "train", "test"], [50, 25, 22, 20, 3])
+    split = np.repeat(["train", "valid", "test", "train", "test"], [500, 250, 220, 227, 3])
     values, _ = log(tmp_path / "log.csv", split=split)
     source = open_source(str(tmp_path / "log.csv"), label="state", window=10)
     shorter = [(begin, x) for _, begin, x, _, _ in windows_of(source) if len(x) < 10]
-    assert [begin for begin, _ in shorter] == [117] and np.array_equal(shorter[0][1], values[117:].astype(np.float32))
+    assert [begin for begin, _ in shorter] == [1197] and np.array_equal(shorter[0][1], values[1197:].astype(np.float32))
 
 
 @pytest.mark.parametrize(
     ("columns", "asked", "message"),
     [
         ({"states": np.full(STEPS, "on")}, {"window": 5}, "all labels are the same"),
-        ({}, {"window": 13}, "--window 12 or less"),
+        ({}, {"window": 121}, "--window 120 or less"),
         ({}, {"window": 5, "step": 6}, "--step of at most 5"),
-        ({}, {"window": 5, "resample": 60}, "--resample"),
+        ({}, {"window": 5, "resample": 600}, "--resample"),
         ({"timestamp": np.arange(STEPS) // 2}, {"window": 5}, "a second row at timestamp.*--id"),
         ({"timestamp": ["8:01 am"] * STEPS}, {"window": 5}, "cannot be sorted"),
     ],

@@ -18,7 +18,7 @@ LONG_WINDOW = 500
 """Steps of a window that messages suggest for a long log: twice the 243 steps around a step that its features read."""
 
 WINDOWS_OF_SHORT_LOG = 40
-"""Windows of a log that is too short for many windows of `LONG_WINDOW` steps: two for each of twenty stretches."""
+"""Windows of a log that is too short for as many of `LONG_WINDOW` steps: eight are test, for intervals of scores."""
 
 
 def likely_window(steps: int) -> int:

@@ -170,9 +170,6 @@ MIN_STRETCHES = 10
 MAX_STRETCHES = 50
 """Most stretches of a single recording, ten of which are test: more would add borders, across which steps are alike."""
 
-STRETCH_WINDOWS = 2
-"""Windows of a stretch, if `MIN_STRETCHES` and `MAX_STRETCHES` allow: a window covers what belongs together in time."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stretches:
@@ -214,8 +211,12 @@ def _whole_recordings(rows: Rows) -> Stretches:
 
 
 def stretch_count(steps: int, window: int) -> int:
-    """Return the number of stretches into which a recording is divided, at least 1."""
-    return max(1, min(MAX_STRETCHES, steps // (STRETCH_WINDOWS * window)))
+    """Return the number of stretches of at least a window into which a recording is divided, at least 1.
+
+    As many as possible, because intervals of scores need several test stretches; a window should cover what is alike
+    in time.
+    """
+    return max(1, min(MAX_STRETCHES, steps // window))
 
 
 def equal_stretches(steps: int, number: int) -> np.ndarray:
@@ -242,7 +243,7 @@ def _stretches_of_one(where: str, rows: Rows, window: int, *, labels_tokens: boo
             f"shorter than --window {window}",
             f"{at_most}give more steps or recordings",
         )
-    number = max(MIN_STRETCHES, stretch_count(steps, window))
+    number = stretch_count(steps, window)
     stretch_of_step = equal_stretches(steps, number)
     # Targets of a regression are not balanced, and neither are several outputs.
     classes = np.zeros(steps, np.int64)
