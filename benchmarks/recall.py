@@ -85,9 +85,9 @@ def states(backbone: Backbone, inputs: InputLayer, rows: Rows, last: int) -> dic
         lambda _module, _inputs, output: record("attention")(output[0])
     )
     blocks = backbone.layers[1:-1]
-    with backbone.recording({layer: record(layer) for layer in ("embed", *blocks)}):
-        for x in rows.x.split(BATCH):
-            backbone(inputs(x), last=last)
+    for x in rows.x.split(BATCH):
+        for layer, hidden in backbone.run_layers(inputs(x), layers=blocks):
+            record(layer)(hidden)
     handle.remove()
     whole = {name: torch.cat(parts).flatten(0, 1).double().numpy() for name, parts in recorded.items()}
     return {

@@ -167,13 +167,19 @@ def length_limits(model: LoadedModel) -> tuple[int, float]:
 def model_batches(
     model: LoadedModel, lengths: np.ndarray, batch_rows: int
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield the rows of each batch and the length in tokens to which they are padded."""
+    """Yield the rows of each batch and the length in tokens to which they are padded.
+
+    A batch has at most as many tokens as ``batch_rows`` rows of typical (texts) or greatest length.
+    """
     # Texts count with a typical length, other rows with the greatest.
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
     can_pad = model.fpt.backbone.can_pad
     padded = padded_lengths(lengths) if can_pad else lengths
-    max_padding = MAX_PADDING[kind(model.device)] if can_pad else None
+    max_padding = (
+        MAX_PADDING[kind(model.device)] if can_pad else None
+    )  # None: all rows have the same length
     for rows in token_batches(lengths, padded, most_tokens, max_padding):
+        # Rows of a batch are sorted by length, so the last one is the longest.
         yield rows, int(padded[rows[-1]])
 
 

@@ -1,14 +1,13 @@
 """The forward pass over batches, and its pooled features as NumPy arrays."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reservoir.backbones import Backbone
 from reservoir.batches import Batch, Loaded, load, load_tokens
 from reservoir.column import Column
 from reservoir.devices import exact_products, fetch
@@ -73,73 +72,62 @@ def launch(
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     # A tensor for each column, because one large tensor returns its memory to the system, and new
     # memory is slow.
-    count = len(loaded.lengths) if loaded.picked_rows is None else loaded.picked_rows
-    out = {column: torch.empty(count, *shapes[column], device=model.device) for column in columns}
+    rows = len(loaded.lengths) if loaded.picked_rows is None else loaded.picked_rows
+    out = {column: torch.empty(rows, *shapes[column], device=model.device) for column in columns}
+    count_rows = advance if loaded.owner is None else lambda _: None  # pieces of texts are not rows
+    with torch.inference_mode():
+        passes = [_compute(model, batch, columns, out, count_rows) for batch in loaded.batches]
+        if model.fpt.backbone.streamed is None:
+            for layers in passes:
+                deque(layers, maxlen=0)
+        else:
+            _take_turns(passes)
+    return Launched({str(column): values for column, values in out.items()}, loaded)
+
+
+def _take_turns(passes: Sequence[Iterator[bool]]) -> None:
+    """Run each block over all batches before the block after it, which has to be read from a file."""
+    # The layers `embed` and `block01` are taken at once, because the first block runs with what precedes it.
+    waiting = [layers for layers in passes if next(layers) and next(layers, False)]
+    while waiting:
+        waiting = [layers for layers in waiting if next(layers, False)]
+
+
+def _compute(
+    model: LoadedModel,
+    batch: Batch,
+    columns: Sequence[Column],
+    out: Mapping[Column, Tensor],
+    advance: Callable[[int], None],
+) -> Iterator[bool]:
+    """Compute the columns of a batch and put them into the rows of ``out``; yield True after each layer."""
 
     def put(x: Tensor) -> Tensor:
         return x.to(model.device, non_blocking=True)
 
-    for leg in legs(model.fpt.backbone, loaded.batches, columns):
-        batch = leg.batch
-        rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
-        places = None if batch.places is None else put(batch.places)
-        if batch.stored is not None:
-            x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
-            # The responses of a convolution lie in memory channel by channel, as poolings read them.
-            x = x if model.convolution else x.contiguous()
-        masks = {name: put(mask) for name, mask in batch.masks.items()}
-        pooled_columns = model.fpt.features(x, lengths, leg.columns, batch.is_full, masks, leg.deepest)
-        if batch.picked is not None:
-            picked_rows, sequences, positions = map(put, vars(batch.picked).values())
-            for column, pooled in pooled_columns.items():
-                out[column][picked_rows, 0] = pooled[sequences, positions]
-            if leg.is_last:
-                advance(len(picked_rows))
-            continue
+    rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
+    places = None if batch.places is None else put(batch.places)
+    if batch.stored is not None:
+        x = _cut(model, x, put(batch.stored))[:, : batch.tokens]
+        # The responses of a convolution lie in memory channel by channel, as poolings read them.
+        x = x if model.convolution else x.contiguous()
+    masks = {name: put(mask) for name, mask in batch.masks.items()}
+    picked = [put(numbers) for numbers in vars(batch.picked).values()] if batch.picked else None
+    pooled_layers = model.fpt.pooled_layers(x, lengths, columns, batch.is_full, masks)
+    del x  # see `Backbone.run_layers`
+    for pooled_columns in pooled_layers:
         for column, pooled in pooled_columns.items():
+            if picked:
+                picked_rows, sequences, positions = picked
+                out[column][picked_rows, 0] = pooled[sequences, positions]
+                continue
             values = pooled if places is None else _at(places, pooled)
             tokens = values.shape[1]
             out[column][rows, :tokens] = values
             if tokens < out[column].shape[1]:
                 out[column][rows, tokens:] = 0
-        if leg.is_last and loaded.owner is None:  # pieces of texts are not rows
-            advance(len(batch.rows))
-    return Launched({str(column): values for column, values in out.items()}, loaded)
-
-
-@dataclass(frozen=True)
-class Leg:
-    """A forward pass of a batch, through all blocks or a single one."""
-
-    batch: Batch
-    columns: Sequence[Column]  # those that it computes
-    deepest: str | None = None  # the layer at which it ends, if no column says so
-    is_last: bool = True  # whether it is the last one of the batch
-
-
-def legs(backbone: Backbone, batches: Sequence[Batch], columns: Sequence[Column]) -> Iterator[Leg]:
-    """Yield the forward passes of batches; streamed blocks run over all batches, one block after the other.
-
-    Each pass has to run before the next one is taken. The values are the same in both cases.
-    """
-    last = max(backbone.layers.index(column.layer) for column in columns)
-    if backbone.streamed is None or last == 0:
-        yield from (Leg(batch, columns) for batch in batches)
-        return
-    # A block gives its own layer, the first one its input, too, and the last one the output of the norm.
-    last_block = min(last, backbone.depth)
-    outputs: list[Any] = [None for _ in batches]
-    for number in range(1, last_block + 1):
-        layers = {
-            backbone.layers[number],
-            "embed" if number == 1 else "",
-            "final" if number == backbone.depth else "",
-        }
-        columns_of_block = [column for column in columns if column.layer in layers]
-        for index, batch in enumerate(batches):
-            with backbone.streamed.relay(number - 1, outputs[index]) as output:
-                yield Leg(batch, columns_of_block, backbone.layers[number], number == last_block)
-                outputs[index] = output()
+        yield True
+    advance(len(picked[0] if picked else rows))
 
 
 def _at(places: Tensor, values: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """The frozen pretrained transformer (FPT) of Lu et al. 2021, section 2.2: input layer, backbone and output."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -67,32 +66,43 @@ class FPT(nn.Module):
         columns: Sequence[Column],
         is_full: bool | None = None,
         masks: Mapping[str, Tensor] | None = None,
-        deepest: str | None = None,
     ) -> dict[Column, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
 
         ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``. ``masks``
-        are those (batch, tokens) of bool that the poolings read. The forward pass goes to the layer ``deepest``, if
-        that is given.
+        are those (batch, tokens) of bool that the poolings read.
         """
         pooled: dict[Column, Tensor] = {}
+        for of_layer in self.pooled_layers(x, lengths, columns, is_full, masks):
+            pooled |= of_layer
+        return pooled
+
+    def pooled_layers(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        columns: Sequence[Column],
+        is_full: bool | None = None,
+        masks: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[dict[Column, Tensor]]:
+        """Yield the columns of each layer up to the deepest that has one; the arguments are those of `features`.
+
+        A layer is pooled before the next one is computed, so that the hidden states of few layers are in memory.
+        """
         of_layer: dict[str, list[Column]] = {}
         for column in columns:
             of_layer.setdefault(column.layer, []).append(column)
-        if deepest:
-            of_layer.setdefault(deepest, [])
-
         embeds = self.inputs(x)
         real_tokens = RealTokens(lengths, embeds.shape[1], is_full, masks)
+        layers = self.backbone.run_layers(embeds, lengths, of_layer, is_full)
+        del x, embeds  # see `run_layers`
+        for layer, hidden in layers:
+            yield self._pooled(hidden, real_tokens, of_layer.get(layer, ()))
 
-        # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
-        def record(layer: str, hidden: Tensor) -> None:
-            with torch.autocast(x.device.type, enabled=False):  # autocast would round means
-                sizes = self.task.readout_tokens, self.task.max_tokens
-                states = HiddenStates(hidden, lengths, *sizes, self.inputs.special, real_tokens)
-                for column in of_layer[layer]:
-                    pooled[column] = find_pooling(column.pooling).of(states)
-
-        with self.backbone.recording({layer: partial(record, layer) for layer in of_layer}):
-            self.backbone(embeds, lengths, is_full=is_full)
-        return pooled
+    def _pooled(
+        self, hidden: Tensor, real_tokens: RealTokens, columns: Sequence[Column]
+    ) -> dict[Column, Tensor]:
+        """Return the columns of one layer."""
+        sizes = self.task.readout_tokens, self.task.max_tokens
+        states = HiddenStates(hidden, real_tokens.lengths, *sizes, self.inputs.special, real_tokens)
+        return {column: find_pooling(column.pooling).of(states) for column in columns}

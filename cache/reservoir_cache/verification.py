@@ -111,7 +111,7 @@ def _repair(entry: Entry, split: str, file: str) -> bool:
 
 
 def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
-    """Return a page with the shards that match their own checksums, without labels, which extract writes again."""
+    """Return the manifest of a page with its undamaged shards, without labels, which extract writes again."""
     folder = entry.path / split
     manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
     for path in sorted(folder.glob("*.h5")):
@@ -120,11 +120,13 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
             block = block_of(path.name)
             if not is_regular(path) or block >= entry.block_count(split) or page_of(path.name) != page:
                 continue
-            header, shapes, crcs = inspect_shard(path, entry.spec.store, entry.layout.offset_rows)
+            header, shapes, crc_by_column = inspect_shard(path, entry.spec.store, entry.layout.offset_rows)
         except UNREADABLE:
             continue
-        listed = manifest.held().get(block, {})
-        if header == entry.header(split, block) and crcs and not listed.keys() & crcs.keys():
-            line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
+        # Each column of a block is listed once; an older shard may hold it, too.
+        listed_columns = manifest.held().get(block, {}).keys()
+        columns_are_new = crc_by_column and listed_columns.isdisjoint(crc_by_column)
+        if header == entry.header(split, block) and columns_are_new:
+            line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crc_by_column)
             manifest = manifest.with_shard(line, shapes)
     return manifest

@@ -171,30 +171,31 @@ def _paired_labels(
 ) -> list[np.ndarray]:
     """Return the true labels of common rows, and those that each predicts, all (samples, outputs).
 
-    Labels are class numbers in ``codes``, or values. Raise `InputError` if the true labels differ.
+    ``samples`` is the number of labelled tokens of all ``rows``. Labels are class numbers in ``codes``, or
+    values. Raise `InputError` if the true labels differ.
     """
     remedy = "compare fits of the same label of the same data"
     problem = f"{first_run.folder} and {second_run.folder} have different labels"
     if bool(first_run.classes) != bool(second_run.classes):
         raise InputError(f"{problem}, classes in one and values in the other", remedy)
     # Truth and prediction of the first, then of the second, (labels, 4).
-    pairs: list[tuple[str, str, str, str]] = []
+    labels_of_both: list[tuple[str, str, str, str]] = []
     for row in rows:
-        first, second = first_run.rows[row], second_run.rows[row]
-        if first.keys() != second.keys():
-            raise InputError(
-                f"{problem} per row, {len(first)} and {len(second)} in row {row!r}", f"{remedy}"
-            )
-        pairs += [(*labels, *second[place]) for place, labels in first.items()]
+        first_labels, second_labels = first_run.rows[row], second_run.rows[row]
+        if first_labels.keys() != second_labels.keys():
+            numbers_of_labels = f"{len(first_labels)} and {len(second_labels)} in row {row!r}"
+            raise InputError(f"{problem} per row, {numbers_of_labels}", remedy)
+        labels_of_both += [(*labels, *second_labels[place]) for place, labels in first_labels.items()]
     with as_input_error(
         f"{first_run.folder / PREDICTIONS} or {second_run.folder / PREDICTIONS}: damaged", "run fit again"
     ):
         as_number = codes.__getitem__ if codes else float
-        numbers = np.array([[*map(as_number, labels)] for labels in pairs])
+        numbers = np.array([[*map(as_number, labels)] for labels in labels_of_both])
+    # Labels are in the order row, token, output, so each of the four columns is (samples, outputs).
     truth, predicted, other_truth, other_predicted = numbers.T.reshape(4, samples, -1)
-    # The same value may be stored in float32 by first_run and in float64 by the second_run.
+    # One run may have stored a value in float32, and the other in float64.
     equal = np.isclose(truth, other_truth, rtol=1e-6, atol=0)
     if not equal.all():
-        ours, _, theirs, _ = pairs[int(np.argmin(equal))]
+        ours, _, theirs, _ = labels_of_both[int(np.argmin(equal))]
         raise InputError(f"{problem}, such as {ours!r} and {theirs!r} of one row", remedy)
     return [truth, predicted, other_predicted]

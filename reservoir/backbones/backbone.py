@@ -1,9 +1,9 @@
 """A frozen sequence model behind one interface, whatever its family; its attention maps and numbers of parameters."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir import devices
+from reservoir.backbones.block_loop import BlockLoop
 from reservoir.backbones.family import GROUPS, Family, attention_name
 from reservoir.backbones.gpt2 import Projection
 from reservoir.backbones.streaming import StreamedBlocks
@@ -47,7 +48,6 @@ class Backbone(nn.Module):
         self.stored_digest: str | None = None
         # The blocks, if they are read from their file when they run.
         self.streamed: StreamedBlocks | None = None
-        self._tokens = 0
         for path in family.unused:
             _replace(model, path, nn.Identity())
         if depth is not None:
@@ -75,14 +75,62 @@ class Backbone(nn.Module):
         whether all tokens are real; with None the lengths decide, and reading them may wait for a GPU.
         """
         tokens = embeds.shape[1]
+        run = self._prepared(embeds, lengths, last, is_full)
+        with self._precision(embeds.device):
+            return run()[:, :tokens]
+
+    def run_layers(
+        self,
+        embeds: Tensor,
+        lengths: Tensor | None = None,
+        layers: Collection[str] = ("final",),
+        is_full: bool | None = None,
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and hidden states (batch, tokens, width) of each layer, up to the deepest of ``layers``.
+
+        The other arguments are those of `forward`. A block runs when its layer is taken, and padding may have any
+        values.
+        """
+        check_layers(layers, self.family, self.depth)
+        deepest = max(self.layers.index(layer) for layer in layers)
+        tokens = embeds.shape[1]
+        run, precision = self._prepared(embeds, lengths, None, is_full), self._precision(embeds.device)
+        if not self.depth:
+            with precision:
+                hidden = run()
+            yield "embed", hidden[:, :tokens]
+            return
+        # The blocks above the deepest requested layer do not run, nor the norm if nobody reads its output.
+        loop = BlockLoop(run, [*self.blocks], min(deepest, self.depth), precision)
+        # A model that nobody has described may change what leaves its last block in any way.
+        run_again = run if self.family.is_generic else None
+        del run, embeds  # batches of a streamed model wait in turn, and need their memory
+        for layer, hidden in zip(self.layers, loop, strict=False):
+            yield layer, hidden[:, :tokens]
+        if deepest > self.depth:
+            if run_again or self.family.final_norm:
+                with precision:
+                    hidden = loop.run_rest(run_again) if run_again else self._norm(hidden)
+            yield "final", hidden[:, :tokens]
+
+    def _norm(self, hidden: Tensor) -> Tensor:
+        """Return the output of the last norm."""
+        return self.model.get_submodule(self.family.final_norm)(hidden)
+
+    def _prepared(
+        self, embeds: Tensor, lengths: Tensor | None, last: int | None, is_full: bool | None
+    ) -> Callable[[], Tensor]:
+        """Return the function that runs the model on the arguments of `forward`, up to padding for `Shape.multiple`."""
+        tokens = embeds.shape[1]
         self.check_length(tokens)
         if lengths is None:
             is_full = True
             lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)
-        if not self.can_pad and not (int(lengths.min()) == tokens if is_full is None else is_full):
-            raise InputError(
-                f"{self.family.name}: padding changes its hidden states", "give sequences of equal length"
-            )
+        if not self.can_pad:
+            all_real = int(lengths.min()) == tokens if is_full is None else is_full
+            if not all_real:
+                problem = f"{self.family.name}: padding changes its hidden states"
+                raise InputError(problem, "give sequences of equal length")
         surplus = -tokens % self.shape.multiple  # tokens to the next multiple
         # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
         self._last_tokens.keep(lengths, last, tokens + surplus)
@@ -90,11 +138,11 @@ class Backbone(nn.Module):
         mask = self._mask(lengths, tokens + surplus, False if surplus else is_full)
         if surplus:
             embeds = nn.functional.pad(embeds, (0, 0, 0, surplus))
-        self._tokens = tokens
-        with torch.autocast(
-            embeds.device.type, dtype=torch.bfloat16, enabled=self.compute == torch.bfloat16
-        ):
-            return self.family.run(self.model, embeds, mask)[:, :tokens]
+        return partial(self.family.run, self.model, embeds, mask)
+
+    def _precision(self, device: torch.device) -> torch.autocast:
+        """Return the context in which matrix products have the precision of `set_compute`."""
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute == torch.bfloat16)
 
     def _mask(self, lengths: Tensor, tokens: int, is_full: bool | None) -> Tensor | None:
         """Return the mask of `Family.run` for sequences that are padded to ``tokens``; None if it needs no mask."""
@@ -133,29 +181,14 @@ class Backbone(nn.Module):
             return nn.ModuleList()
         return cast(nn.ModuleList, self.model.get_submodule(self.family.blocks))
 
-    @contextmanager
-    def recording(self, layers: dict[str, Callable[[Tensor], None]]) -> Iterator[None]:
-        """Call callbacks with the hidden states of some layers during every forward pass inside the context."""
-        check_layers(layers, self.family, self.depth)
-        blocks = self.blocks
+    def cut_above(self, layers: Collection[str]) -> None:
+        """Drop the blocks above the deepest of ``layers``, and the last norm if nobody reads its output."""
         deepest = max(self.layers.index(layer) for layer in layers)
-        # A model that nobody has described may change what enters it before the first block and after the last.
-        used = blocks[: max(deepest, 1 if self.family.is_generic else 0)]
-        # The blocks above the deepest requested layer are skipped, and the norm if nobody reads its output.
-        skipped: dict[str, nn.Module] = {self.family.blocks: used} if self.family.blocks else {}
+        if self.family.blocks:
+            # A model without any blocks could not run.
+            _replace(self.model, self.family.blocks, self.blocks[: max(deepest, 1)])
         if self.family.final_norm and "final" not in layers:
-            skipped[self.family.final_norm] = nn.Identity()
-        whole = {path: self.model.get_submodule(path) for path in skipped}
-        for path, part in skipped.items():
-            _replace(self.model, path, part)
-        handles = [self._hook(used, layer, callback) for layer, callback in layers.items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for path, part in whole.items():
-                _replace(self.model, path, part)
+            _replace(self.model, self.family.final_norm, nn.Identity())
 
     def check_length(self, tokens: int, where: str = "") -> None:
         """Raise `InputError` (message prefix ``where``) if this backbone has fewer than ``tokens`` positions."""
@@ -165,26 +198,6 @@ class Backbone(nn.Module):
                 f"{self.max_tokens} positions",
                 "shorten the sequences, or choose a backbone with more positions",
             )
-
-    def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
-        """Call a callback with the hidden states of a layer in each forward pass; return the handle of the hook."""
-        # The layer `embed` is the input of the first block, or of the norm if no block runs. Modules of transformers
-        # get it by position or by name, and return it alone or first in a tuple or a list.
-        first = blocks[0] if len(blocks) else self.model.get_submodule(self.family.final_norm)
-        if layer == "embed" and first is not self.model:  # the path "" of a missing norm is the model
-            return first.register_forward_pre_hook(
-                lambda _module, inputs, named: callback(
-                    (inputs[0] if inputs else named["hidden_states"])[:, : self._tokens]
-                ),
-                with_kwargs=True,
-            )
-        # The output of the backbone is its layer `final`; if neither a block nor a norm runs, it is the layer `embed`.
-        module = self if layer in ("embed", "final") else blocks[self.layers.index(layer) - 1]
-        return module.register_forward_hook(
-            lambda _module, _inputs, out: callback(
-                (out[0] if isinstance(out, tuple | list) else out)[:, : self._tokens]
-            )
-        )
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
@@ -298,8 +311,8 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
     before = attention_name(model.config)
     model.set_attn_implementation("eager")
     try:
-        with backbone.recording({block_name(layer): lambda _hidden: None}):
-            backbone(embeds, lengths)
+        for _layer in backbone.run_layers(embeds, lengths, [block_name(layer)]):
+            pass
     finally:
         model.set_attn_implementation(before)
         handle.remove()
@@ -318,7 +331,7 @@ def group_counts(backbone: Backbone) -> dict[str, int]:
 
 def whole_count(backbone: Backbone) -> int:
     """Return the number of parameters of the model with its token embeddings, without the blocks that were cut off."""
-    whole = backbone.family.loader.count(backbone.config)
+    whole = backbone.family.loader.size(backbone.config).parameters
     missing_blocks = backbone.shape.depth - backbone.depth
     if not missing_blocks:
         return whole

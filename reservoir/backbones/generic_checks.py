@@ -1,6 +1,6 @@
 """Tests of a generic backbone when it is loaded: what its layers are, and how its tokens see each other and padding."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -160,14 +160,8 @@ def _check_own_input(backbone: Backbone, model: VectorModel, stand_in: StandIn) 
 
 def _recorded_layers(backbone: Backbone, embeds: Tensor) -> dict[str, Tensor]:
     """Return the hidden states of all layers for some vectors."""
-    recorded: dict[str, Tensor] = {}
-
-    def recorder(layer: str) -> Callable[[Tensor], None]:
-        return lambda hidden: recorded.update({layer: hidden.float().clone()})
-
-    with backbone.recording({layer: recorder(layer) for layer in backbone.layers}):
-        backbone(embeds)
-    return recorded
+    states = backbone.run_layers(embeds, layers=backbone.layers)
+    return {layer: hidden.float().clone() for layer, hidden in states}
 
 
 def _check_layers(backbone: Backbone, recorded: Mapping[str, Tensor], output: Any) -> None:

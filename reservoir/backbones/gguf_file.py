@@ -86,14 +86,16 @@ class GGUFTensor:
     ) -> None:
         self.file, self.name, self.parts = file, name, parts
         self._shape = shape
-        self._names, self._order = names, order
+        self._names, self._tensor_processor = names, order
 
     def __getitem__(self, index: Any) -> Tensor:
-        # transformers turns the order of ggml into its own; experts are written into a dictionary, part by part.
+        """Return the values at ``index``, float32, dequantised and in the layout of transformers."""
+        # ``process`` turns the layout of ggml into that of transformers, and returns a tensor with its name. For a part
+        # of a tensor with experts it returns the name None, and writes the part into ``parsed``.
         parsed: dict[str, dict[str, Any]] = {"tensors": {}}
         values: np.ndarray | None = None
         for part in self.parts:
-            values, name, _ = self._order.process(
+            values, name, _ = self._tensor_processor.process(
                 self.file.values(part), part.name, tensor_key_mapping=self._names, parsed_parameters=parsed
             )
             values = None if name is None else values

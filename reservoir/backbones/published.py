@@ -249,11 +249,13 @@ def _run_audio(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _audio_shape(config: Any) -> Shape:
+    """Return the shape of a model of sounds; raise ValueError for a batch norm among its positions."""
     if getattr(config, "conv_pos_batch_norm", False):
         raise ValueError(
             "conv_pos_batch_norm is not supported, because padding would change the real tokens"
         )
-    return Shape(config.num_hidden_layers, config.hidden_size, None, causal=False)
+    # Positions come from a convolution, so they have no limit.
+    return Shape(config.num_hidden_layers, config.hidden_size, max_tokens=None, causal=False)
 
 
 def _draw_audio(

@@ -3,12 +3,11 @@
 A model is loaded with a placeholder of a single value for each tensor of its blocks, and the loader puts the
 placeholders where the tensors belong, whatever it renames. Then either all tensors are read, one at a time in the
 precision that each will have, or the blocks are streamed: a block is read while the one before it runs, and its memory
-is freed when the next one runs. For many batches, `StreamedBlocks.relay` runs each block over all of them.
+is freed when the next one runs. For many batches, `reservoir.features` runs each block over all of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.stored import StoredTensor
+from reservoir.backbones.stored import StoredTensor, is_finite
 from reservoir.errors import InputError, as_input_error
 
 
@@ -60,7 +59,7 @@ class Slot:
                 f"{self.title} has the shape {tuple(values.shape)}, and the model {tuple(self.shape)}",
                 "use a matching checkpoint",
             )
-        if not torch.isfinite(values).all():
+        if not is_finite(values):
             raise InputError(f"{self.title} holds NaN or infinity", "get an intact checkpoint")
         is_as_stored = (values.device, values.dtype) == (self.tensor.device, self.tensor.dtype)
         if is_as_stored or memory is None:
@@ -140,8 +139,7 @@ def fill(slots: Sequence[Sequence[Slot]]) -> None:
 class StreamedBlocks:
     """The blocks of a backbone, of which one or two are in memory: the one that runs, and the one that runs next.
 
-    Each call of the backbone works as usual, but reads all blocks. Inside `relay`, the blocks before a certain one do
-    not run: in place of the last of them stands its output from an earlier call.
+    A block reads its tensors when it is called, so the backbone works as usual.
     """
 
     def __init__(self, blocks: nn.ModuleList, slots: Sequence[Sequence[Slot]]) -> None:
@@ -150,8 +148,6 @@ class StreamedBlocks:
         self._next: tuple[int, Future[list[Tensor]]] | None = None  # the block that the thread reads
         self._memory = SpareMemory()
         self._thread = ThreadPoolExecutor(1)
-        self._relayed: int | None = None  # number of the block that runs in a relay
-        self._output: Any = None  # of the block before it, then of the block itself
         for number, block in enumerate(blocks):
             block.forward = partial(self._run, number, block.forward)
 
@@ -163,28 +159,10 @@ class StreamedBlocks:
             for slot in of_block
         }
 
-    @contextmanager
-    def relay(self, number: int, output: Any) -> Iterator[Callable[[], Any]]:
-        """Run block ``number`` (from 0) alone, on what the block before it returned; yield a function for its output.
-
-        Inside the context, `Backbone.recording` ends the forward pass after the block. Everything else of the model
-        runs: what precedes the first block, and what gives the blocks their masks and positions.
-        """
-        self._relayed, self._output = number, output
-        try:
-            yield lambda: self._output
-        finally:
-            self._relayed = self._output = None
-
     def _run(self, number: int, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         """Return the output of a block, after its tensors have been read."""
-        if self._relayed is not None and number < self._relayed:
-            return self._output
         self._read(number)
-        output = forward(*inputs, **named)
-        if number == self._relayed:
-            self._output = output
-        return output
+        return forward(*inputs, **named)
 
     def _read(self, number: int) -> None:
         """Fill the slots of a block, empty those of the block before, and start to read the block after it."""

@@ -76,7 +76,8 @@ def head_maps(family: Family, config: Any, block: nn.Module) -> HeadMaps:
         if name == "bias"
     ]
     if family.queries == family.keys:
-        # One projection returns queries, keys and values of the same size, one after the other.
+        # Both modules are the same projection, so its bias is listed twice. It returns queries, keys and values of
+        # the same size, one after the other.
         weights = list(weights[0].chunk(3)[:2])
         biases = [part for bias in biases[:1] for part in bias.chunk(3)[:2]]
     head_width = len(weights[0]) // config.num_attention_heads

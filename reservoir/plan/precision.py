@@ -38,16 +38,18 @@ def choose_precision(
     """Return device and precision; explicit options win."""
     device = choose_device(options.device)
     compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
-    by_kernels = kind in ("series", "symbols") and not native
-    precise = by_kernels and any(find_pooling(name).needs_float32 for name in poolings)
+    # Only your own series and symbols, unless read natively, are stored as float32 if a pooling needs it: float16
+    # would add rounding errors to values that are nearly always 0 (see `Pooling.needs_float32`).
+    is_own_series = kind in ("series", "symbols") and not native
+    needs_float32 = is_own_series and any(find_pooling(name).needs_float32 for name in poolings)
     reasons = {
         "device": "a GPU is used if there is one",
         "compute": "the faster one here"
         if family.allows_bfloat16
         else f"{family.name} computes in float32 alone",
-        "store": "shares near 0 need float32" if precise else "half the size of float32",
+        "store": "shares near 0 need float32" if needs_float32 else "half the size of float32",
     }
-    store = options.store or ("float32" if precise else "float16")
+    store = options.store or ("float32" if needs_float32 else "float16")
     return Precision(device, compute, store, reasons_of(options, reasons))
 
 

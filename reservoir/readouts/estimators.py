@@ -24,21 +24,24 @@ def code_labels(
     check_classification_targets(labels)
     if labels.ndim == 2:
         if not np.isin(labels, (0, 1)).all() or class_weight is not None:
-            want = "give multilabel targets as 0 or 1, without class_weight, or use MultiOutputClassifier"
-            raise ValueError(f"y has the shape {labels.shape}; {want} of scikit-learn")
-        return np.arange(labels.shape[1]), labels.astype(np.int64), Targets(labels.shape[1], 2)
+            raise ValueError(
+                f"y has the shape {labels.shape}: give multilabel targets as 0 or 1, without class_weight, "
+                "or use MultiOutputClassifier of scikit-learn"
+            )
+        return np.arange(labels.shape[1]), labels.astype(np.int64), Targets(labels.shape[1], classes=2)
     # The classes of samples with a weight; a sample of another class gets the number of a neighbour.
     counted = labels if weights is None else labels[weights > 0]
     classes = np.unique(counted)
     if len(classes) < 2:
         raise ValueError(f"y has 1 class, {classes[0]!r}; a classifier needs at least two classes")
     codes = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
-    by_class = None
+    class_weights = None
     if isinstance(class_weight, str) and class_weight == "balanced":
-        by_class = balanced_weights(np.bincount(codes, weights))
+        # By the sample weights of each class, which scikit-learn's function does not take.
+        class_weights = balanced_weights(np.bincount(codes, weights))
     elif class_weight is not None:
-        by_class = tuple(compute_class_weight(class_weight, classes=classes, y=counted).tolist())
-    return classes, codes, Targets(1, len(classes), by_class)
+        class_weights = tuple(compute_class_weight(class_weight, classes=classes, y=counted).tolist())
+    return classes, codes, Targets(1, len(classes), class_weights)
 
 
 def check_sample_weights(sample_weight: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | None:

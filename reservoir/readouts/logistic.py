@@ -76,12 +76,14 @@ def logistic_path(
         problem = _Problem(train, targets, np.asarray(check_penalties(alphas), np.float64), training)
         minima = problem.minimise(tolerance, passes)
         weights, offset = problem.models({number: minimum.point for number, minimum in enumerate(minima)})
+    # A problem is a penalty and an output, penalty by penalty. Weights (w, A * T) become (A, w, T), and intercepts
+    # (A * T,) become (A, T).
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
-    if targets.classes == 2:  # a score is half the log odds
+    offset = offset.reshape(len(alphas), -1)
+    if targets.classes == 2:  # the logits of a score s are -s and +s, so s is half the log odds
         weights, offset = weights / 2, offset / 2
     # A penalty has converged if the problems of all its outputs have.
     converged = np.array([minimum.converged for minimum in minima]).reshape(len(alphas), -1).min(axis=1)
-    offset = offset.reshape(len(alphas), -1)
     return LinearPath(alphas, weights, offset, problem.mean, problem.scale, converged)
 
 

@@ -114,33 +114,36 @@ def p_value_of_difference(first: Evaluation, second: Evaluation) -> float | None
 def verdict_of_difference(first: Evaluation, second: Evaluation, p_value: float | None) -> str:
     """Return whether the first of two readouts ``adds`` to the second, from their `p_value_of_difference`.
 
-    The other verdicts are ``adds nothing`` if it is worse, ``no difference``, and ``cannot be judged`` for too few
-    rows or groups.
+    The other verdicts are ``adds nothing`` if the first is worse, ``no difference``, and ``cannot be judged`` for
+    too few rows or groups.
     """
-    if p_value is None or len(first.row_scores) < MIN_UNITS:
+    units = len(first.row_scores)  # groups, if there are any, else rows
+    if p_value is None or units < MIN_UNITS:
         return "cannot be judged"
     if p_value >= SIGNIFICANT:
         return "no difference"
-    # The sign of the mean score of the rows decides, because the p-value is about it; balanced accuracy may differ.
+    # The sum of the scores decides, because the p-value is about it; balanced accuracy may differ.
     return "adds" if first.row_scores.sum() > second.row_scores.sum() else "adds nothing"
 
 
-def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
+def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> float:
     """Return the two-sided mid-p-value for equal accuracy of two readouts, from correctness (rows,) of one label.
 
     Reference: Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
     """
-    right, other = np.asarray(right, bool), np.asarray(other, bool)
+    first_right, second_right = np.asarray(first_right, bool), np.asarray(second_right, bool)
     # Only rows that one of the two gets right count; under the hypothesis, each is a fair coin.
-    wins = int((right & ~other).sum())
-    losses = int((other & ~right).sum())
-    rows = wins + losses
+    wins = int((first_right & ~second_right).sum())
+    losses = int((second_right & ~first_right).sum())
+    discordant = wins + losses
     fewer = min(wins, losses)
-    if not rows:
+    if not discordant:
         return 1.0
-    # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
-    below = float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0
-    up_to = float(bdtr(fewer, rows, 0.5))
+    # With X ~ Binomial(discordant, 1/2) and k = fewer, the exact two-sided p is 2 P(X <= k). The mid-p takes off half
+    # of the probability of each of the two observed outcomes, k and discordant - k, so it is P(X < k) + P(X <= k). In a
+    # tie they are one outcome and the exact p is 1, so the mid-p is 1 - P(X = k) / 2. It has more power.
+    below = float(bdtr(fewer - 1, discordant, 0.5)) if fewer else 0.0
+    up_to = float(bdtr(fewer, discordant, 0.5))
     return below + up_to if wins != losses else 1 - (up_to - below) / 2
 
 

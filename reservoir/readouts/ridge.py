@@ -220,12 +220,16 @@ class KernelMatrix:
 
     def of_first_rows(self, rows: int) -> KernelMatrix:
         """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
-        part = copy(self)
-        part.x, part.weights = self.x[:rows], self.weights[:rows]
-        part.products = self.products[:rows, :rows]
-        means = [np.average(part.x[:, chunk], axis=0, weights=part.weights) for chunk in self._chunks()]
-        part.mean = np.concatenate(means)
-        return part
+        first_rows = copy(self)
+        first_rows.x, first_rows.weights = self.x[:rows], self.weights[:rows]
+        # Products may stay centred by the mean of all samples: `dual_system` centres them again by that of these.
+        first_rows.products = self.products[:rows, :rows]
+        means = [
+            np.average(first_rows.x[:, chunk], axis=0, weights=first_rows.weights)
+            for chunk in self._chunks()
+        ]
+        first_rows.mean = np.concatenate(means)
+        return first_rows
 
     def _chunks(self, first: int = 0) -> Iterator[slice]:
         """Yield consecutive slices of the features, from number ``first``."""

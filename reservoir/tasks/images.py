@@ -217,7 +217,7 @@ class Cifar10(ImageSource):
         ]
 
     def pieces(self) -> list[Piece]:
-        """Return one piece per batch and view."""
+        """Return one piece per batch and view; its ``lo`` is the number of the batch in `files`."""
         train = [Piece("train", i, i + 1) for i in range(5)]
         views = [piece._replace(view=view) for view in range(1, self.views + 1) for piece in train]
         return [*train, Piece("test", 5, 6), *views]

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -15,6 +16,7 @@ from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.source import EntryView
 from reservoir_pipelines.fitting.statistics import summaries
+from reservoir_pipelines.fitting.verdicts import threshold_cautions
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.tables import Lines
 from sklearn import metrics
@@ -174,6 +176,9 @@ def test_thresholds_of_held_out_rows_keep_a_rate_of_false_positives(own, call, t
     report([tmp_path / "fit"], out=tmp_path / "page.html")
     assert "probability of up above" in (tmp_path / "page.html").read_text()
     assert own("values")[0].operating_points == ()
+    missed = replace(point, false_positive_rate=0.2, false_positive_interval=(0.06, 0.4))
+    assert [*threshold_cautions([replace(missed, false_positive_interval=(0.04, 0.4))])] == []
+    assert "20.0% instead of 5%" in threshold_cautions([missed])[0]
 
 
 @pytest.mark.parametrize("kind", ["classes", "values"])

@@ -46,15 +46,18 @@ def test_a_vector_added_to_a_block_moves_the_scores_by_its_product_with_the_grad
     rows = prepared.split("test").read(0, 9)
 
     def scores(vector):
-        def add(_module, _inputs, output):
+        block = model.fpt.backbone.blocks[int(layer[-2:]) - 1]
+        block_forward = block.forward
+
+        def add(*inputs, **named):
+            output = block_forward(*inputs, **named)
             hidden, *rest = output if isinstance(output, tuple) else (output,)
             moved = hidden + torch.tensor(vector, dtype=hidden.dtype)
             return (moved, *rest) if isinstance(output, tuple) else moved
 
-        # The hook runs before those that pool the layer.
-        handle = model.fpt.backbone.blocks[int(layer[-2:]) - 1].register_forward_hook(add)
+        block.forward = add
         features = forward(model, prepared.scaling, rows.x, rows.lengths, names, 9)
-        handle.remove()
+        block.forward = block_forward
         return readout.scores(np.concatenate([features[name].reshape(9, -1) for name in names], axis=1))
 
     before = scores(np.zeros(16))

@@ -132,7 +132,7 @@ def test_depth_keeps_the_first_blocks_and_the_final_norm(kind, folder, model, ba
 def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_gpt2, batch):
     ran, tiny_model = [], make_fpt(TASK, load_backbone(str(tiny_gpt2), "pretrained"), seed=3)
     handles = [
-        block.register_forward_pre_hook(lambda _m, _i, n=number: ran.append(n))
+        block.attn.register_forward_pre_hook(lambda _m, _i, n=number: ran.append(n))
         for number, block in enumerate(tiny_model.backbone.blocks, start=1)
     ]
     tiny_model.features(*batch, [Column("block02", "mean"), Column("block01", "last")])

@@ -90,16 +90,9 @@ def hidden_of_transformers(file: Path, words: torch.Tensor) -> tuple[torch.Tenso
 
 def hidden_of(name: Path, words: torch.Tensor, **options: object) -> list[torch.Tensor]:
     backbone, embeddings = load_native(str(name), **options)
-    recorded: dict[str, torch.Tensor] = {}
-    layers = [layer for layer in backbone.layers if layer != backbone.layers[-2]]
-    with (
-        torch.no_grad(),
-        backbone.recording(
-            {layer: lambda hidden, layer=layer: recorded.update({layer: hidden.clone()}) for layer in layers}
-        ),
-    ):
-        backbone(embeddings(words))
-    return [recorded[layer] for layer in layers]
+    with torch.no_grad():
+        layers = dict(backbone.run_layers(embeddings(words)))
+    return [hidden for layer, hidden in layers.items() if layer != backbone.layers[-2]]
 
 
 TEXT = torch.arange(2 * 9).reshape(2, 9) % WORDS

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from reservoir.backbones import load_backbone, load_native, weights_digest
+from reservoir.backbones.streaming import StreamedBlocks
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.reservoir import Reservoir, load_model
@@ -96,6 +97,14 @@ def test_at_most_two_blocks_are_in_memory(tmp_path):
         backbone(torch.zeros(1, 3, backbone.width))
     # The thread holds the tensors of the next block until that runs.
     assert [[size > 0 for size in of_run] for of_run in sizes] == np.eye(3, dtype=bool).tolist()
+
+
+def test_all_batches_share_one_reading_of_a_block(tmp_path, monkeypatch):
+    read: list[int] = []
+    submit = StreamedBlocks._submit
+    monkeypatch.setattr(StreamedBlocks, "_submit", lambda blocks, number: read.append(number) or submit(blocks, number))
+    features(save("llama", tmp_path / "llama"), "always")  # in several batches
+    assert read == [0, 1, 2, 0]  # the first block again, for what may follow
 
 
 def test_a_model_that_fits_is_not_streamed_and_a_larger_one_is(tmp_path, monkeypatch):

@@ -2,15 +2,19 @@
 
 import json
 import pickle
+from itertools import chain
 
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
+from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode, read_integers, read_labels
 from reservoir_pipelines.preparation.sources import open_source
 
 from reservoir.errors import InputError
 from reservoir.tasks import Task, Tokens, Vectors
+from reservoir.tasks.pictures import decoded
 from tests.tasks.samples import assert_refused, read_splits
 
 RNG = np.random.default_rng(0)
@@ -198,3 +202,37 @@ def test_integer_targets_are_read_as_a_regression_with_a_note(tmp_path):
     whole = open_source(str(save(tmp_path / "c.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3 / 1.0)))
     assert whole.task.classes == 0 and any("y holds whole numbers as floats" in note for note in whole.notes())
     assert open_source(str(tmp_path / "c.npz"), classes=True).task.classes == 3
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_images_in_an_array_are_read_as_files_of_them_are(tmp_path, suffix, channels):
+    x = RNG.integers(0, 256, (30, 9, 9) if channels is None else (30, 7, 9, channels)).astype(np.uint8)
+    names = np.array([f"row{row}" for row in range(30)])
+    source = open_source(str(save(tmp_path / f"mine{suffix}", x=x, y=np.arange(30) % 2, ids=names)))
+    assert source.task.pictures == 32 and "read as images of" in " ".join(source.notes())
+    for row, pixels in enumerate(x):
+        folder = tmp_path / "files" / str(row % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[..., 0] if channels == 1 else pixels).save(folder / f"{row:02d}.png")
+    of_files = open_source(str(tmp_path / "files"))
+    images_by_id = {}
+    for data in (source, of_files):
+        for split in chain.from_iterable(data.read(piece).values() for piece in data.pieces()):
+            images_by_id |= dict(zip(map(str, split.ids), map(np.asarray, map(decoded, split.x)), strict=True))
+    assert len(images_by_id) == 60
+    for row, pixels in enumerate(x):
+        assert np.array_equal(images_by_id[names[row]], images_by_id[f"{row % 2}/{row:02d}.png"])
+        assert np.array_equal(images_by_id[names[row]][..., 0], pixels.reshape(*pixels.shape[:2], -1)[..., 0])
+    new = read_new(save(tmp_path / f"new{suffix}", x=x[:2]), source.task)
+    assert len(new) == 2 and new.holds == "images"
+
+
+def test_arrays_that_may_be_images_are_refused_or_read_as_the_user_says(tmp_path):
+    square = RNG.integers(0, 256, (30, 9, 9)).astype(np.uint8)
+    y = np.arange(30) % 2
+    assert open_source(str(save(tmp_path / "a.npz", x=square, y=y)), values=True).task.form == Vectors(9)
+    floats = np.repeat(square[..., None] / 255, 3, -1)
+    assert_refused(r"float64 values; give images as bytes \(uint8\)", save(tmp_path / "b.npz", x=floats, y=y))
+    assert_refused("height, width, 3", save(tmp_path / "c.npz", x=np.moveaxis(floats, -1, 1).astype(np.uint8), y=y))
+    assert_refused("images, which have no lengths", save(tmp_path / "d.npz", x=square, y=y, lengths=np.full(30, 9)))

@@ -154,13 +154,15 @@ def change_between_neighbours(labels: np.ndarray) -> float:
 
 
 def _increase_in_groups(table: Table, group: str, times: np.ndarray) -> bool:
-    """Return whether times increase in each group, and most groups have as many rows as a sequence has steps."""
+    """Return whether times increase strictly within each group, and the median group has `MIN_COUNTED_STEPS` rows."""
     import pandas as pd
 
     by_group = pd.Series(times).groupby(as_texts(table.frame[group]).to_numpy())
     typical_steps = by_group.size().median()
-    in_order = by_group.is_monotonic_increasing.all() and (by_group.nunique() == by_group.size()).all()
-    return bool(typical_steps >= MIN_COUNTED_STEPS and in_order)
+    # ``is_monotonic_increasing`` allows equal times, which unique ones exclude.
+    are_unique = (by_group.nunique() == by_group.size()).all()
+    increase = are_unique and by_group.is_monotonic_increasing.all()
+    return bool(typical_steps >= MIN_COUNTED_STEPS and increase)
 
 
 def _column_that_changes_at(table: Table, roles: Roles, starts: np.ndarray, name: str) -> str:

@@ -20,6 +20,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data.image_arrays import holds_images, rows_of_images
 from reservoir_pipelines.data.rows import NAMES, Rows, rows_of_arrays
 
 SUFFIXES = (".h5", ".hdf5")
@@ -37,7 +38,8 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     path = Path(origin)
     _check_apart(path)
     arrays = datasets(path)
-    return rows_of_arrays(origin, arrays, _piece_rows(arrays))
+    rows = rows_of_arrays(origin, arrays, _piece_rows(arrays))
+    return rows_of_images(origin, rows) if holds_images(rows.x, options, task) else rows
 
 
 class Dataset:

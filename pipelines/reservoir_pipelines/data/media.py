@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.pictures import SIDE, TOKENS, check_pillow, decoded
+from reservoir.tasks.pictures import check_pillow, decoded
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import (
     FILES,
@@ -26,7 +26,7 @@ from reservoir_pipelines.data.columns import (
 )
 from reservoir_pipelines.data.labels import SPLIT_NAMES
 from reservoir_pipelines.data.roles import INDEX, conventional
-from reservoir_pipelines.data.rows import BadRows, Rows, padded
+from reservoir_pipelines.data.rows import IMAGE_NOTE, BadRows, Rows, padded
 from reservoir_pipelines.data.sounds import sound_rows
 from reservoir_pipelines.data.table import SUFFIXES as TABLES
 from reservoir_pipelines.data.table import Table, files_of_pattern, is_pattern, read_table
@@ -75,7 +75,7 @@ def image_rows(files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows) 
         holds="images",
         piece_rows=PIECE_ROWS,
         files=tuple(file for file, is_readable in zip(files, readable, strict=True) if is_readable),
-        notes=(f"backbones that do not read images get {SIDE}x{SIDE} pixels in {TOKENS} patches",),
+        notes=(IMAGE_NOTE,),
     )
 
 
@@ -297,10 +297,10 @@ def recording_rows(
     *,
     have_labels: bool = False,
 ) -> Rows:
-    """Return recordings as rows, with their other arrays (files,); new ones have the channels of the ``task``.
+    """Return recordings as rows; ``others`` are further arrays (files,), such as the ids.
 
-    Recordings that ``have_labels`` may have a column of them, with which each step or the whole recording is
-    labelled.
+    A ``task`` is given for new recordings, which must have its channels. Recordings that ``have_labels`` may have a
+    column of labels, for each step or with one label for the whole recording.
     """
     channels: Any = task.parameters.get("columns", ()) if task else ()
     reader = RecordingReader(options, bad.where, channels, has_labels=have_labels)
@@ -311,7 +311,9 @@ def recording_rows(
     notes = [f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"]
     arrays = {name: array[readable] for name, array in others.items()}
     parameters: dict[str, Any] = {"columns": reader.channels, "recordings": True}
-    if len(reader.labels) == len(lengths):
+    # The reader appends labels only for a recording with the column; labels of some recordings alone are not used.
+    all_have_labels = len(reader.labels) == len(lengths)
+    if all_have_labels:
         arrays["y"] = reader.new_labels(each=task.labels_each_token) if task else reader.label_array()
         labels_steps = task.labels_each_token if task else arrays["y"].ndim > 1
         notes.append(f"the column {reader.label!r} labels every {'step' if labels_steps else 'recording'}")
@@ -381,13 +383,16 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         else:
             classes = [task.label(number) for number in range(task.classes)]
             arrays = classes_of_folders(names, classes)
-    # Labels stand in the recordings themselves if a flag says so, or if nothing else labels them.
+    # Without a table of labels, now or when the task was read, a column of the recordings may hold them: the one of
+    # --label (new files take that option from their task), or one that the reader finds if no folder names classes.
     in_files = not options.labels and not (task and task.parameters.get("labels"))
     have_labels = in_files and bool(options.label or (task is None and "y" not in arrays))
     rows = media_rows(files, arrays | {"ids": np.array(names)}, bad, options, task, have_labels=have_labels)
-    without_table = ("id", "group") if "label" in rows.parameters else ("label", "id", "group")
-    unused = ("text", *(() if options.labels else without_table))
-    return replace(rows, notes=(*notes, *rows.notes), unused=unused)
+    # Options that name columns do not apply without a table of labels, except --label if recordings hold labels.
+    unused = ["text"]
+    if not options.labels:
+        unused += ["id", "group"] if "label" in rows.parameters else ["label", "id", "group"]
+    return replace(rows, notes=(*notes, *rows.notes), unused=tuple(unused))
 
 
 def media_rows(

@@ -334,38 +334,43 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
         first + np.array(window_starts(int(length), window, step), np.int64)
         for first, length in zip(stretches.start, stretches.length, strict=True)
     ]
-    stretch = np.repeat(np.arange(len(starts_by_stretch)), [len(starts) for starts in starts_by_stretch])
-    start = np.concatenate(starts_by_stretch)
-    recording = stretches.recording[stretch]
-    names = rows.names
-    windows = RecordingWindows(recording=recording, start=start, names=names)
+    counts = [len(starts) for starts in starts_by_stretch]
+    stretch_of_window = np.repeat(np.arange(len(counts)), counts)
+    start_of_window = np.concatenate(starts_by_stretch)
+    recording_of_window = stretches.recording[stretch_of_window]
+    recording_names = rows.names
+    windows = RecordingWindows(recording=recording_of_window, start=start_of_window, names=recording_names)
 
     # A stretch that is shorter than a window is one shorter window.
     steps = min(window, rows.x.shape[1])
     ends = stretches.start + stretches.length
-    lengths = np.minimum(ends[stretch] - start, steps).astype(np.int32)
+    lengths = np.minimum(ends[stretch_of_window] - start_of_window, steps).astype(np.int32)
     y = _labels_of_windows(rows.y, windows, lengths, steps, labels_tokens=labels_tokens)
     ids = [
-        window_name(names[number], first_step, first_step + length)
-        for number, first_step, length in zip(recording, start, lengths, strict=True)
+        window_name(recording_names[recording], first_step, first_step + length)
+        for recording, first_step, length in zip(recording_of_window, start_of_window, lengths, strict=True)
     ]
     shorter = int((stretches.length < window).sum())
     count = f"{len(stretches.start):,} {stretches.noun}"
-    note = f"{count} make {len(recording):,} windows of {window:,} steps, every {step:,}"
+    note = f"{count} make {len(start_of_window):,} windows of {window:,} steps, every {step:,}"
     if shorter:
         note += f"; {shorter:,} shorter ones are one window each"
+    # A piece may hold as many steps as before. Each of its windows holds ``window`` steps, and is cut from about
+    # ``step`` new steps of a recording; the larger of the two limits the number of windows.
+    steps_of_piece = rows.piece_rows * rows.x.shape[1]
+    piece_rows = min(EVERY_ROW, max(1, steps_of_piece // max(window, step)))
+    windows_of_recording = np.bincount(recording_of_window, minlength=len(rows))
     return replace(
         rows,
         x=_Cut(rows.x, windows, lengths, steps),
         lengths=lengths,
         y=y,
-        groups=stretches.groups[stretch],
-        split=None if stretches.split is None else stretches.split[stretch],
+        groups=stretches.groups[stretch_of_window],
+        split=None if stretches.split is None else stretches.split[stretch_of_window],
         ids=np.array(ids),
         windows=windows,
-        skipped=_skipped_among_windows(rows.skipped, np.bincount(recording, minlength=len(rows))),
-        # The windows of as many recordings as fit into memory; if windows overlap, those of fewer.
-        piece_rows=min(EVERY_ROW, max(1, rows.piece_rows * rows.x.shape[1] // max(window, step))),
+        skipped=_skipped_among_windows(rows.skipped, windows_of_recording),
+        piece_rows=piece_rows,
         notes=(*rows.notes, note),
     )
 

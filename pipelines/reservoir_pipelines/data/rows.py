@@ -9,6 +9,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.size_limits import check_padding
+from reservoir.tasks.pictures import SIDE
 from reservoir.tasks.words import UNKNOWN, codes_of, text_lengths
 
 COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
@@ -27,6 +28,9 @@ UNUSED = {
     "sounds": (),
 }
 """The options that do not apply, by what the sequences hold."""
+
+IMAGE_NOTE = f"without a vision model, images are read as {SIDE}x{SIDE} pixels"
+"""What users are told of their images."""
 
 Skipped = dict[int, tuple[str | int | None, str]]
 """The rows of a source that cannot be read, by their numbers: the id, if rows have ids, and the reason."""
@@ -105,7 +109,7 @@ class Rows:
     ----------
     x : Sequences
         (rows, tokens) or (rows, tokens, dim) of numbers, zero after each row's end; (rows, tokens) of code points of
-        letters; or (rows,) of the bytes of image files.
+        letters; or (rows,) of the bytes of files of images.
     lengths : array (rows,) of int, optional
         The number of real tokens of each row; by default all tokens are real.
     y : array (rows, ...), optional
@@ -224,8 +228,8 @@ class BadRows:
     places : sequence of str
         The place of each row, such as ``"line 12"``.
     skip : bool, optional
-        Whether bad rows are left out. If not, `readable` refuses them, in a message that names
-        ``--skip-bad-rows`` if ``skip`` is False and not None.
+        Whether bad rows are left out, as ``--skip-bad-rows`` says; None if the caller has no such option.
+        If they are not left out, `readable` refuses them.
     """
 
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
@@ -270,9 +274,10 @@ class BadRows:
         remedy = remedies.pop() if len(remedies) == 1 else "fix the file"
         if any(EMPTY_CELL in reason for reason in self.reasons.values()):
             remedy += OR_FILL
-        # Skipping all rows of several would not help; a single row may be one of many files.
+        # If all of several rows are bad, none would be left. A single row may be one file of many.
         skipping_helps = not all_bad or len(self.places) == 1
-        if self.skip is False and skipping_helps:
+        has_option = self.skip is not None  # None: the caller has no --skip-bad-rows
+        if has_option and not self.skip and skipping_helps:
             remedy += ", or pass --skip-bad-rows"
         if len(self.reasons) == 1:
             ((row, reason),) = self.reasons.items()

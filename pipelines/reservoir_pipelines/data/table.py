@@ -181,7 +181,9 @@ def read_arrow(path: Path, rows: int | None = None) -> Any:
         check_names(path, schema.names)
         size = 0
         batches = []
-        for batch in islice(file.iter_batches(rows or BATCH_ROWS), rows and 1):
+        # The first ``rows`` are one batch of that size, because batches cross the row groups of a file.
+        most_batches = None if rows is None else 1
+        for batch in islice(file.iter_batches(rows or BATCH_ROWS), most_batches):
             # Decoding a dictionary repeats its values, so the size is counted after it.
             columns = [
                 column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column

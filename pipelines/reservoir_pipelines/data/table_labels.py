@@ -244,7 +244,7 @@ def labels_from_table(
 
     # Join: one row of the table for each file or record. Those without a row are bad; row 0 takes the place of theirs,
     # and is left out with the bad row.
-    key, row_of_name = _joined(table, options.id, names, some=bool(bad.skip) and not is_new)
+    key, row_of_name = _joined(table, options.id, names, allow_missing=bool(bad.skip) and not is_new)
     for place, name in enumerate(names):
         if name not in row_of_name:
             bad.add(place, f"no row in {table.path.name}")
@@ -281,18 +281,18 @@ def _require_named_columns(table: Table, options: OwnDataOptions, *, is_new: boo
 
 
 def _joined(
-    table: Table, id_column: str | None, names: Sequence[str], *, some: bool
+    table: Table, id_column: str | None, names: Sequence[str], *, allow_missing: bool
 ) -> tuple[str, dict[str, int]]:
     """Return the column that names most files (whole, or without folder or suffix), and the row of each file.
 
-    With ``some``, only one of the files needs a row.
+    With ``allow_missing``, one file with a row is enough.
     """
     candidates = [id_column] if id_column else table.names
     rows_by_column = {column: _rows_of(table.frame[column], names) for column in candidates}
     best_column = max(rows_by_column, key=lambda column: len(rows_by_column[column]))
     rows_by_name = rows_by_column[best_column]
     missing = [name for name in names if name not in rows_by_name]
-    if missing and not (some and rows_by_name):
+    if missing and not (allow_missing and rows_by_name):
         raise InputError(
             f"{table.path}: no row for {missing[0]!r} in column {best_column!r} "
             f"({len(missing):,} of {len(names):,} have none)",
@@ -302,12 +302,13 @@ def _joined(
     name_of_row: dict[int, str] = {}
     for name, rows_of_name in rows_by_name.items():
         has_several_rows = len(rows_of_name) > 1
-        row = rows_of_name[-1]
+        row = rows_of_name[-1]  # the last, so that the message names the repeated row
         row_has_another_file = name_of_row.setdefault(row, name) != name
         if has_several_rows or row_has_another_file:
+            problem = "stands in another row, too" if has_several_rows else "stands for several files"
             raise InputError(
                 f"{table.path}, {table.bad.places[row]}: {table.frame[best_column][row]!r} in column {best_column!r} "
-                "stands for several files, or another row has it, too",
+                f"{problem}",
                 "write one row with the whole name for each file",
             )
     return best_column, {name: rows_of_name[0] for name, rows_of_name in rows_by_name.items()}

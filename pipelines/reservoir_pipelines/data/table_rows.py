@@ -207,8 +207,8 @@ def _is_long(reading: TableArrays, *, ids_repeat: bool) -> bool:
     )
 
 
-def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:
-    """Read a table in which each row is a whole sequence."""
+def _read_ids(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:
+    """Store the ids of rows that are whole sequences, and say which columns are no values."""
     roles = reading.roles
     if ids_repeat and not (roles.group or reading.options.group):
         reading.arrays["groups"] = np.array(ids)
@@ -231,6 +231,26 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
                 "forecast a column"
             )
         reading.notes.append(note)
+
+
+def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:
+    """Read a table in which each row is a whole sequence.
+
+    ==============================  ====================================
+    the table has                   it is read as
+    ==============================  ====================================
+    no column of sequences          values in columns, a label per row
+    ``--chat``                      conversations, a label per row
+    lists of words                  words, a label for each
+    labels that are spans           letters, a label for each
+    labels as long as the sequence  letters or numbers, a label for each
+    any other sequences             letters or numbers, a label per row
+    ==============================  ====================================
+    """
+    roles = reading.roles
+    _read_ids(reading, ids, ids_repeat=ids_repeat)
+    # New rows are read as those of the fit were: ``remembered["each"]`` says what had a label there.
+    labelled_then = reading.remembered.get("each")
     if not roles.sequence:
         reading.read_labels()
         reading.read_groups_and_split()
@@ -241,15 +261,16 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         reading.read_groups_and_split()
         read_sequences(reading, roles.sequence, letters=True)
         return
-    cells = reading.table.frame[roles.sequence]
-    if reading.remembered.get("each") == "word" or holds_word_lists(cells):
+    words_have_labels = labelled_then == "word" or holds_word_lists(reading.table.frame[roles.sequence])
+    if words_have_labels:
         _refuse_span(reading)
         read_word_labels(reading, roles.sequence)
         reading.read_groups_and_split()
         return
     letters = holds_letters(reading, roles.sequence)
     label_cells = [reading.table.frame[name] for name in roles.labels if name in reading.table.frame]
-    if reading.remembered.get("each") == "span" or any(map(holds_spans, label_cells)):
+    spans_have_labels = labelled_then == "span" or any(map(holds_spans, label_cells))
+    if spans_have_labels:
         _refuse_span(reading)
         label = roles.labels[0] if roles.labels else ""
         reading.class_names = read_span_labels(reading, label, roles.sequence)

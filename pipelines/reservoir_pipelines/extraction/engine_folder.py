@@ -158,12 +158,12 @@ def _opened(path: Path) -> Iterator[Any]:
 def _read_request(path: Path, digest: Any) -> tuple[RequestFile, "Tensor"]:
     """Return the description of a request, and the states (layers, width) of its first token.
 
-    ``digest`` is updated with the shape, the token ids, and the states of the last token in all layers. They depend on
-    all tokens before it, so that another model or other texts give another digest without reading all values.
+    ``digest`` is updated with the shape, the token ids, and the states of the last token in all layers. These
+    depend on all tokens, so another model or another text gives another digest, and other states need not be read.
     """
     import torch
 
-    before = stamp(path)
+    stamp_before = stamp(path)  # a file that changes after this is refused when it is pooled
     with _opened(path) as tensors:
         if missing := {STATES, TOKENS} - {*tensors.keys()}:
             raise InputError(
@@ -186,7 +186,7 @@ def _read_request(path: Path, digest: Any) -> tuple[RequestFile, "Tensor"]:
         digest.update(json.dumps([*shape, dtype]).encode())
         digest.update(token_ids.long().numpy().astype("<i8").tobytes())
         digest.update(last.contiguous().view(torch.uint8).numpy().tobytes())
-    return RequestFile(path, *shape, int(token_ids[0]), before), first[0].float()
+    return RequestFile(path, *shape, int(token_ids[0]), stamp_before), first[0].float()
 
 
 class EngineFolder:

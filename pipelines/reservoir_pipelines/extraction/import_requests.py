@@ -99,14 +99,14 @@ def _write(
 ) -> tuple[Entry, int]:
     """Pool the requests into an entry, block by block; return it and the number of rows written."""
     shapes = {column.name: request_shape(column, engine.width) for column in columns}
-    row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
+    row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())  # of float32
     block_rows = rows_per_block(row_bytes, 1, max(prepared.rows.values()))
     # The model, its revision and the layers are part of the key, because the values do not tell them.
     identity = json.dumps([model.name, model.revision, model.layers, engine.digest])
-    index = draw_rows(prepared, None)
+    row_numbers = draw_rows(prepared, limit=None)
     spec = imported_spec(
         prepared.task.to_dict(),
-        DataSpec(digest=data_digest(prepared, index), rows=prepared.rows),
+        DataSpec(digest=data_digest(prepared, row_numbers), rows=prepared.rows),
         hashlib.sha256(identity.encode()).hexdigest(),
         UNKNOWN_FORM,
     )
@@ -131,7 +131,7 @@ def _write(
         Layout(block_rows=block_rows, batch_rows=block_rows),
         shapes,
         record,
-        partial(write_labels, prepared=prepared, rows=index),
+        partial(write_labels, prepared=prepared, rows=row_numbers),
         read,
     )
 

@@ -125,7 +125,11 @@ def _mean(raw: RawSource[KnownSplit], ridge: RidgeFitter) -> Choice:
 def _logistic(
     raw: RawSource[KnownSplit], known: Known, fitter: Fitter, fits: list[ColumnFit]
 ) -> list[tuple[RawSource[KnownSplit], Fitter]]:
-    """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
+    """Return the raw input with the fitter of its logistic regression, as a list of one pair.
+
+    Every so many training rows are read that it takes at most a quarter of the fit's time. The list is empty if that
+    leaves too few rows.
+    """
     samples, outputs = raw.labels("train").shape
     width, classes = raw.width(), fitter.classes
     fits_of_logistic = fitter.folds + 1
@@ -134,14 +138,18 @@ def _logistic(
         """Return the multiplications of all fits to each ``step``-th training sample."""
         rows = samples / step
         axes = min(rows, width)
-        # Moments, principal axes, about a hundred passes, and calls for each output.
-        products = axes * (rows * width + 10 * axes**2 + 1000 * rows * outputs * classes)
-        return fits_of_logistic * (products + CALLS * outputs * max(1, classes / 4))
+        moments = axes * rows * width
+        principal_axes = 10 * axes**3
+        passes = (
+            1000 * axes * rows * outputs * classes
+        )  # about a hundred, of ten multiplications for each value
+        calls = CALLS * outputs * max(1, classes / 4)
+        return fits_of_logistic * (moments + principal_axes + passes + calls)
 
     # The fits of columns take about samples * width * min(samples, width) multiplications each.
     widths = [known.source(fit.columns).width() for fit in fits]
-    of_columns = sum(samples * column_width * min(samples, column_width) for column_width in widths)
-    allowed_work = max(CHEAP, of_columns / 4)
+    work_of_columns = sum(samples * column_width * min(samples, column_width) for column_width in widths)
+    allowed_work = max(CHEAP, work_of_columns / 4)
     # The smallest step is the one that leaves out the fewest rows; `MIN_ROWS` limits it. A row may have many samples,
     # and a step beyond the number of rows would still read those of the first row.
     all_rows = raw.view["train"].rows
@@ -150,13 +158,17 @@ def _logistic(
     if step is None:
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
-    some = {"train": np.arange(0, all_rows, step)} if step > 1 else raw.some
-    return [(replace(raw, some=some), _logistic_of(fitter))]
+    # Rows that are all the same as those of the ridge baseline have features in memory.
+    source = replace(raw, some={"train": np.arange(0, all_rows, step)}) if step > 1 else raw
+    return [(source, _logistic_of(fitter))]
 
 
 def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSource[KnownSplit]:
-    """Return the raw input in windows of the reservoir's size, around each token that has a label."""
-    model_input = known.view.spec.input  # imported features have it, too
+    """Return the raw input in windows around each token that has a label.
+
+    They have the size of the reservoir's windows, or `WINDOW` tokens if it has none.
+    """
+    model_input = known.view.spec.input  # of imported features, too: their patch is 1
     patch = model_input.patch if model_input.patch > 1 else WINDOW
     windows = Windows(patch=patch, dilations=model_input.dilations, pad="same")
     features = RawWindows(task, raw.scaling, windows)

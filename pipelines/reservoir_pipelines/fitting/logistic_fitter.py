@@ -33,13 +33,13 @@ class LogisticFitter(PenaltyFitter):
         return self.best_of(source, sweep_of)
 
     def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return the readout of a penalty, fitted to train, with the temperature of another."""
+        """Return the readout of ``alpha``, fitted to train, with targets and temperature of ``chosen``."""
         train, targets = source.stream("train"), chosen.targets
         path = logistic_path(train, targets, np.array([alpha]), gather(train, targets))
         return path.readout(0, targets, chosen.temperature)
 
     def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return the readout of a penalty, fitted to train and valid, with the targets and temperature of another."""
+        """Return the readout of ``alpha``, fitted to train and valid, with targets and temperature of ``chosen``."""
         both = RereadableBlocks(all_blocks, (source,))
         path = logistic_path(both, chosen.targets, np.array([alpha]), gather(both, chosen.targets))
         return path.readout(0, chosen.targets, chosen.temperature)

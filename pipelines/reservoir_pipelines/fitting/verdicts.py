@@ -54,16 +54,17 @@ def judge(
         for final in (finals.baselines if is_reservoir else ())
     ]
     sentences = [comparison.sentence for comparison in against if comparison.verdict != "adds"]
+    points = operating_points(finals.saved, scores[finals.saved])
     return Verdicts(
         against=tuple(against),
         layer_scores=of_layers,
-        operating_points=operating_points(finals.saved, scores[finals.saved]),
-        notices=[*sentences, *warnings],
+        operating_points=points,
+        notices=[*sentences, *warnings, *threshold_cautions(points)],
     )
 
 
 def compared_with(other: Scores, ours: Scores, name: str) -> Against:
-    """Return what the test rows show of a readout of a reservoir against another, which has a ``name``."""
+    """Return how the readout ``ours`` of a reservoir does on the test rows against ``other``, called ``name``."""
     p_value = p_value_of_difference(ours.evaluation, other.evaluation)
     return Against(
         name=name,
@@ -154,6 +155,26 @@ def operating_points(final: FinalReadout, scores: Scores) -> tuple[OperatingPoin
             )
         )
     return tuple(points)
+
+
+def threshold_cautions(points: Sequence[OperatingPoint]) -> list[str]:
+    """Return a caution for the thresholds that let more false positives through on test than they should.
+
+    They are set on rows that were held out of the fit, and the saved readout is fitted to these, too. So they
+    may miss their rate, most of all if many rows have nearly the same probability.
+    """
+    missed = [
+        point
+        for point in points
+        if point.false_positive_interval and point.false_positive_interval[0] > point.rate
+    ]
+    parts = [f"{point.false_positive_rate:.1%} instead of {point.rate:.0%}" for point in missed]
+    remedy = "set thresholds on new rows"
+    return (
+        [f"CAUTION: false positives on test exceed their targets ({', '.join(parts)}); {remedy}"]
+        if parts
+        else []
+    )
 
 
 def layer_scores(

@@ -65,11 +65,16 @@ class Attention(Record):
 
     @property
     def diagonal_strength(self) -> float | None:
-        """Mean weight of readout tokens on the diagonals, divided by that on all other visible tokens."""
+        """Mean weight of readout tokens on the diagonals, divided by that on all other visible tokens.
+
+        None for tasks without diagonals.
+        """
         if not self.diagonals:
             return None
-        mean = np.nan_to_num(self.mean.mean(axis=0))
-        return _over_rest(mean, min(back for back in self.diagonals if back), list(self.diagonals))
+        mean_of_heads = np.nan_to_num(self.mean.mean(axis=0))
+        # The strings of a bit task are as long as its readout, so the shortest distance but 0 is its number of tokens.
+        readout_tokens = min(back for back in self.diagonals if back)
+        return _over_rest(mean_of_heads, readout_tokens, list(self.diagonals))
 
     @property
     def strongest_distance(self) -> float | None:

@@ -172,13 +172,15 @@ def _attention_plot(values: Values) -> PagePlot:
 
 def _costs(table: Values, results: Mapping[str, Any]) -> list[PagePlot]:
     """Return the plots of accuracy against cost, one for each task."""
-    drawn = []
+    cost_plots = []
     for number, task in enumerate(table["columns"]):
-        points = {}
+        points = {}  # cost in seconds, mean and published accuracy in percent, of each row
         for row in table["rows"]:
+            # A spot is a number of the table, with the keys of its cells: for each seed, a list.
             spot = row["spots"][number] or {"cells": [], "mean": None}
             keys = [key for cells in spot["cells"] for key in cells if key in results]
             costs = [results[key]["values"].get("cost") for key in keys]
+            # A point needs the cost of every cell.
             if costs and None not in costs and spot["mean"] is not None:
                 points[row["name"]] = fmean(costs), spot["mean"], spot["published"]
         if points:
@@ -186,8 +188,8 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[PagePlot]:
                 f"{name} {mean:.1f}% in {cost:.3g} s" for name, (cost, mean, _) in points.items()
             )
             text = f"{task}, accuracy over cost: {listed}; dashed lines: the paper's accuracies"
-            drawn.append(PagePlot(text, _draw_costs, (points,), name=task))
-    return drawn
+            cost_plots.append(PagePlot(text, _draw_costs, (points,), name=task))
+    return cost_plots
 
 
 def _draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, Any]]) -> None:

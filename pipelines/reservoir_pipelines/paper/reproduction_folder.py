@@ -234,9 +234,14 @@ class ReproductionFolder:
             return _Number(float(first), cell=results[0], bounds=_bounds(name, first, results[0]))
         if not others[0]:
             return _Number(reason="the second number of the ratio is zero")
-        upper, lower = _bounds(name, first, results[0]), _bounds(name, others[0], results[1])
-        ratios = upper and lower and (upper[0] / lower[1], upper[1] / lower[0] if lower[0] else inf)
-        return _Number(first / others[0], cell=results[0], bounds=ratios)
+        numerator = _bounds(name, first, results[0])
+        denominator = _bounds(name, others[0], results[1])
+        bounds = None
+        if numerator and denominator:
+            smallest = numerator[0] / denominator[1]
+            largest = numerator[1] / denominator[0] if denominator[0] else inf
+            bounds = smallest, largest
+        return _Number(first / others[0], cell=results[0], bounds=bounds)
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:

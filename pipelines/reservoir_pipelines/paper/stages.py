@@ -48,9 +48,16 @@ class CellRun:
 def run_cell(
     cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Run a cell and return its result; ``folders`` has the folders of the cells that it needs, by key."""
+    """Run a cell and return its result.
+
+    ``folders`` has the folders of the cells that it needs, by key, and ``places`` the user's cache, data and device.
+    """
     refuse_links(folder / cell.key)
-    settings = {n: folders[v.key] if isinstance(v, Cell) else v for n, v in cell.settings.items()}
+    # A setting that is a cell becomes the folder of that cell.
+    settings = {
+        name: folders[value.key] if isinstance(value, Cell) else value
+        for name, value in cell.settings.items()
+    }
     run = _RUNNERS[cell.stage](cell.task or "", {**settings, **places}, folder / cell.key)
     made_with = versions("torch", "transformers", "numpy") | {"device": str(choose_device("auto"))}
     return {

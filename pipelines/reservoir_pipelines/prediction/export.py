@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import warnings
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -155,11 +154,12 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     varies = fewest < longest and not isinstance(whole, PixelsModel) and keeps_length
     shape, shortest = (variable, fewest) if varies else (fixed, longest)
     inputs = (*example.values(),)
-    with ExitStack() as cut, as_input_error("torch.export cannot trace the backbone", "use another"):
-        cut.enter_context(warnings.catch_warnings(action="ignore"))
-        for branch in branches:  # later blocks than the columns need are left out
-            layers = {column.layer: lambda _hidden: None for column in branch.shapes}
-            cut.enter_context(branch.fpt.backbone.recording(layers))
+    for branch in branches:
+        branch.fpt.backbone.cut_above({column.layer for column in branch.shapes})
+    with (
+        warnings.catch_warnings(action="ignore"),
+        as_input_error("torch.export cannot trace the backbone", "use another"),
+    ):
         try:
             program = torch.export.export(whole, inputs, dynamic_shapes=shape, strict=False)
         except Exception:  # recurrent backbones need one length; the tracer raises many types of errors
