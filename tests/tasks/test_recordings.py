@@ -7,6 +7,7 @@ from reservoir_pipelines.data.recordings import (
     nearest_steps,
     recording_name,
     resampled,
+    stretch_of_steps,
     window_name,
     window_starts,
 )
@@ -178,7 +179,7 @@ def test_data_that_was_prepared_before_keeps_its_folder():
 # ---- one recording
 
 
-STEPS = 1200  # fifty stretches of 24 steps, if windows have at most as many
+STEPS = 1200  # forty stretches of 30 steps, if windows have ten
 
 
 def log(path, *, states=None, order=None, **columns):
@@ -228,12 +229,19 @@ def test_one_recording_is_cut_in_stretches_that_windows_never_cross(tmp_path, fo
     for name, begin, x, y, group in windows_of(source):
         assert np.array_equal(x, values[begin : begin + 10].astype(np.float32))
         assert y.tolist() == numbers[begin : begin + 10].tolist()
-        splits.setdefault(begin // 24, set()).add((name, group))
+        splits.setdefault(begin // 30, set()).add((name, group))
         starts.append(begin)
-    by_hand = [24 * stretch + start for stretch in range(50) for start in (0, 8, 14)]
+    by_hand = [30 * stretch + start for stretch in range(40) for start in (0, 8, 16, 20)]
     assert sorted(starts) == by_hand
-    assert all(len(names) == 1 for names in splits.values()) and len(set.union(*splits.values())) == 50
-    assert "50 stretches of one recording make 150 windows" in " ".join(source.notes())
+    assert all(len(names) == 1 for names in splits.values()) and len(set.union(*splits.values())) == 40
+    assert "40 stretches of one recording make 160 windows" in " ".join(source.notes())
+
+
+@pytest.mark.parametrize(
+    ("steps", "window", "lengths"), [(119, 10, [10] * 10 + [19]), (1010, 10, [30] * 32 + [50]), (7, 9, [7])]
+)
+def test_stretches_hold_whole_windows_and_the_last_one_the_rest(steps, window, lengths):
+    assert np.bincount(stretch_of_steps(steps, window)).tolist() == lengths
 
 
 def test_stretches_are_dealt_so_that_each_split_has_its_share_of_a_rare_state(tmp_path):
@@ -265,7 +273,7 @@ def test_a_split_of_each_step_wins(tmp_path):
         assert np.array_equal(x, values[begin : begin + len(x)].astype(np.float32))
         groups.setdefault(name, set()).add(group)
         steps |= {*range(begin, begin + len(x))}
-    assert len(steps) == STEPS and [len(groups[name]) for name in ("train", "valid", "test")] == [30, 10, 10]
+    assert len(steps) == STEPS and [len(groups[name]) for name in ("train", "valid", "test")] == [29, 9, 9]
     log(tmp_path / "log.csv", split=np.array(["train", "valid", "test"])[np.arange(STEPS) % 3])
     assert_refused("split changes every 1 steps", tmp_path / "log.csv", label="state", window=5)
 

@@ -72,7 +72,7 @@ def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
     if not reading.new:
         if "y" in of_rows:
             reading.chosen["each"] = "token"
-            reading.notes.append(f"the column {listed(roles.labels)!r} labels every step")
+            reading.notes.append(f"every step has a label: {listed(roles.labels)}")
         return None
     y = of_rows.get("y")
     if y is not None:

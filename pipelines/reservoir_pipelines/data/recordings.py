@@ -4,6 +4,7 @@ Windows of one recording are alike, so each recording is in one split and one fo
 divided into stretches instead, each of which is a group.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -210,25 +211,25 @@ def _whole_recordings(rows: Rows) -> Stretches:
     )
 
 
-def stretch_count(steps: int, window: int) -> int:
-    """Return the number of stretches of at least a window into which a recording is divided, at least 1.
+def stretch_of_steps(steps: int, window: int) -> np.ndarray:
+    """Return the number of the stretch of each step of a recording, (steps,) of int.
 
-    As many as possible, because intervals of scores need several test stretches; a window should cover what is alike
-    in time.
+    Stretches are as many as `MAX_STRETCHES` and a window in each allow, because intervals of scores need several
+    test stretches. They hold whole windows, and the last one also the steps that are left.
     """
-    return max(1, min(MAX_STRETCHES, steps // window))
+    length = _stretch_length(steps, window)
+    return np.minimum(np.arange(steps) // length, max(0, steps // length - 1))
 
 
-def equal_stretches(steps: int, number: int) -> np.ndarray:
-    """Return the stretch of each step, (steps,) of int, in contiguous stretches that are as equal as possible."""
-    return np.arange(steps) * number // steps
+def _stretch_length(steps: int, window: int) -> int:
+    return window * math.ceil(steps / (MAX_STRETCHES * window))
 
 
 def _stretches_of_one(where: str, rows: Rows, window: int, *, labels_tokens: bool) -> Stretches:
     """Return the stretches of a single recording, divided into splits by its own split of each step, or evenly.
 
-    Only steps at a border have a neighbour in another split. Stretches of all times are in each split, so that a
-    drift is not taken for a failure, and all states that last for less than a few stretches are, too.
+    Only steps at a border have a neighbour in another split. The stretches of each split come from the whole recording,
+    with about its share of the steps of each class, so that no split lacks a class that occurs in several stretches.
     """
     assert rows.lengths is not None
     steps = int(rows.lengths[0])
@@ -243,8 +244,7 @@ def _stretches_of_one(where: str, rows: Rows, window: int, *, labels_tokens: boo
             f"shorter than --window {window}",
             f"{at_most}give more steps or recordings",
         )
-    number = stretch_count(steps, window)
-    stretch_of_step = equal_stretches(steps, number)
+    stretch_of_step = stretch_of_steps(steps, window)
     # Targets of a regression are not balanced, and neither are several outputs.
     classes = np.zeros(steps, np.int64)
     if labels_tokens and rows.y is not None and rows.y.ndim == 2:
@@ -252,12 +252,12 @@ def _stretches_of_one(where: str, rows: Rows, window: int, *, labels_tokens: boo
         are_classes = y.dtype.kind == "U" or (y.dtype.kind in "iu" and read_labels(y).names)
         classes = y if are_classes else classes
     split_of_step = grouped(stretch_of_step, classes, SHARES)
-    start = np.searchsorted(stretch_of_step, np.arange(number))
+    start = np.unique(stretch_of_step, return_index=True)[1]
     return Stretches(
-        recording=np.zeros(number, np.int64),
+        recording=np.zeros(len(start), np.int64),
         start=start,
         length=np.diff(start, append=steps),
-        groups=np.arange(number),
+        groups=np.arange(len(start)),
         split=split_of_step[start],
     )
 
@@ -269,14 +269,15 @@ def _stretches_of_splits(where: str, split: np.ndarray, window: int) -> Stretche
     if np.median(run_lengths) < window:
         raise InputError(
             f"{where}: the split changes every {np.median(run_lengths):.0f} steps, within a window of {window}",
-            f"pass --window {max(2, int(run_lengths.min()))}, or give longer stretches of each split",
+            "give each split stretches of at least a window, or pass --drop split",
         )
     # Longer runs are divided, because folds need several groups.
-    typical = len(split) / stretch_count(len(split), window)
-    parts_of_run = np.maximum(1, np.rint(run_lengths / typical)).astype(np.int64)
-    parts = zip(run_starts, run_lengths, parts_of_run, strict=True)
+    stretch_length = _stretch_length(len(split), window)
     start = np.concatenate(
-        [first + np.arange(number) * length // number for first, length, number in parts]
+        [
+            first + stretch_length * np.arange(max(1, length // stretch_length))
+            for first, length in zip(run_starts, run_lengths, strict=True)
+        ]
     )
     return Stretches(
         recording=np.zeros(len(start), np.int64),

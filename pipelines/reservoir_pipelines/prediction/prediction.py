@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir_pipelines.data.recordings import equal_stretches, recording_name, stretch_count
+from reservoir_pipelines.data.recordings import recording_name, stretch_of_steps
 from reservoir_pipelines.data.rows import RecordingSteps, RecordingWindows
 
 
@@ -191,7 +191,7 @@ def step_predictions(
     """
     (recording,) = recordings
     step_count = len(steps.row_of_step)
-    stretch_of_step = equal_stretches(step_count, stretch_count(step_count, window))
+    stretch_of_step = stretch_of_steps(step_count, window)
     step_of_row = np.full(len(steps.names), -1)
     step_of_row[steps.row_of_step] = np.arange(step_count)
     for row, (name, step) in enumerate(zip(steps.names.tolist(), step_of_row.tolist(), strict=True)):
