@@ -26,7 +26,6 @@ from reservoir.readouts.linear import (
 )
 from reservoir.readouts.moments import Moments, by_fold, fold_moments
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, best_penalty
-from reservoir.readouts.products import LARGE_MATRIX
 from reservoir.readouts.ridge import (
     FoldScorer,
     KernelMatrix,
@@ -38,14 +37,6 @@ from reservoir.readouts.ridge import (
     primal_system,
     ridge_path,
 )
-from reservoir.readouts.tridiagonal import FEW_PENALTIES
-
-# Equations of a system from which some samples tell which penalties are tried on all samples. All penalties of a grid
-# need a reduction of the system, which takes eight times as long as a factorisation for one of them.
-MANY_EQUATIONS = LARGE_MATRIX
-# Samples that tell it. On 9,500 generated series, penalties in proportion to the samples were the best ones for 500
-# to 8,000 samples, up to a factor of two.
-CHOICE_SAMPLES = 2048
 
 
 @dataclass(eq=False)
@@ -61,6 +52,11 @@ class DeferredPath:
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""
         return self.solve(self.alphas[[index]]).readout(0, targets, temperature)
+
+
+# Samples that tell which penalties to try on all. On 9,500 generated series, penalties in proportion to the samples
+# were the best ones for 500 to 8,000 samples, up to a factor of two.
+CHOICE_SAMPLES = 2048
 
 
 @dataclass(eq=False)
@@ -99,60 +95,42 @@ def sweep(
     targets: Targets,
     alphas: np.ndarray = DEFAULT_ALPHAS,
     *,
-    moments: Moments | None = None,
+    training: TrainingData | None = None,
     feature_weights: np.ndarray | None = None,
 ) -> Sweep:
     """Fit a ridge readout for every penalty and choose one by validation; train and valid are iterated once each.
 
-    The ``moments`` of train, if they are at hand, save its pass. ``feature_weights`` (w,) multiply the
-    standardised features. With `MANY_EQUATIONS`, some samples choose the penalties that are tried on all; both
-    are then iterated once more.
+    What `gather` returns for train, ``training``, saves its pass if it is at hand. ``feature_weights`` (w,) multiply
+    the standardised features.
     """
-    training = gather(train, targets) if moments is None else moments
-    samples, equations = _size_of(training)
-    if equations > MANY_EQUATIONS and len(alphas) > FEW_PENALTIES:
-        of_some = functools.partial(sweep, valid=valid, targets=targets, feature_weights=feature_weights)
-        alphas = _penalties_around_best(alphas, of_some, train, samples)
+    if training is None:
+        training = gather(train, targets)
     path = ridge_path(training, alphas, feature_weights)
     return Sweep(path, score_path(path, valid, targets))
 
 
-def _size_of(training: TrainingData) -> tuple[int, int]:
-    """Return the number of training samples, and of the equations of their ridge regression."""
-    if isinstance(training, Moments):
-        return round(training.count), len(training.mean)
-    return len(training.x), len(training.x)
-
-
-def _penalties_around_best(
+def best_for_some(
+    train: Iterable[Block],
+    valid: Iterable[Block],
+    targets: Targets,
     alphas: np.ndarray,
-    sweep_of: Callable[..., Sweep],
-    train: Iterable[tuple[np.ndarray, ...]],
+    *,
     samples: int,
-) -> np.ndarray:
-    """Return the best penalty of a grid for some of the ``samples`` of ``train``, and the second next ones.
+    feature_weights: np.ndarray | None = None,
+) -> int:
+    """Return the number of the best penalty of a grid for some of the ``samples`` of train, drawn with a fixed seed.
 
-    ``sweep_of(train, alphas=alphas)`` fits some samples. Their penalties are smaller in proportion, because the sum of
-    squares beside a penalty is one over samples.
+    The penalties of some samples are smaller in proportion, because the sum of squares beside a penalty is one over
+    samples.
     """
-    some = _some_samples(train, CHOICE_SAMPLES / samples)
-    if some is None:  # moments alone are at hand
-        return alphas
-    share = len(some[0]) / samples
-    best = sweep_of([some], alphas=alphas * share).best
-    # Twice a ratio of the grid apart, because scores change little between neighbours and few samples err.
-    numbers = np.clip([best - 2, best, best + 2], 0, len(alphas) - 1)
-    return alphas[np.unique(numbers)]
-
-
-def _some_samples(blocks: Iterable[tuple[np.ndarray, ...]], share: float) -> tuple[np.ndarray, ...] | None:
-    """Return about a ``share`` of the samples of blocks, drawn at random with a fixed seed; None without blocks."""
     generator = np.random.default_rng(0)
     drawn: list[tuple[np.ndarray, ...]] = []
-    for block in blocks:
-        is_drawn = generator.random(len(block[0])) < share
+    for block in train:
+        is_drawn = generator.random(len(block[0])) < CHOICE_SAMPLES / samples
         drawn.append(tuple(array[is_drawn] for array in block))
-    return tuple(np.concatenate(arrays) for arrays in zip(*drawn, strict=True)) if drawn else None
+    some = [tuple(np.concatenate(arrays) for arrays in zip(*drawn, strict=True))]
+    share = len(some[0][0]) / samples
+    return sweep(some, valid, targets, alphas * share, feature_weights=feature_weights).best
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,21 +171,12 @@ def cross_sweep(
         raise InputError(f"cross-validation: {folds} folds", "give at least 2")
     # Fewer samples than features are fitted by their products, more by the moments of each fold in each repeat.
     few = None if moments else head(train)[0]
-    parts: Sequence[Moments] = ()
-    if few is None:
-        parts = moments or [
-            part for repeat in range(repeats) for part in fold_moments(train, targets, folds, repeat)
-        ]
-    samples = len(few[0]) if few is not None else round(sum(part.count for part in parts[:folds]))
-    equations = samples if few is not None else len(parts[0].mean)
-    if equations > MANY_EQUATIONS and len(alphas) > FEW_PENALTIES:
-        of_some = functools.partial(
-            cross_sweep, targets=targets, folds=folds, feature_weights=feature_weights
-        )
-        alphas = _penalties_around_best(alphas, of_some, train, samples)
     if few is not None:
         fitted = _fit_few(few, targets, alphas, folds, feature_weights, of_first_features)
     else:
+        parts = moments or [
+            part for repeat in range(repeats) for part in fold_moments(train, targets, folds, repeat)
+        ]
         fitted = _fit_moments(train, parts, targets, alphas, folds, feature_weights)
     # Score each sample under every penalty by the models of the other folds. With the rule of one standard error, the
     # accuracy of each fold is counted, too: the error is that of their mean.

@@ -105,7 +105,7 @@ def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch, b
 def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "PAYS_OFF", 0)
     monkeypatch.setitem(defaults.BLOCK_ROWS, "cuda", 128)
-    monkeypatch.setattr(entries, "MAX_TOKENS", 1)
+    monkeypatch.setitem(entries.MAX_TOKENS, "cuda", 1)
     call = {"device": "cuda", **SMALL}
     alone = extract("digits", cache=tmp_path / "one", **call)
     expected = contents(alone.entry, "*.h5")

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.extraction.extractor import start_encoding
+from reservoir_pipelines.extraction.encoding import start_encoding
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reservoir import devices
@@ -62,7 +62,7 @@ def _indices(arguments):
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, cuda_streams):
     """Treat the CPU as a GPU, without page-locked memory."""
     monkeypatch.setattr(devices, "on_gpu", lambda device: True)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)

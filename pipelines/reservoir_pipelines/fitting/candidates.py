@@ -86,8 +86,11 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     chooses = not folds or folds_can_choose(sources[0], task.classes)
     if not chooses:
         fitter, race = fitter.with_fixed_penalty(), None
-    # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
+    # A named task is a benchmark of the reservoir, with exact sweeps over all penalties. On the user's own data, few
+    # penalties are tried on all of many rows, and a baseline is saved if it is better.
     is_own_data = task.name not in TASKS
+    if is_own_data and isinstance(fitter, RidgeFitter) and not (options.alphas or task.horizon):
+        fitter = replace(fitter, narrows=True)
     return Candidates(
         all_columns=columns,
         default=default_columns(columns, task) if named is None else None,

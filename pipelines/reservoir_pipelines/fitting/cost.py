@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from reservoir.column import RAW, joined_name
 from reservoir.readouts.linear import SCORE_WORK
 from reservoir.readouts.products import listening
-from reservoir.readouts.sweep import MANY_EQUATIONS
+from reservoir.readouts.sweep import CHOICE_SAMPLES
 from reservoir.readouts.tridiagonal import FACTORISATION_WORK, FEW_PENALTIES, REDUCTION_WORK
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.source import KNOWN, Source
 from reservoir_pipelines.output import Meter, count_text, meter, notify, size_text, time_text
 
@@ -36,6 +37,7 @@ class RidgeSize:
     penalties: int
     folds: int = 0
     repeats: int = 1
+    tries_few: bool = False  # whether some samples choose the penalties that are tried on all
 
     @property
     def has_kernel(self) -> bool:
@@ -72,7 +74,7 @@ class RidgeSize:
 
     def _solving(self, size: int) -> float:
         """Return the multiplications of a system of some ``size`` for all penalties, or for the promising ones."""
-        if min(self.samples, self.width) > MANY_EQUATIONS:
+        if self.tries_few:
             return FEW_PENALTIES * FACTORISATION_WORK * size**3
         return REDUCTION_WORK * size**3
 
@@ -112,6 +114,7 @@ def size_of(source: Source, fitter: Fitter) -> RidgeSize:
         penalties=fitter.settings,
         folds=fitter.folds,
         repeats=fitter.repeats,
+        tries_few=isinstance(fitter, RidgeFitter) and fitter.tries_few(samples["train"], source.width()),
     )
 
 
@@ -141,6 +144,10 @@ def announce(known: Known, candidates: Candidates) -> None:
         sizes.append(size_of(known.source((RAW,)), fitter))
     estimate = cost_line(sizes)
     first_line = f"fit {known.task.name}: {_in_words(candidates, known.rows['train'])}"
+    if any(size.tries_few for size in sizes):
+        first_line += (
+            f"; {fitter.settings} penalties tried on {CHOICE_SAMPLES:,} rows, the best and two more on all"
+        )
     notify(first_line, *([estimate] if estimate else []))
 
 

@@ -274,10 +274,7 @@ class PenaltyFitter(Fitter):
         # A single penalty is never widened: the user, or an earlier step, has chosen it. Without other scores it
         # is compared with infinity, so it is not the best alone.
         is_best_alone = fit.result.valid_score > max(other_scores, default=math.inf)
-        # With many rows, some of them have excluded most penalties, and with them the ends of the grid.
-        tried_all = len(fit.results) == len(self.alphas)
-        may_widen = self.widens and is_best_alone and tried_all
-        wider_grid = extended_alphas(self.alphas, fit.best) if may_widen else None
+        wider_grid = extended_alphas(self.alphas, fit.best) if self.widens and is_best_alone else None
         if wider_grid is None:
             return fit
         return column_fit(self.kind, source.columns, sweep_of(wider_grid))
