@@ -83,7 +83,8 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     if not chooses:
         fitter, race = fitter.with_fixed_penalty(), None
     # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
-    is_own_data = task.name not in TASKS
+    # What words or tokens tell alone is only shown, because a saved readout needs a model, whose tokens they are.
+    is_own_data = task.name not in TASKS and not task.labels_text_tokens
     return Candidates(
         all_columns=columns,
         default=default_columns(columns, task) if named is None else None,
