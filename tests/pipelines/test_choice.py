@@ -119,6 +119,27 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     assert len(thinned.sample_scores()) == rows and thinned.results[0].readout == "logistic"
 
 
+def test_with_many_equations_some_rows_show_which_penalties_are_worth_trying(tmp_path, monkeypatch):
+    x, y = motifs(300, 0.6)
+    np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 3)
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max", **MODEL)
+    known = FitData.open_entries(features).known
+    options = FitOptions(select="valid")
+    fitter = candidates_of_fit(known, options).fitter
+    source = known.source(parse_columns("embed/max"))
+    exact = fitter.fit(source)
+    monkeypatch.setattr("reservoir_pipelines.fitting.ridge_fitter.MANY_EQUATIONS", 10)
+    monkeypatch.setattr("reservoir.readouts.sweep.CHOICE_SAMPLES", 90)
+    few = fitter.fit(source)
+    accuracies = {result.alpha: result.valid_score for result in exact.results}
+    assert len(few.results) <= 3 < len(exact.results) and few.result.valid_score > exact.result.valid_score - 0.05
+    assert all(result.valid_score == pytest.approx(accuracies[result.alpha]) for result in few.results)
+    # Penalties that the user names are all tried, and so are those of named tasks and of other callers.
+    named = candidates_of_fit(known, replace(options, alphas="1e-2:1e4:9")).fitter
+    assert len(named.fit(source).results) == 9
+    assert len(replace(fitter, narrows=False).fit(source).results) == len(exact.results)
+
+
 def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_path, monkeypatch):
     """Logistic regression, which is the better one for the raw input, is too expensive on all rows."""
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.MIN_ROWS", 20)

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from reservoir_cache import STORES
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
@@ -26,7 +27,7 @@ from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, S
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
-from reservoir import InputError
+from reservoir import InputError, plan
 from reservoir.column import RAW, Column
 from reservoir.options import FitOptions
 from reservoir.readouts.evaluation import evaluate_blocks
@@ -34,6 +35,7 @@ from reservoir.readouts.linear import RereadableBlocks, Targets, balanced_weight
 from reservoir.readouts.moments import accumulate, fold_moments
 from reservoir.readouts.paired import p_value_of_difference
 from reservoir.readouts.penalties import LOGISTIC_ALPHAS
+from reservoir.readouts.products import Arithmetic, StoredFeatures, products_on
 from reservoir.readouts.sweep import sweep
 from reservoir.tasks.task import Task
 from tests.refusals import outcome
@@ -558,6 +560,43 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path, monke
     for device, words in [("nowhere", "nowhere"), ("meta", "cuda")]:
         with pytest.raises(InputError, match=words):
             fit(extracted, out=tmp_path, device=device)
+
+
+@pytest.fixture(params=STORES)
+def stored_columns(request, tiny_gpt2, tmp_path, monkeypatch):
+    """Return features in several blocks, with several offsets in a block."""
+    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 60)
+    monkeypatch.setattr("reservoir_pipelines.extraction.entries.MIN_BLOCKS", 3)
+    settings = {"backbone": str(tiny_gpt2), "layers": "block01,final", "pool": "last,segments2"}
+    return extract("digits", limit=600, store=request.param, cache=tmp_path, **settings)
+
+
+def test_features_that_a_device_decodes_are_those_of_the_cache(stored_columns):
+    for name in ("final/last", "final/segments2"):
+        source = ColumnSource(EntryView(stored_columns.store, KNOWN), Column.parse(name))
+        with products_on(Arithmetic("cpu")):
+            blocks = [*source.blocks_for_products("train")]
+        assert len(blocks) > 1 and all(isinstance(x, StoredFeatures) for x, _ in blocks)
+        for (x, y), (expected, labels) in zip(blocks, source.blocks("train"), strict=True):
+            is_odd = np.arange(len(x)) % 2 == 1
+            for part in (slice(None), slice(70, 130), is_odd):
+                np.testing.assert_array_equal(x[part].on("cpu").numpy(), expected[part])
+                np.testing.assert_array_equal(np.concatenate([x[part]]), expected[part])
+            np.testing.assert_array_equal(y, labels)
+            assert x.shape == expected.shape and x.nbytes <= expected.nbytes and len(x) == len(expected)
+
+
+@pytest.mark.parametrize("select", ["valid", "auto"])
+def test_a_fit_on_a_device_is_that_of_the_host(stored_columns, select, monkeypatch):
+    settings = {"select": select, "columns": "final/last,final/segments2,block01/last+final/last"}
+    expected = fit(stored_columns, **settings)
+    monkeypatch.setattr("reservoir_pipelines.fitting.fit._arithmetic", lambda place: Arithmetic("cpu"))
+    shutil.rmtree(stored_columns.entry / "moments", ignore_errors=True)
+    result = fit(stored_columns, **settings)
+    scores = [[(row.columns, row.alpha, row.valid_score) for row in fitted.table] for fitted in (result, expected)]
+    assert scores[0] == scores[1]
+    assert (result.best.columns, result.best.test_score) == (expected.best.columns, expected.best.test_score)
+    np.testing.assert_allclose(result.readout.coef, expected.readout.coef, rtol=1e-6, atol=1e-8)
 
 
 def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, monkeypatch):
