@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import numpy as np
 from reservoir import InputError
 from reservoir.batches import length_limits
 from reservoir.column import RAW, Column, parse_columns
+from reservoir.inputs.text_reader import TextReader
 from reservoir.options import PredictOptions
 from reservoir.pooling import find_pooling
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task
-from reservoir.tasks.words import UNKNOWN, shown
+from reservoir.tasks.words import UNKNOWN, shown, texts_of
 from reservoir_pipelines.data.columns import listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
 from reservoir_pipelines.data.rows import RecordingSteps, Rows, Skipped
@@ -70,6 +73,7 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
     ]
     rows = replace(rows, groups=rows.groups if bundle.groups else None)
     rows = _without_misfits(file, rows, [length_limits(model) for model in models if model])
+    rows = _without_refused_chats(file, rows, [model for model in models if model])
     if rows.steps is not None:
         bad_steps: Skipped = {row: (None, problem) for row, problem in rows.steps.problems.items()}
         notify_skipped(file, bad_steps, len(rows.steps.row_of_step))
@@ -133,29 +137,53 @@ def _without_misfits(file: Path, rows: Rows, limits: list[tuple[int, float]]) ->
     fits = (rows.lengths >= fewest) & (rows.lengths <= most)
     if fits.all():
         return rows
-    # The place of each row in the file, where rows that are skipped already count, too.
-    places = np.setdiff1d(np.arange(len(fits) + len(rows.skipped)), [*rows.skipped])
-    misfits: Skipped = {}
-    for row in np.flatnonzero(~fits):
-        length, place = int(rows.lengths[row]), int(places[row])
+    reasons: dict[int, str] = {}
+    for row in np.flatnonzero(~fits).tolist():
+        length = int(rows.lengths[row])
         limit = f"at least {fewest:,}" if length < fewest else f"at most {most:,.0f}"
-        reason = f"row {place}: {length:,} tokens, but the model reads {limit}"
-        misfits[place] = (rows.names[row].item(), reason)
+        reasons[row] = f"{length:,} tokens, but the model reads {limit}"
     if not fits.any():
         raise InputError(
-            f"{file}: no row has a length that the model reads ({reason})",
+            f"{file}: no row has a length that the model reads (row 0: {reasons[0]})",
             "give rows of other lengths, or fit a readout of a backbone with more positions",
         )
-    y, groups = (None if array is None else array[fits] for array in (rows.y, rows.groups))
+    return _skipping(rows, reasons)
+
+
+def _without_refused_chats(file: Path, rows: Rows, models: Sequence[LoadedModel]) -> Rows:
+    """Return the rows without the chats that a model's template refuses, unless it refuses all."""
+    readers = [model.reader for model in models if isinstance(model.reader, TextReader)]
+    reasons: dict[int, str] = {}
+    for template in filter(None, (reader.template for reader in readers)):
+        reasons |= template.refusals(texts_of(np.asarray(rows.x[:]), np.asarray(rows.lengths)))
+    if not reasons:
+        return rows
+    if len(reasons) == len(rows):
+        raise InputError(f"{file}: no chat can be read ({reasons[0]})", "correct the chats")
+    return _skipping(rows, reasons)
+
+
+def _skipping(rows: Rows, reasons: Mapping[int, str]) -> Rows:
+    """Return the rows without those that have a reason to be skipped, by their number among these rows."""
+    # The place of each row in the file, where rows that are skipped already count, too.
+    places = np.setdiff1d(np.arange(len(rows) + len(rows.skipped)), [*rows.skipped])
+    skipped: Skipped = {}
+    for row, reason in reasons.items():
+        place = int(places[row])
+        skipped[place] = (rows.names[row].item(), f"row {place}: {reason}")
+    stays = np.isin(np.arange(len(rows)), [*reasons], invert=True)
+    lengths, y, groups = (
+        None if array is None else array[stays] for array in (rows.lengths, rows.y, rows.groups)
+    )
     return replace(
         rows,
-        x=np.asarray(rows.x[:])[fits],
-        lengths=rows.lengths[fits],
-        ids=rows.names[fits],
+        x=np.asarray(rows.x[:])[stays],
+        lengths=lengths,
+        ids=rows.names[stays],
         y=y,
         groups=groups,
-        windows=None if rows.windows is None else rows.windows.take(fits),
-        skipped=rows.skipped | misfits,
+        windows=None if rows.windows is None else rows.windows.take(stays),
+        skipped=rows.skipped | skipped,
     )
 
 
