@@ -66,7 +66,8 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     )
     id: str | None = option(None, "Column of row names, else id; in long form, of sequence names.")
     time: str | None = option(
-        None, "Column of times, else time or timestamp, which order the rows of an id (long form)."
+        None,
+        "Column of times, else time or timestamp, which order the rows of an id (long form) or of a log (--window).",
     )
     group: str | None = option(
         None, "Column of groups, each in one split, else group, subject or patient; for FASTA, see --label."

@@ -229,7 +229,14 @@ def _convolution(
         return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
     if settings.input == "kernels" and not backbone.depth and not windows.plain:
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-        return KernelConvolution(windows, channels, backbone.width, settings.seed, settings.gain)
+        return KernelConvolution(
+            windows,
+            channels,
+            backbone.width,
+            settings.seed,
+            settings.gain,
+            channel_subsets=getattr(backbone.config, "channel_subsets", False),
+        )
     return None
 
 

@@ -98,7 +98,8 @@ def test_pictures_of_users_are_read_by_patches_without_a_transformer_unless_one_
 
 def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
     plan = plan_of(SERIES)
-    assert (plan.reservoir.backbone, plan.reservoir.init) == ("kernels", "random")
+    assert (plan.reservoir.backbone, plan.reservoir.init) == ("kernels:channel_subsets=true", "random")
+    assert plan_of(replace(SERIES, form=Vectors(1))).reservoir.backbone == "kernels"
     assert plan.layers == ("embed",)
     assert not plan.has_blocks and plan.compute == "float32" and "add little" in plan.reasons["backbone"]
     assert "no transformer; --backbone mini adds one" in plan.model_note("float32")
@@ -112,7 +113,7 @@ def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
     ):
         assert plan_of(SERIES, **given).reservoir.backbone == "mini" and plan_of(SERIES, **given).has_blocks
     for given in ({"layers": "embed"}, {"input": "kernels"}, {"seed": 1}):
-        assert plan_of(SERIES, **given).reservoir.backbone == "kernels"
+        assert plan_of(SERIES, **given).reservoir.backbone == "kernels:channel_subsets=true"
     assert plan_of(SERIES, backbone="kernels").reasons["backbone"] == "given"
     assert {plan_of(task).reservoir.backbone for task in (SYMBOLS, replace(SERIES, name="digits"))} == {"mini"}
 
