@@ -139,6 +139,8 @@ class LoadedModel:
     # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
     convolution: KernelConvolution | PatchConvolution | None = None
     units: PatchUnits | None = None  # of ``--input patches``, which learns them from training rows
+    # Whether extraction runs compiled blocks, which change the last bits; see `FPT.compile_for_gpu`.
+    compiled: bool = False
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
@@ -153,10 +155,12 @@ def load_model(
     output_init: str = "orthogonal",
     units: PatchUnits | None = None,
     stream: str = "never",
+    *,
+    compiled: bool = False,
 ) -> LoadedModel:
     """Load or draw the model for a task, in evaluation mode on its device.
 
-    ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`.
+    ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`. A streamed model is not compiled.
     """
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
@@ -211,6 +215,7 @@ def load_model(
         compute=str(backbone.compute).removeprefix("torch."),
         convolution=convolution,
         units=units if settings.input == "patches" else None,
+        compiled=compiled and backbone.streamed is None,
     )
 
 

@@ -256,6 +256,7 @@ class Family:
     divides_scores: bool = True  # whether attention divides scores by the square root of a head's width
     # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.
     allows_bfloat16: bool = True
+    compiles: bool = False  # whether torch compiles a block into one graph for all rows and tokens
     is_generic: bool = False  # whether nobody has described it by hand, see `reservoir.backbones.generic`
 
 
