@@ -54,7 +54,7 @@ STAGES = {
     "ceilings": Stage(ceilings, 60),
     "tests": Stage(tests, 300),
     "extract": Stage(extraction, 420),
-    "training": Stage(training, 120),
+    "training": Stage(training, 180),
     "headline": Stage(headline, 90, needs_data=True),
     "bits": Stage(partial(science, tasks=("bit-memory",)), 400),
     "science": Stage(partial(science, tasks=("listops", "mnist")), 500, needs_data=True),

@@ -101,13 +101,33 @@ def is_out_of_memory(error: Exception) -> bool:
     return on_host or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def fetch(tensors: Sequence[Tensor]) -> list[np.ndarray]:
-    """Return tensors of one data type as NumPy arrays, once the device has computed them."""
-    if not on_gpu(tensors[0].device):
+def computed(device: torch.device) -> torch.cuda.Event:
+    """Return an event of a GPU that happens when it has computed all that this thread has started so far."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def fetch(tensors: Sequence[Tensor], after: torch.cuda.Event | None = None) -> list[np.ndarray]:
+    """Return tensors of one data type as NumPy arrays, once the device has computed them.
+
+    A GPU copies them when the event ``after`` has happened, by default now, on a stream of its own: they do not wait
+    for what it computes later, and that does not wait for them.
+    """
+    device = tensors[0].device
+    if not on_gpu(device):
         return [x.numpy() for x in tensors]
-    flat = torch.cat([x.flatten() for x in tensors])  # one copy to the host is faster than many
-    host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
-    parts = host.split([x.numel() for x in tensors])
+    after = computed(device) if after is None else after
+    # torch keeps page-locked memory whose arrays are gone for the next buffer of about the same size.
+    sizes = [x.numel() for x in tensors]
+    parts = torch.empty(sum(sizes), dtype=tensors[0].dtype, pin_memory=True).split(sizes)
+    stream, copied = torch.cuda.Stream(device), torch.cuda.Event(blocking=True)
+    with torch.cuda.stream(stream):
+        stream.wait_event(after)
+        for part, x in zip(parts, tensors, strict=True):
+            part.copy_(x.flatten(), non_blocking=True)
+        copied.record(stream)
+    copied.synchronize()
     return [part.view(x.shape).numpy() for part, x in zip(parts, tensors, strict=True)]
 
 

@@ -171,6 +171,21 @@ def short_streams():
 
 
 @pytest.fixture
+def cuda_streams(monkeypatch):
+    """Replace the streams and events of GPUs on a machine that has none; return the stream of computations."""
+    import torch
+
+    from tests.streams import Event, Stream
+
+    computing = Stream()
+    if not torch.cuda.is_available():
+        for name, value in (("Stream", Stream), ("Event", Event), ("stream", lambda stream: stream)):
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
+    return computing
+
+
+@pytest.fixture
 def cache(tmp_path, monkeypatch):
     """Return an empty cache root that every stage of the test uses; publishers' data is found only by --data."""
     root = tmp_path / "cache"

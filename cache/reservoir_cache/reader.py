@@ -153,6 +153,16 @@ class SplitFeatures:
         """Return one block of a column, (rows, tokens, width)."""
         return self._decode(self._encoded(block, column))
 
+    def stored(self, column: str, block: int) -> Encoded:
+        """Return one block of a column as it is stored; `offset_rows` rows after each other share an offset."""
+        self._require(column)
+        return self._encoded(block, column)
+
+    @property
+    def offset_rows(self) -> int:
+        """The number of rows of a block that share an offset."""
+        return self._entry.layout.offset_rows
+
     @cached_property
     def _targets(self) -> dict[str, NDArray]:
         """The arrays of labels, lengths, ids and groups; their file is verified on the first read in a process."""

@@ -248,9 +248,9 @@ class Layout:
         return [self.block(rows, block) for block in range(self.count(rows))]
 
 
-def rows_per_block(row_bytes: int, unit: int, most: int) -> int:
+def rows_per_block(row_bytes: int, unit: int, most: int, block_bytes: int = BLOCK_BYTES) -> int:
     """Return the number of rows of a block: a multiple of ``unit``, at most ``most`` but at least one unit."""
-    return max(1, min(BLOCK_BYTES // max(row_bytes, 1), most) // unit) * unit
+    return max(1, min(block_bytes // max(row_bytes, 1), most) // unit) * unit
 
 
 def canonical_json(value: object) -> str:

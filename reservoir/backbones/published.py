@@ -300,6 +300,7 @@ def _audio(name: str) -> Family:
         queries="attention.q_proj",
         keys="attention.k_proj",
         compiles=True,
+        reads_values=True,  # where tokens are padded
     )
 
 
@@ -376,7 +377,7 @@ FAMILIES = (
         queries="attention.q_lin",
         keys="attention.k_lin",
     ),
-    _bert("longformer", attention="", takes_pair_mask=False, compiles=False),
+    _bert("longformer", attention="", takes_pair_mask=False, reads_values=True, compiles=False),
     # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only block by block.
     _bert(
         "mpnet",

@@ -429,16 +429,19 @@ class Scorer:
         self._dtype = np.dtype(np.void)
 
     def __call__(self, x: np.ndarray, chosen: slice = slice(None)) -> np.ndarray:
-        """Return scores (A, n, t) of features (n, w), in float64 for float64 features or real targets, else float32."""
+        """Return scores (A, n, t) of features (n, w), in float64 for float64 features or real targets, else float32.
+
+        Features may be `StoredFeatures`.
+        """
         dtype = np.result_type(x.dtype, np.float32)
         if dtype != self._dtype:
             self._prepare(dtype)
         # One product gives the scores of all chosen penalties, whose weights stand side by side.
         offset = self._offset[chosen]
         weights = self._weights[:, chosen].reshape(len(self._path.center), -1)
-        put, fetch = self._arithmetic.put, self._arithmetic.fetch
+        features, fetch = self._arithmetic.features, self._arithmetic.fetch
         # Features are centred first, which keeps the digits of a channel at 3000 +- 0.5.
-        centred = put(x) - self._center
+        centred = features(x) - self._center
         scores = fetch(self._arithmetic.product(centred, weights)).astype(offset.dtype, copy=False)
         scores += offset.ravel()
         return scores.reshape(len(x), *offset.shape).transpose(1, 0, 2)

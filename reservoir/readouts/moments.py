@@ -122,18 +122,22 @@ class Accumulator:
         self._sums = zeros(1, targets + 1)
 
     def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> None:
-        """Add samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,), 1 by default."""
+        """Add samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,), 1 by default.
+
+        Features may be `StoredFeatures`.
+        """
         if not hasattr(self, "_x"):
             self._allocate(x.shape[1], y.shape[1])
-        put = self._arithmetic.put
+        # Everything goes to the device at once, and is cut there.
         roots = np.ones(len(x)) if weights is None else np.sqrt(weights)
+        x, y, roots = map(self._arithmetic.features, (x, y, roots))
         start = 0
         while start < len(x):
             stop = min(start + BLOCK_ROWS - self._filled, len(x))
             rows = slice(self._filled, self._filled + stop - start)
-            self._x[rows] = put(x[start:stop])
-            self._z[rows, :-1] = put(y[start:stop])
-            self._z[rows, -1] = put(roots[start:stop])
+            self._x[rows] = x[start:stop]
+            self._z[rows, :-1] = y[start:stop]
+            self._z[rows, -1] = roots[start:stop]
             self._filled = rows.stop
             start = stop
             if self._filled == BLOCK_ROWS:

@@ -46,6 +46,77 @@ def listening(listener: Callable[[float], object]) -> Iterator[None]:
         _listeners.reset(token)
 
 
+@dataclass(frozen=True, eq=False)
+class StoredFeatures:
+    """Features (m, w) as a cache stores them: half as many bytes go to a device, which decodes them.
+
+    A feature is its value, as float32, plus the offset of its row. Where NumPy takes an array, it decodes them.
+    """
+
+    values: np.ndarray  # (m, w) of float16 or float32, or the bits of bfloat16 as uint16
+    offsets: np.ndarray | None = None  # (offsets, w) of float32
+    offset_of_row: np.ndarray | None = (
+        None  # (m,) of int64: the number of its offset; None if all rows share one
+    )
+
+    dtype = np.dtype(np.float32)  # of the features
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The numbers of rows and of features."""
+        return self.values.shape
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the values."""
+        return self.values.nbytes
+
+    def __getitem__(self, rows: slice | np.ndarray) -> "StoredFeatures":
+        """Return some of the rows."""
+        offset_of_row = None if self.offset_of_row is None else self.offset_of_row[rows]
+        return StoredFeatures(self.values[rows], self.offsets, offset_of_row)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the features (m, w) as float32, or as another type."""
+        decoded = self.on("cpu").numpy()
+        return decoded.astype(dtype or decoded.dtype, copy=bool(copy))
+
+    def on(self, device: str) -> Any:
+        """Return the features (m, w) as a tensor of float32 on a device, which does not wait for them."""
+        import torch
+
+        values = self.values
+        if values.dtype == np.uint16:
+            values = values.view(np.int16)
+        stored = uploaded(values, device)
+        if self.values.dtype == np.uint16:
+            stored = stored.view(torch.bfloat16)
+        features = stored.float()
+        if self.offsets is None:
+            return features
+        offsets = uploaded(self.offsets, device)
+        if self.offset_of_row is not None:
+            offsets = offsets[uploaded(self.offset_of_row, device)]
+        return features + offsets
+
+
+def uploaded(x: np.ndarray, device: str) -> Any:
+    """Return an array as a tensor on a device, which a GPU copies from page-locked memory while the host goes on.
+
+    On the CPU the tensor may share the memory of the array.
+    """
+    import torch
+
+    from reservoir.devices import pinned
+
+    place = torch.device(device)
+    host = torch.from_numpy(np.require(x, requirements=["C", "W"]))
+    return pinned(host, place).to(place, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """Matrix products with NumPy on the CPU, or with torch on a ``device`` named as in torch, such as ``cuda:1``.
@@ -64,6 +135,12 @@ class Arithmetic:
         import torch
 
         return torch.tensor(np.ascontiguousarray(x), device=self.device)
+
+    def features(self, x: np.ndarray | StoredFeatures) -> Any:
+        """Return features (m, w) on the device, or without a device as an array; nothing may be written into them."""
+        if self.device is None:
+            return np.asarray(x)
+        return x.on(self.device) if isinstance(x, StoredFeatures) else uploaded(x, self.device)
 
     def fetch(self, x: Any) -> np.ndarray:
         """Return a tensor of any device as a NumPy array, and an array itself."""

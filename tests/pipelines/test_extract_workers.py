@@ -35,7 +35,7 @@ def short_blocks():
     """Cut 600 rows into 39 blocks, one block per task of a worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-        patch.setattr(entries, "MAX_TOKENS", 1)
+        patch.setitem(entries.MAX_TOKENS, "cpu", 1)
         patch.setattr(workers, "PAYS_OFF", 0)  # use processes even for little work
         yield
 

@@ -10,9 +10,11 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from reservoir_cache import STORES
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
+from reservoir_pipelines.fitting import ridge_fitter
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.evaluate import Test
@@ -25,7 +27,7 @@ from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, S
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
-from reservoir import InputError
+from reservoir import InputError, plan
 from reservoir.column import RAW, Column
 from reservoir.options import FitOptions
 from reservoir.readouts.evaluation import evaluate_blocks
@@ -33,6 +35,7 @@ from reservoir.readouts.linear import RereadableBlocks, Targets, balanced_weight
 from reservoir.readouts.moments import accumulate, fold_moments
 from reservoir.readouts.paired import p_value_of_difference
 from reservoir.readouts.penalties import LOGISTIC_ALPHAS
+from reservoir.readouts.products import Arithmetic, StoredFeatures, products_on
 from reservoir.readouts.sweep import sweep
 from reservoir.tasks.task import Task
 from tests.refusals import outcome
@@ -102,6 +105,9 @@ def test_a_single_penalty_is_not_used_for_the_raw_input(extracted, tmp_path):
 def test_a_second_fit_uses_stored_moments_and_reads_no_training_features(extracted, fitted, monkeypatch):
     from reservoir_cache import SplitFeatures
 
+    assert not [*extracted.entry.glob("moments/*")]  # so small a column has none
+    monkeypatch.setattr(ridge_fitter, "SMALL_WORK", 0)
+    assert fit(extracted, **PLAIN).table == fitted.table
     plain = SplitFeatures.blocks
 
     def refuse(self, column, *shards):
@@ -479,6 +485,7 @@ def test_random_labels_give_chance_accuracy_and_uniform_p_values():
 
 @pytest.mark.parametrize("classes", [0, 3])
 def test_refit_adds_the_moments_of_valid_and_does_not_read_train_again(tiny_gpt2, tmp_path, classes, monkeypatch):
+    monkeypatch.setattr(ridge_fitter, "SMALL_WORK", 0)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((400, 6, 2)).astype(np.float32)
     y = x[:, :, 0].mean(axis=1) + 0.1 * rng.standard_normal(400)
@@ -529,7 +536,7 @@ def test_balanced_weights_count_the_rows_that_a_readout_is_fitted_to():
     assert RidgeFitter(**settings).targets(source).class_weights == train != both
 
 
-def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
+def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path, monkeypatch):
     settings = {"backbone": str(tiny_gpt2), "cache": tmp_path, "layers": "final", "pool": "mean"}
     extracted = extract("digits", limit=600, **settings)
     source, targets = ColumnSource(EntryView(extracted.store, KNOWN), Column("final", "mean")), Targets(1, 10)
@@ -538,6 +545,8 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     numbers = assign_folds(source, 3, 10)
     folds = [*fold_blocks(source, numbers)]
     expected += fold_moments(folds, targets, 3)
+    assert stored_moments(source, targets, source.blocks("train")) is None  # so few take no time
+    monkeypatch.setattr(ridge_fitter, "SMALL_WORK", 0)
     for _ in range(2):  # computed, then read from the entry
         found = stored_moments(source, targets, source.blocks("train"))
         found += stored_moments(source, targets, folds, numbers)
@@ -551,6 +560,43 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     for device, words in [("nowhere", "nowhere"), ("meta", "cuda")]:
         with pytest.raises(InputError, match=words):
             fit(extracted, out=tmp_path, device=device)
+
+
+@pytest.fixture(params=STORES)
+def stored_columns(request, tiny_gpt2, tmp_path, monkeypatch):
+    """Return features in several blocks, with several offsets in a block."""
+    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 60)
+    monkeypatch.setattr("reservoir_pipelines.extraction.entries.MIN_BLOCKS", 3)
+    settings = {"backbone": str(tiny_gpt2), "layers": "block01,final", "pool": "last,segments2"}
+    return extract("digits", limit=600, store=request.param, cache=tmp_path, **settings)
+
+
+def test_features_that_a_device_decodes_are_those_of_the_cache(stored_columns):
+    for name in ("final/last", "final/segments2"):
+        source = ColumnSource(EntryView(stored_columns.store, KNOWN), Column.parse(name))
+        with products_on(Arithmetic("cpu")):
+            blocks = [*source.blocks_for_products("train")]
+        assert len(blocks) > 1 and all(isinstance(x, StoredFeatures) for x, _ in blocks)
+        for (x, y), (expected, labels) in zip(blocks, source.blocks("train"), strict=True):
+            is_odd = np.arange(len(x)) % 2 == 1
+            for part in (slice(None), slice(70, 130), is_odd):
+                np.testing.assert_array_equal(x[part].on("cpu").numpy(), expected[part])
+                np.testing.assert_array_equal(np.concatenate([x[part]]), expected[part])
+            np.testing.assert_array_equal(y, labels)
+            assert x.shape == expected.shape and x.nbytes <= expected.nbytes and len(x) == len(expected)
+
+
+@pytest.mark.parametrize("select", ["valid", "auto"])
+def test_a_fit_on_a_device_is_that_of_the_host(stored_columns, select, monkeypatch):
+    settings = {"select": select, "columns": "final/last,final/segments2,block01/last+final/last"}
+    expected = fit(stored_columns, **settings)
+    monkeypatch.setattr("reservoir_pipelines.fitting.fit._arithmetic", lambda place: Arithmetic("cpu"))
+    shutil.rmtree(stored_columns.entry / "moments", ignore_errors=True)
+    result = fit(stored_columns, **settings)
+    scores = [[(row.columns, row.alpha, row.valid_score) for row in fitted.table] for fitted in (result, expected)]
+    assert scores[0] == scores[1]
+    assert (result.best.columns, result.best.test_score) == (expected.best.columns, expected.best.test_score)
+    np.testing.assert_allclose(result.readout.coef, expected.readout.coef, rtol=1e-6, atol=1e-8)
 
 
 def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, monkeypatch):

@@ -2,8 +2,10 @@
 
 import math
 import tempfile
+import weakref
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 import torch
 from reservoir_cache import STORES, CacheError, encode, verify
 from reservoir_pipelines import extract, plan
-from reservoir_pipelines.extraction.extractor import start_encoding
+from reservoir_pipelines.extraction.encoding import start_encoding
+from reservoir_pipelines.extraction.entries import new_layout
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,7 +37,7 @@ SETTINGS = {"limit": 120, "compute": "float32", "layers": "embed,final", "pool":
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, cuda_streams):
     """Treat the CPU as a GPU; return the number of pinned values by function."""
     pinned, empty = {"pin_memory": 0, "empty": 0}, torch.empty
 
@@ -45,7 +48,7 @@ def gpu(monkeypatch):
     def plain(*shape, pin_memory=False, **settings):
         found = empty(*shape, **settings)
         pinned["empty"] += found.numel() * bool(pin_memory)
-        return found
+        return found.fill_(77) if pin_memory else found  # so that no value stands there before its copy
 
     monkeypatch.setattr(devices, "on_gpu", lambda device: True)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
@@ -116,6 +119,33 @@ def test_a_gpu_encodes_as_the_host(gpu, store):
         columns["b/last"][5, 0, 1] = wrong
         with pytest.raises(CacheError, match="b/last, row 12, token 0, channel 1: "):
             encoded()
+
+
+def test_copies_to_the_host_begin_after_their_rows_and_float32_is_freed_before_them(gpu, monkeypatch):
+    columns = {name: torch.randn(5, 1, 4) for name in ("a/last", "b/last")}
+    features = [weakref.ref(x) for x in columns.values()]
+    drain = start_encoding(Launched(columns, Loaded([], np.ones(5), None)), "float16", 0)
+    expected = {name: encode(x.numpy().copy(), "float16", column=name).crc32 for name, x in columns.items()}
+    del columns
+    copies = []
+
+    def copied(*arguments, fetch=devices.fetch):
+        copies.append([x() is not None for x in features])
+        return fetch(*arguments)
+
+    monkeypatch.setattr(devices, "fetch", copied)
+    assert {name: column.crc32 for name, column in drain().items()} == expected
+    assert copies == [[True, True], [False, False]] and not drain.rounded
+    with pytest.raises(AssertionError, match="never recorded"):  # an event of no stream is no order
+        devices.fetch([torch.ones(3)], torch.cuda.Event())
+
+
+@pytest.mark.parametrize(("device", "tokens", "size"), [("cpu", 2**17, 2**24), ("cuda", 2**22, 2**26)])
+def test_a_gpu_fills_larger_shards(device, tokens, size):
+    plan = SimpleNamespace(device=device, store="float16", shapes={"a/last": (1, 768)}, block_rows=64, batch_rows=8)
+    row_bytes = 2 * 768
+    assert new_layout(plan, 1, 10**9).block_rows == size // row_bytes // 64 * 64
+    assert new_layout(plan, 2048, 10**9).block_rows == min(tokens // 2048, size // row_bytes // 64 * 64)
 
 
 @pytest.mark.parametrize("by_channel", [False, True])

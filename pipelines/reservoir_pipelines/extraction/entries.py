@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice, repeat
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +38,10 @@ from reservoir.plan import Plan
 from reservoir_pipelines.output import count_text, notify, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 
-MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
+# Tokens of a block of several parts, which a killed run loses: a minute of GPT-2 on two cores, or seconds on a GPU.
+MAX_TOKENS = {"cpu": 2**17, "cuda": 2**22}
+# Bytes of a shard. A GPU fills 16 MiB in a hundredth of a second, as long as HDF5 needs to make a file.
+SHARD_BYTES = {"cpu": 2**24, "cuda": 2**26}
 MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
 PART_BYTES = 2**28  # float32 features of words or tokens that are computed together
 MIN_PART_TOKENS, MAX_PART_TOKENS = 2**10, 2**15  # a part has several texts, and a killed run loses little
@@ -64,8 +67,9 @@ def new_layout(plan: Plan, max_tokens: int, rows: int) -> Layout:
     """Return the division into files of a new entry of ``rows`` rows in all, each of up to ``max_tokens`` tokens."""
     # A file holds several blocks of the plan if they are small and quick to compute.
     row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
-    most_rows = min(MAX_TOKENS // max_tokens, rows // MIN_BLOCKS)
-    block_rows = rows_per_block(row_bytes, plan.block_rows, most_rows)
+    kind = _kind(plan)
+    most_rows = min(MAX_TOKENS[kind] // max_tokens, rows // MIN_BLOCKS)
+    block_rows = rows_per_block(row_bytes, plan.block_rows, most_rows, SHARD_BYTES[kind])
     return Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
 
 
@@ -75,8 +79,15 @@ def token_layout(plan: Plan, rows: int) -> Layout:
     value_bytes = 4 * sum(tokens * width for tokens, width in plan.shapes.values())
     part_rows = min(MAX_PART_TOKENS, max(MIN_PART_TOKENS, PART_BYTES // value_bytes))
     row_bytes = STORES[plan.store] * value_bytes // 4
-    block_rows = rows_per_block(row_bytes, part_rows, rows // MIN_BLOCKS)
+    block_rows = rows_per_block(row_bytes, part_rows, rows // MIN_BLOCKS, SHARD_BYTES[_kind(plan)])
     return Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=part_rows)
+
+
+def _kind(plan: Plan) -> str:
+    """Return the kind of a plan's device, ``cpu`` or ``cuda``."""
+    import torch
+
+    return devices.kind(torch.device(plan.device))
 
 
 def start_entry(
@@ -148,15 +159,32 @@ def ahead(items: Iterable[Item], depth: int = 1) -> Generator[Item]:
     all items.
     """
     iterator, end = iter(items), object()
-    thread = ThreadPoolExecutor(1)
-    computing = deque[Future[Any]](thread.submit(next, iterator, end) for _ in range(depth))
-    try:
-        while (item := computing.popleft().result()) is not end:
-            computing.append(thread.submit(next, iterator, end))
+    calls: Iterator[Callable[[], Any]] = repeat(partial(next, iterator, end))
+    with closing(in_order(calls, 1, depth)) as results:
+        for item in results:
+            if item is end:
+                return
             yield item
             del item  # frees its memory before the next is awaited
+
+
+def in_order(calls: Iterable[Callable[[], Item]], threads: int, depth: int) -> Generator[Item]:
+    """Yield the results of calls in their order; ``threads`` compute up to ``depth`` of them in advance.
+
+    An error is raised in place of its result. Close the iterator to end the threads if you do not read
+    all results.
+    """
+    remaining = iter(calls)
+    pool = ThreadPoolExecutor(threads)
+    computing = deque[Future[Item]](pool.submit(call) for call in islice(remaining, depth))
+    try:
+        while computing:
+            result = computing.popleft().result()
+            computing.extend(pool.submit(call) for call in islice(remaining, 1))
+            yield result
+            del result  # frees its memory before the next is awaited
     finally:
-        thread.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 def missing_blocks(entry: Entry, splits: Sequence[str], columns: Sequence[str]) -> list[tuple[str, int]]:

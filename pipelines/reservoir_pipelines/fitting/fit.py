@@ -11,10 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
 from reservoir_cache import Entry, make_folder, untracked
 
-from reservoir import devices
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
@@ -116,6 +114,8 @@ def _arithmetic(place: DeviceOptions) -> Arithmetic:
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
     if device.type == "cpu":
         return Arithmetic()
+    from reservoir import devices
+
     if place.device == "auto" and not devices.multiplies_float64(device):
         name = devices.describe(device)
         notify(f"fit: on the CPU, because {name} is slow in float64; pass --device cuda to use it")
@@ -128,7 +128,11 @@ def _within_memory(arithmetic: Arithmetic) -> Iterator[None]:
     """Raise `InputError` if a GPU has no memory left, which holds a matrix of width x width for each fold and more."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        from reservoir.devices import is_out_of_memory
+
+        if arithmetic.device is None or not is_out_of_memory(error):
+            raise
         raise InputError(f"fit: {arithmetic.device} has no memory left", "pass --device cpu") from error
 
 

@@ -78,7 +78,7 @@ def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
 
     If samples have weights, a block has its part of them too.
     """
-    blocks = itertools.chain.from_iterable(map(source.blocks, KNOWN))
+    blocks = itertools.chain.from_iterable(map(source.blocks_for_products, KNOWN))
     if source.sample_weights is None:
         return _with_parts(blocks, folds)
     return _with_parts(blocks, folds, source.sample_weights)

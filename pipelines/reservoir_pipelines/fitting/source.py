@@ -7,20 +7,23 @@ sources of train and valid; only `evaluate.py` makes sources of test rows.
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from reservoir_cache import FeatureStore, Spec, SplitFeatures, load_arrays, save_arrays
+from reservoir_cache import Encoded, FeatureStore, Spec, SplitFeatures, load_arrays, save_arrays
 
 from reservoir.column import RAW, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError
 from reservoir.raw_input import raw_features, with_tokens
 from reservoir.readouts.linear import Block, RereadableBlocks, has_labels, samples
+from reservoir.readouts.products import StoredFeatures, arithmetic
 from reservoir.readouts.ridge import balance_raw
 from reservoir.tasks.task import Scaling, Task
+from reservoir_pipelines.extraction.entries import in_order
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 
 KnownSplit = Literal["train", "valid"]
@@ -32,6 +35,9 @@ T = TypeVar("T", bound=str)
 SomeRows = Mapping[str, np.ndarray]
 # A function of stored sequences and their lengths that returns features (rows, width) or (rows, tokens, width).
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# Threads that read and verify blocks for a GPU, each of which reads 1 to 2 GB/s. On a CPU, whose cores are busy with
+# products, a thread that reads ahead saved nothing.
+READERS = 4
 MEMORY_BYTES = 2**28  # largest size of features of a split in memory
 RAW_ROWS = 1024
 IMAGE_ROWS = 64  # rows of photographs, whose files take megabytes
@@ -153,6 +159,10 @@ class Samples(ABC, Generic[S]):
     def stream(self, split: S) -> RereadableBlocks:
         """Return the blocks of a split as a stream that can be iterated several times."""
         return RereadableBlocks(self.blocks, (split,))
+
+    def blocks_for_products(self, split: S) -> Iterator[Any]:
+        """Yield the blocks of `blocks`, perhaps with `StoredFeatures` if products are computed on a device."""
+        return self.blocks(split)
 
     @abstractmethod
     def tokens(self) -> int:
@@ -320,6 +330,18 @@ class ColumnSource(EntrySamples[S]):
         for (low, high), values in zip(self.view.blocks(split), part.blocks(self.column.name), strict=True):
             yield samples(values, part.labels[low:high])
 
+    def blocks_for_products(self, split: S) -> Iterator[Any]:
+        """Yield the blocks of `blocks`, as they are stored if products are computed on a device."""
+        selects_rows = isinstance(self.selected_rows(split), np.ndarray)
+        if arithmetic().device is None or selects_rows or self.tokens() > 1:
+            yield from self.blocks(split)
+            return
+        part, ranges = self.view[split], self.view.blocks(split)
+        calls = (partial(part.stored, self.column.name, block) for block in range(len(ranges)))
+        with closing(in_order(calls, READERS, READERS)) as read:
+            for (low, high), encoded in zip(ranges, read, strict=True):
+                yield _as_stored(encoded, part.offset_rows), part.labels[low:high].reshape(high - low, -1)
+
     def width(self) -> int:
         """Return the number of features of a sample."""
         tokens, width = self.view[self.view.splits[0]].shape(self.column.name)
@@ -331,6 +353,16 @@ class ColumnSource(EntrySamples[S]):
         tokens, readout_tokens = split.shape(self.column.name)[0], split.labels.shape[1]
         is_per_token = tokens == readout_tokens
         return readout_tokens if is_per_token else 1
+
+
+def _as_stored(encoded: Encoded, offset_rows: int) -> StoredFeatures:
+    """Return the samples of a block (rows, tokens, width) as stored: each row's tokens are concatenated."""
+    rows, tokens, _ = encoded.values.shape
+    values = encoded.values.reshape(rows, -1)
+    if encoded.offset is None:
+        return StoredFeatures(values)
+    offsets = np.tile(encoded.offset, (1, tokens))  # all tokens of a row have its offset
+    return StoredFeatures(values, offsets, np.arange(rows) // offset_rows if len(offsets) > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -366,6 +398,13 @@ class RawSource(EntrySamples[S]):
         """Return 1, or the number of tokens if every token has a label."""
         return self.task.readout_tokens if self.task.labels_each_token else 1
 
+    def width(self) -> int:
+        """Return the number of features of a sample."""
+        # All rows have as many, and a single one takes no time.
+        split = self.view.splits[0]
+        first = self.view.raw(split).take(self.view[split].index[:1])
+        return self._features(first.x, first.lengths).shape[-1]
+
     def blocks(self, split: S) -> Iterator[Block]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
         if split not in self._memory:
@@ -374,11 +413,10 @@ class RawSource(EntrySamples[S]):
 
     def _computed(self, split: S) -> Iterator[Block]:
         """Yield the blocks of `blocks`, computed from stored sequences."""
-        features = self.features or partial(raw_features, self.task, self.scaling)
         labels = self.view[split].labels[self.selected_rows(split)]
         start = 0  # the first row of the part that is read
         for x, lengths in self.rows(split):
-            values = features(x, lengths)
+            values = self._features(x, lengths)
             labels_of_part = labels[start : start + len(x)]
             if self.task.labels_each_token:
                 values = with_tokens(values, labels_of_part.shape[1])
@@ -386,6 +424,11 @@ class RawSource(EntrySamples[S]):
             values_of_tokens = values if values.ndim == 3 else values[:, None]
             yield samples(values_of_tokens, labels_of_part)
             start += len(x)
+
+    @property
+    def _features(self) -> InputFeatures:
+        """The function that computes the features of stored sequences."""
+        return self.features or partial(raw_features, self.task, self.scaling)
 
     def rows(self, split: S) -> Iterator[Block]:
         """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
