@@ -120,6 +120,23 @@ def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeyp
     assert contents(two.entry, "*.h5") == expected
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "llama", "t5"])
+def test_compiled_features_are_those_of_eager_blocks_and_the_same_in_a_second_run(kind, tmp_path):
+    model = str(save(kind, tmp_path / kind))
+    settings = {"backbone": model, "device": DEVICE, "input": "orthogonal", "patch": 1, **SMALL}
+    eager = extract("digits", cache=tmp_path, compile_blocks="never", compute="float32", **settings)
+    compiled, again = (
+        extract("digits", cache=tmp_path / name, compile_blocks="always", compute="float32", **settings)
+        for name in ("first", "second")
+    )
+    assert compiled.store.entry.key != eager.store.entry.key
+    for column in eager.columns:
+        found, expected = (done["train"].read(column) for done in (compiled, eager))
+        # A value that is almost equal to a limit of the shares can be counted on either side of it.
+        assert (np.abs(found - expected) > 1e-2 * expected.std()).mean() <= (1e-3 if "shares" in column else 0), column
+    assert contents(again.entry, "*.h5") == contents(compiled.entry, "*.h5")
+
+
 @contextmanager
 def without_waits():
     """Raise an error for an operation that waits for the GPU."""
