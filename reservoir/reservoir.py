@@ -13,6 +13,7 @@ from torch import Tensor
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.backbones.backbone import Backbone
+from reservoir.cuda_graphs import CudaRecorder, RepeatedBatches
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
@@ -141,6 +142,7 @@ class LoadedModel:
     units: PatchUnits | None = None  # of ``--input patches``, which learns them from training rows
     # Whether extraction runs compiled blocks, which change the last bits; see `FPT.compile_for_gpu`.
     compiled: bool = False
+    repeated: RepeatedBatches | None = None  # what computes small batches on a GPU
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
@@ -218,6 +220,7 @@ def load_model(
         convolution=convolution,
         units=units if settings.input == "patches" else None,
         compiled=compiled and backbone.streamed is None,
+        repeated=None if compiled else _repeated_batches(place, backbone),
     )
 
 
@@ -236,6 +239,15 @@ def _convolution(
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         return KernelConvolution(windows, channels, backbone.width, settings.seed, settings.gain)
     return None
+
+
+def _repeated_batches(device: torch.device, backbone: Backbone) -> RepeatedBatches | None:
+    """Return what captures small batches in CUDA graphs, if the device and the model allow it."""
+    # The models whose blocks compile are known to read no values of tensors inside them.
+    reads_values = backbone.family.reads_values or not backbone.family.compiles
+    if device.type != "cuda" or reads_values or backbone.streamed is not None:
+        return None
+    return RepeatedBatches(CudaRecorder(device))
 
 
 def _memory_limit(stream: str, device: torch.device) -> int | None:
