@@ -18,7 +18,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
 from reservoir.inputs.counter import BracketCounter, Brackets
 from reservoir.inputs.kernels import KernelConvolution
-from reservoir.inputs.native import Reader, open_native
+from reservoir.inputs.native import Reader, open_native, open_reader
 from reservoir.inputs.picture_patches import PatchConvolution, PatchUnits
 from reservoir.inputs.random_input import NoInputLayer, draw_input
 from reservoir.options import GAIN, ReservoirOptions
@@ -153,10 +153,12 @@ def load_model(
     output_init: str = "orthogonal",
     units: PatchUnits | None = None,
     stream: str = "never",
+    reader: Reader | None = None,
 ) -> LoadedModel:
     """Load or draw the model for a task, in evaluation mode on its device.
 
-    ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`.
+    ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`. The ``reader`` of native input is
+    opened here unless the plan of the same task has opened it.
     """
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
@@ -168,15 +170,15 @@ def load_model(
     # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, kernels
     # whose responses are the hidden states, or a drawn input layer.
     windows, seen = settings.windows(task), settings.windowed(task)
-    reader: Reader | None = None
     input_digests: Mapping[str, str] = {}
     convolution: KernelConvolution | PatchConvolution | None = None
     if settings.input == "native":
+        reader = reader or open_reader(seen, settings.backbone, settings.init)
         native = open_native(
-            seen, settings.backbone, settings.init, settings.seed, settings.depth, **storage
+            seen, reader, settings.backbone, settings.init, settings.seed, settings.depth, **storage
         )
         seen, backbone = native.seen, native.backbone
-        inputs, reader = native.inputs, native.reader
+        inputs = native.inputs
         input_digests = native.digests
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)

@@ -331,7 +331,7 @@ def group_counts(backbone: Backbone) -> dict[str, int]:
 
 def whole_count(backbone: Backbone) -> int:
     """Return the number of parameters of the model with its token embeddings, without the blocks that were cut off."""
-    whole = backbone.family.loader.count(backbone.config)
+    whole = backbone.family.loader.size(backbone.config).parameters
     missing_blocks = backbone.shape.depth - backbone.depth
     if not missing_blocks:
         return whole

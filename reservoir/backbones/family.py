@@ -74,6 +74,26 @@ class SkipInitialisation(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
+class ModelSize:
+    """The number of parameters of a model, and the bytes of its buffers, such as the masks of GPT-Neo."""
+
+    parameters: int
+    buffer_bytes: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "ModelSize":
+        """Return the size of a model, whose tensors need no memory."""
+        return cls(
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),
+        )
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of the model with parameters in ``dtype``; buffers keep their types."""
+        return self.parameters * dtype.itemsize + self.buffer_bytes
+
+
+@dataclass(frozen=True)
 class FolderLoader:
     """Builds the models of a family as ``module(config)``."""
 
@@ -106,9 +126,9 @@ class FolderLoader:
         with torch.device("meta"), SkipInitialisation():
             return self.module(config)
 
-    def count(self, config: Any) -> int:
-        """Return the number of parameters."""
-        return sum(parameter.numel() for parameter in self.outline(config).parameters())
+    def size(self, config: Any) -> ModelSize:
+        """Return the size of the model without building it."""
+        return ModelSize.of(self.outline(config))
 
 
 def set_depth(config: Any, setting: str, depth: int) -> None:
@@ -177,9 +197,9 @@ class HubLoader:
         with torch.device("meta"):
             return self._class(config)(deepcopy(config), **self.options)
 
-    def count(self, config: Any) -> int:
-        """Return the number of parameters of the whole model, token embeddings included, without building it."""
-        return sum(tensor.numel() for tensor in self.outline(config).get_submodule(self.part).parameters())
+    def size(self, config: Any) -> ModelSize:
+        """Return the size of the whole model, token embeddings included, without building it."""
+        return ModelSize.of(self.outline(config).get_submodule(self.part))
 
     def _class(self, config: Any) -> Any:
         import transformers

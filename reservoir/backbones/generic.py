@@ -19,6 +19,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -98,6 +99,17 @@ class Parts:
     has_patches: bool  # whether images of one size are cut into square patches
 
 
+# Parts of the names of tensors outside the blocks that are no part of a model without a head.
+HEADS = frozenset(
+    (
+        *("lm_head", "embed_out", "lm_loss", "logits_proj", "proj_out", "final_logits_bias", "predictions"),
+        *("cls", "classifier", "pre_classifier", "score", "pooler", "qa_outputs", "head", "heads", "mlm"),
+        *("generator_predictions", "generator_lm_head", "discriminator_predictions", "mask_predictions"),
+        *("vocab_projector", "vocab_transform", "vocab_layer_norm", "logit_scale", "logit_bias"),
+        *("position_ids", "token_type_ids", "inv_freq"),  # numbers that older releases stored
+    )
+)
+
 # The parts by model type and settings, because building a model of many blocks takes time.
 _PARTS: dict[str, Parts] = {}
 
@@ -137,6 +149,26 @@ def generic_family(config: Any) -> Family:
         reads=reads,
         is_generic=True,
     )
+
+
+def is_of_usual_head(key: str) -> bool:
+    """Return whether a name in a file is that of a head in many models, or of a number that newer models compute."""
+    return any(part in HEADS for part in key.split("."))
+
+
+def names_with_heads(config: Any) -> frozenset[str]:
+    """Return the names of all tensors of the models with heads from which a configuration says that it was saved."""
+    import transformers
+
+    names: set[str] = set()
+    for name in getattr(config, "architectures", None) or ():
+        named = getattr(transformers, str(name), None)
+        # Only classes of this kind of model are built; they may need settings that the configuration lacks.
+        is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+        if is_model and named.config_class is type(config):
+            with torch.device("meta"), SkipInitialisation(), suppress(Exception):
+                names |= named(deepcopy(config)).state_dict().keys()
+    return frozenset(names)
 
 
 def part_settings(config: Any) -> Any:

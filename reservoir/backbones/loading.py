@@ -13,6 +13,7 @@ from torch import nn
 from reservoir.backbone_names import gguf_path
 from reservoir.backbones.backbone import MATRICES, Backbone
 from reservoir.backbones.family import Family, HubLoader
+from reservoir.backbones.generic import is_of_usual_head, names_with_heads
 from reservoir.backbones.gguf_file import (
     ROPE_FACTORS,
     GGUFFile,
@@ -28,6 +29,7 @@ from reservoir.backbones.stored import (
     StoredTensor,
     common_half,
     expanded,
+    is_finite,
     open_folder,
     quantisation_of,
     stored_digest,
@@ -37,19 +39,19 @@ from reservoir.errors import InputError, as_input_error
 
 
 def _size_of(name: str, family: Family, lean: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of the parameters of a configuration in ``dtype``."""
+    """Return the bytes of a configuration's model with parameters in ``dtype``."""
     with usable_configuration(name):
-        return dtype.itemsize * family.loader.count(lean)
+        return family.loader.size(lean).bytes(dtype)
 
 
 def check_memory(name: str, family: Family, lean: Any, dtype: torch.dtype) -> None:
-    """Raise `InputError` if the parameters of a configuration, in ``dtype``, are larger than memory."""
+    """Raise `InputError` if the model of a configuration, with parameters in ``dtype``, is larger than memory."""
     size = _size_of(name, family, lean, dtype)
     # The system would kill a process whose model is larger than memory.
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         raise InputError(
-            f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB, and this machine has "
+            f"backbone {name!r}: it takes {size / 1e9:,.0f} GB, and this machine has "
             f"{memory / 1e9:,.0f} GB of memory",
             "choose a smaller backbone, or keep fewer blocks with --depth",
         )
@@ -152,7 +154,7 @@ def load_pretrained(
         # Tensors of blocks are read later, if they are streamed or rounded.
         deferred = _deferred(source, family, dtype) if is_streamed or is_rounded else {}
         model, info = family.loader.load(source.lean, {**source.tensors, **deferred}, dtype)
-        _check_tensors(name, family, depth, model, info, native=native)
+        _check_tensors(name, family, source.config, depth, model, info, native=native)
         slots = None
         if deferred:
             blocks = cast(nn.ModuleList, model.get_submodule(family.blocks))[:depth]
@@ -222,7 +224,14 @@ def _digest_of(source: StoredModel, family: Family, info: Mapping[str, Any]) -> 
 
 
 def _check_tensors(
-    name: str, family: Family, depth: int | None, model: nn.Module, info: Mapping[str, Any], *, native: bool
+    name: str,
+    family: Family,
+    config: Any,
+    depth: int | None,
+    model: nn.Module,
+    info: Mapping[str, Any],
+    *,
+    native: bool,
 ) -> None:
     """Raise `InputError` if a checkpoint lacks a tensor, or has one that the model lacks or in another shape."""
     may_miss = family.unused + family.unsaved
@@ -237,7 +246,7 @@ def _check_tensors(
         "has an extra": [
             key
             for key in info["unexpected_keys"]
-            if key != ROPE_FACTORS and not _is_of_head(key, prefix, family, depth)
+            if key != ROPE_FACTORS and not _is_of_head(key, prefix, family, config, depth)
         ],
         "has another shape for": [
             str(key) for key, *_shapes in info.get("mismatched_keys", ()) if not key.startswith(may_miss)
@@ -254,21 +263,20 @@ def _check_tensors(
 def _check_finite(name: str, model: nn.Module) -> None:
     """Raise `InputError` if a weight is not finite; those that have not been read are empty."""
     for key, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if tensor.is_floating_point() and not is_finite(tensor):
             raise InputError(
                 f"backbone {name!r}: weight {key} holds NaN or infinity", "get an intact checkpoint"
             )
 
 
-def _is_of_head(key: str, prefix: str, family: Family, depth: int | None) -> bool:
-    """Return whether a stored tensor that the model lacks is of a head.
-
-    Nobody has listed the heads of a generic family, so it is any tensor outside the blocks that are kept.
-    """
-    if family.is_generic:
-        number = _block_number(key, family.stored_blocks)
-        return number is None or (depth is not None and number >= depth)
-    return key.removeprefix(prefix).startswith(family.heads)
+def _is_of_head(key: str, prefix: str, family: Family, config: Any, depth: int | None) -> bool:
+    """Return whether a stored tensor that the model lacks is of a head, or of a block that is not kept."""
+    if not family.is_generic:
+        return key.removeprefix(prefix).startswith(family.heads)
+    number = _block_number(key, family.stored_blocks)
+    if number is not None:
+        return depth is not None and number >= depth
+    return is_of_usual_head(key) or key in names_with_heads(config)
 
 
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:

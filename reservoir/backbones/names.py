@@ -55,7 +55,7 @@ def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
     family, config = find(name, depth)
     shape = family.shape(config)
     with usable_configuration(name):  # heads that do not divide the width, an unknown activation
-        family.loader.count(config)
+        family.loader.size(config)
     return family, replace(shape, depth=depth or shape.depth)
 
 

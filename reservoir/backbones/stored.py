@@ -94,6 +94,12 @@ def common_half(tensors: Iterable[StoredTensor]) -> torch.dtype:
     return {"BF16": torch.bfloat16, "F16": torch.float16}.get("".join(types), torch.float32)
 
 
+def is_finite(values: Tensor) -> bool:
+    """Return whether all values are finite, without the copies that `torch.isfinite` makes of them."""
+    # The smallest and the largest value are NaN if any value is.
+    return values.numel() == 0 or all(bool(torch.isfinite(bound)) for bound in torch.aminmax(values))
+
+
 def quantisation_of(folder: Path) -> dict[str, Any]:
     """Return how the weights of a folder are quantised, as its config.json says; empty if they are not."""
     settings = json.loads((folder / "config.json").read_text()).get("quantization_config")
@@ -103,10 +109,15 @@ def quantisation_of(folder: Path) -> dict[str, Any]:
 def check_method(name: str, quantisation: Mapping[str, Any]) -> None:
     """Raise `InputError` unless weights that are quantised by this method can be expanded."""
     method = str(quantisation.get("quant_method"))
-    has_codes = method == "compressed-tensors" and quantisation.get("format") != "float-quantized"
-    if method in RULES and not has_codes:
+    is_compressed = method == "compressed-tensors"
+    has_codes = is_compressed and quantisation.get("format") != "float-quantized"
+    # Weights that were rotated before they were rounded need the inverse rotation, or that of the activations.
+    is_transformed = is_compressed and bool(quantisation.get("transform_config"))
+    if method in RULES and not has_codes and not is_transformed:
         return
     package = PACKAGES.get(method, f"the method {method[:40]!r}")
+    if is_transformed:
+        package += " with transforms"
     raise InputError(
         f"backbone {name!r}: its weights are quantised for {package}, which is not read here",
         "choose weights in GGUF, FP8, MXFP4 or bfloat16, or save the model after model.dequantize()",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.stored import StoredTensor
+from reservoir.backbones.stored import StoredTensor, is_finite
 from reservoir.errors import InputError, as_input_error
 
 
@@ -59,7 +59,7 @@ class Slot:
                 f"{self.title} has the shape {tuple(values.shape)}, and the model {tuple(self.shape)}",
                 "use a matching checkpoint",
             )
-        if not torch.isfinite(values).all():
+        if not is_finite(values):
             raise InputError(f"{self.title} holds NaN or infinity", "get an intact checkpoint")
         is_as_stored = (values.device, values.dtype) == (self.tensor.device, self.tensor.dtype)
         if is_as_stored or memory is None:

@@ -69,12 +69,12 @@ class NativeModel:
     seen: Task  # the task with the model's own tokens
     backbone: Backbone
     inputs: NativeInput
-    reader: Reader
     digests: Mapping[str, str]  # SHA-256 of reader, embeddings and chat template
 
 
 def open_native(
     task: Task,
+    reader: Reader,
     name: str,
     init: str,
     seed: int,
@@ -83,8 +83,7 @@ def open_native(
     own_precision: bool = False,
     memory_limit: int | None = None,
 ) -> NativeModel:
-    """Return a model with its embeddings and its reader of a task; see `load_native`."""
-    reader = open_reader(task, name, init)
+    """Return a model with its embeddings, behind its ``reader`` of a task; see `load_native`."""
     backbone, embedding = load_native(
         name, init, seed, depth, own_precision=own_precision, memory_limit=memory_limit
     )
@@ -106,4 +105,4 @@ def open_native(
     digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}
     if isinstance(reader, TextReader) and reader.template:
         digests["template"] = reader.template.digest
-    return NativeModel(seen, backbone, NativeInput(embedding, reader.special), reader, digests)
+    return NativeModel(seen, backbone, NativeInput(embedding, reader.special), digests)

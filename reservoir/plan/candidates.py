@@ -9,10 +9,10 @@ from reservoir.errors import InputError
 from reservoir.options import ExtractOptions, FitOptions
 from reservoir.plan.basis import Kind, kind_of, reasons_of
 from reservoir.plan.columns import (
+    FEWER_KERNEL_POOLINGS,
     FEWER_POOLINGS,
     INPUT_LAYER,
     KERNEL_POOLINGS,
-    KERNEL_VALUE_POOLINGS,
     MAX_KERNEL_ROWS,
     PICTURE_POOLINGS,
     SEGMENTS,
@@ -74,7 +74,8 @@ def choose_candidates(
     }
     columns = [*shapes]
     candidates = readout_candidates(task, columns, widths, train, cross_validated=folds > 0, native=native)
-    are_known = task.horizon or _known_candidates(task, columns) == candidates
+    known = _candidates_of_kernels(task, columns) or _known_candidates(task, columns)
+    are_known = task.horizon or known == candidates
     few_rows = f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"
     reasons = {
         "select": "each fold is later than the rows that its readout is fitted to"
@@ -136,9 +137,12 @@ def readout_candidates(
     if task.horizon:
         # The raw past alone is an autoregression, which hidden states can only complete.
         return (*((column, RAW) for column in available), (RAW,))
-    if not native and (around_tokens := _candidates_around_tokens(task, available)):
-        return around_tokens
-    if not native and rows <= MAX_KERNEL_ROWS and (best_of_kind := _known_candidates(task, available)):
+    best_of_kind: tuple[Columns, ...] = ()
+    if not native:
+        best_of_kind = _candidates_around_tokens(task, available) or _candidates_of_kernels(task, available)
+    if not native and not best_of_kind and rows <= MAX_KERNEL_ROWS:
+        best_of_kind = _known_candidates(task, available)
+    if best_of_kind:
         return best_of_kind
     # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels
     # of all tokens.
@@ -201,6 +205,20 @@ def _candidates_around_tokens(task: Task, available: Sequence[Column]) -> tuple[
     return tuple(dict.fromkeys([(*around, ROLLING), (*at_token, *around, ROLLING)]))
 
 
+def _candidates_of_kernels(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
+    """Return the candidates for the default columns of random kernels, for few or many rows; none for others."""
+    for poolings in (KERNEL_POOLINGS, *FEWER_KERNEL_POOLINGS):
+        columns = tuple(Column(*INPUT_LAYER, name) for name in poolings)
+        if kind_of(task) == "series" and {*available} == {*columns}:
+            # Places come second, because they mislead if test rows begin at other times than training rows, which folds
+            # of the training rows cannot show.
+            values = tuple(
+                column for column in columns if find_pooling(column.pooling).pattern != "placesK"
+            )
+            return tuple(dict.fromkeys([values, columns]))
+    return ()
+
+
 def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
     """Return the candidates known to suit the kind of a task's data; none if the available columns are others."""
     kind = kind_of(task)
@@ -210,12 +228,6 @@ def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns,
         return (of_patches, *((column,) for column in of_patches)) if are_default else ()
     if kind not in KNOWN_POOLINGS:
         return ()
-    of_kernels = tuple(Column(*INPUT_LAYER, name) for name in KERNEL_POOLINGS)
-    if kind == "series" and {*available} == {*of_kernels}:
-        # Places come second, because they mislead if test rows begin at other times than training rows, which folds
-        # of the training rows cannot show.
-        without_places = tuple(column for column in of_kernels if column.pooling in KERNEL_VALUE_POOLINGS)
-        return without_places, of_kernels
     # The default layers must have columns. With many rows, only one layer of symbols, or the input layer of series, may
     # have some.
     layer_names, _ = default_layers(kind, depth=1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from reservoir import devices
 from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.column import Column, Columns, joined_name
+from reservoir.inputs.native import Reader
 from reservoir.options import ExtractOptions
 from reservoir.plan.basis import GIVEN, ModelView, kind_of
 from reservoir.plan.candidates import choose_candidates
@@ -26,6 +27,9 @@ class Plan:
     task: Task  # describes sequences as stored
     reservoir: Reservoir  # with "auto" dilations resolved
     native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
+    reader: Reader | None = field(
+        repr=False, compare=False
+    )  # of native input; opening a tokenizer takes seconds
     has_blocks: bool  # whether the model has blocks behind its input layer
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
@@ -127,6 +131,7 @@ def resolve(
         task=task,
         reservoir=model.reservoir,
         native_obstacle=model.native_obstacle,
+        reader=view.reader,
         has_blocks=view.depth > 0,
         layers=columns.layers,
         poolings=columns.poolings,

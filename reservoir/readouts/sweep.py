@@ -54,6 +54,11 @@ class DeferredPath:
         return self.solve(self.alphas[[index]]).readout(0, targets, temperature)
 
 
+# Samples that tell which penalties to try on all. On 9,500 generated series, penalties in proportion to the samples
+# were the best ones for 500 to 8,000 samples, up to a factor of two.
+CHOICE_SAMPLES = 2048
+
+
 @dataclass(eq=False)
 class Sweep:
     """Result of a sweep over penalties: their ``accuracy`` and ``loss`` (A,), and the index of the ``best``."""
@@ -102,6 +107,30 @@ def sweep(
         training = gather(train, targets)
     path = ridge_path(training, alphas, feature_weights)
     return Sweep(path, score_path(path, valid, targets))
+
+
+def best_for_some(
+    train: Iterable[Block],
+    valid: Iterable[Block],
+    targets: Targets,
+    alphas: np.ndarray,
+    *,
+    samples: int,
+    feature_weights: np.ndarray | None = None,
+) -> int:
+    """Return the number of the best penalty of a grid for some of the ``samples`` of train, drawn with a fixed seed.
+
+    The penalties of some samples are smaller in proportion, because the sum of squares beside a penalty is one over
+    samples.
+    """
+    generator = np.random.default_rng(0)
+    drawn: list[tuple[np.ndarray, ...]] = []
+    for block in train:
+        is_drawn = generator.random(len(block[0])) < CHOICE_SAMPLES / samples
+        drawn.append(tuple(array[is_drawn] for array in block))
+    some = [tuple(np.concatenate(arrays) for arrays in zip(*drawn, strict=True))]
+    share = len(some[0][0]) / samples
+    return sweep(some, valid, targets, alphas * share, feature_weights=feature_weights).best
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,10 @@ _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(
 
 # A reduction of n columns takes 2/3 n^3 multiplications. Half of them wait for memory, which takes three times as long.
 REDUCTION_WORK = 4 / 3
+# A Cholesky factorisation of n columns takes 1/6 n^3 multiplications and hardly waits for memory, so for as many
+# penalties as these, a factorisation for each takes less time than one reduction.
+FEW_PENALTIES = 4
+FACTORISATION_WORK = 1 / 6
 
 
 class Reduction:
@@ -83,19 +87,26 @@ def solve_penalties(matrix: Any, b: np.ndarray, alphas: np.ndarray) -> np.ndarra
     n = len(b)
     if n == 1:
         return b / (matrix + alphas[:, None, None])
-    # A single penalty above the rounding errors of A needs only a Cholesky factorisation: a tenth of
-    # the time.
-    if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
-        report_work(n**3 / 6 + n**2 * b.shape[1])
-        matrix[np.diag_indices(n)] += alphas[0]
-        with blas_threads(many=n >= LARGE_MATRIX):
-            factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
-            return cho_solve(factor, b, check_finite=False)[None]
+    # A few penalties above the rounding errors of A need only a Cholesky factorisation each.
+    if len(alphas) <= FEW_PENALTIES and np.min(alphas) > n * np.finfo(np.float64).eps * np.trace(matrix):
+        # Only the last factorisation may overwrite A; the others have a copy, one at a time.
+        solutions = [_solve_one(matrix.copy(), b, alpha) for alpha in alphas[:-1]]
+        return np.stack([*solutions, _solve_one(matrix, b, alphas[-1])])
     # x = Q (T + alpha I)^-1 Q' b: reduce A once, solve a tridiagonal system for each penalty, and
     # rotate all solutions back together.
     reduction = Reduction(matrix, b)
     solved = reduction.solve(alphas)
     return reduction.rotate(solved.reshape(n, -1), b"N").reshape(solved.shape).transpose(1, 0, 2)
+
+
+def _solve_one(matrix: np.ndarray, b: np.ndarray, alpha: float) -> np.ndarray:
+    """Return (A + alpha I)^-1 b, (n, t), of a definite A + alpha I; A is overwritten."""
+    n = len(b)
+    report_work(FACTORISATION_WORK * n**3 + n**2 * b.shape[1])
+    matrix[np.diag_indices(n)] += alpha
+    with blas_threads(many=n >= LARGE_MATRIX):
+        factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
+        return cho_solve(factor, b, check_finite=False)
 
 
 def _solve_by_cholesky(matrix: Any, b: np.ndarray, alphas: np.ndarray) -> np.ndarray:

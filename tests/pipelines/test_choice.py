@@ -12,6 +12,7 @@ from reservoir_cache import CacheError, Entry, FeatureStore, SplitFeatures
 from reservoir_pipelines import ReservoirClassifier, export, extract, fit, predict
 from reservoir_pipelines.estimators.predictor import ArrayColumns
 from reservoir_pipelines.fitting import fit as fit_module
+from reservoir_pipelines.fitting import statistics as statistics_module
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import candidates_of_fit
@@ -26,14 +27,14 @@ from reservoir_pipelines.fitting.select import better_baseline, choose_fit, fit_
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError, held_out_units
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit
-from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
 from reservoir.column import RAW, Column, parse_columns
 from reservoir.errors import InputError
 from reservoir.options import FitOptions
 from reservoir.readouts.penalties import FIXED_ALPHA
 from reservoir.tasks.task import Task, Tokens
-from reservoir.tasks.words import texts_of
+from reservoir.tasks.words import codes_of, texts_of
 
 MODEL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
 
@@ -116,6 +117,27 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     fewer = replace(source, some={"train": np.arange(0, known.rows["train"], 2)})
     thinned = fit_source(LogisticFitter(**settings, repeats=3), fewer)
     assert len(thinned.sample_scores()) == rows and thinned.results[0].readout == "logistic"
+
+
+def test_with_many_equations_some_rows_show_which_penalties_are_worth_trying(tmp_path, monkeypatch):
+    x, y = motifs(300, 0.6)
+    np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 3)
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max", **MODEL)
+    known = FitData.open_entries(features).known
+    options = FitOptions(select="valid")
+    fitter = candidates_of_fit(known, options).fitter
+    source = known.source(parse_columns("embed/max"))
+    exact = fitter.fit(source)
+    monkeypatch.setattr("reservoir_pipelines.fitting.ridge_fitter.MANY_EQUATIONS", 10)
+    monkeypatch.setattr("reservoir.readouts.sweep.CHOICE_SAMPLES", 90)
+    few = fitter.fit(source)
+    accuracies = {result.alpha: result.valid_score for result in exact.results}
+    assert len(few.results) <= 3 < len(exact.results) and few.result.valid_score > exact.result.valid_score - 0.05
+    assert all(result.valid_score == pytest.approx(accuracies[result.alpha]) for result in few.results)
+    # Penalties that the user names are all tried, and so are those of named tasks and of other callers.
+    named = candidates_of_fit(known, replace(options, alphas="1e-2:1e4:9")).fitter
+    assert len(named.fit(source).results) == 9
+    assert len(replace(fitter, narrows=False).fit(source).results) == len(exact.results)
 
 
 def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_path, monkeypatch):
@@ -330,6 +352,34 @@ def test_k_mers_are_counted_as_by_scikit_learn_in_all_rows():
     ):
         with pytest.raises(ValueError, match=problem):
             Statistic(**fields)
+
+
+def test_tf_idf_is_that_of_scikit_learn():
+    draw = np.random.default_rng(0)
+    vocabulary = [f"{a}{b}" for a in "Aàbcdeßg" for b in range(200)] + [".", ",", "!"]
+    share = draw.dirichlet(np.full(len(vocabulary), 0.3))
+    texts = [" ".join(draw.choice(vocabulary, 40, p=share)) for _ in range(90)]
+    blocks = [codes_of("", texts[start : start + 30]) for start in (0, 30, 60)]
+    task = Task(name="own", form=Tokens(9), max_tokens=300, classes=2, alphabet=" Ab")
+    (statistic,) = learn_statistics(task, lambda: blocks)
+    pattern = r"\w+|[^\w\s]"
+    assert 600 < len(statistic.words) < 1000  # all words; equally frequent ones would be left out in another order
+    reference = TfidfVectorizer(sublinear_tf=True, token_pattern=pattern).fit(texts)
+    assert list(statistic.words) == reference.get_feature_names_out().tolist()
+    np.testing.assert_allclose(statistic.idf, reference.idf_, rtol=1e-12)
+    new = codes_of("", ["ünknown", "A1 a1 A2, . .", *texts[:5]])
+    expected = reference.transform(texts_of(*new)).toarray()
+    np.testing.assert_allclose(statistic(*new), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [3, 10])
+def test_tf_idf_has_the_most_frequent_words(limit, monkeypatch):
+    monkeypatch.setattr(statistics_module, "MAX_FEATURES", limit)
+    texts = [" ".join("abcdefghijkl"[:length]) for length in range(1, 13)]
+    task = Task(name="own", form=Tokens(9), max_tokens=300, classes=2, alphabet=" ab")
+    (statistic,) = learn_statistics(task, lambda: [codes_of("", texts)])
+    reference = TfidfVectorizer(token_pattern=r"\w+", max_features=limit).fit(texts)
+    assert list(statistic.words) == reference.get_feature_names_out().tolist()
 
 
 @pytest.mark.parametrize("kind", ["composition", "tf-idf", "summary statistics"])

@@ -14,6 +14,7 @@ from reservoir_cache import STORES
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
+from reservoir_pipelines.fitting import ridge_fitter
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.evaluate import Test
@@ -104,6 +105,9 @@ def test_a_single_penalty_is_not_used_for_the_raw_input(extracted, tmp_path):
 def test_a_second_fit_uses_stored_moments_and_reads_no_training_features(extracted, fitted, monkeypatch):
     from reservoir_cache import SplitFeatures
 
+    assert not [*extracted.entry.glob("moments/*")]  # so small a column has none
+    monkeypatch.setattr(ridge_fitter, "SMALL_WORK", 0)
+    assert fit(extracted, **PLAIN).table == fitted.table
     plain = SplitFeatures.blocks
 
     def refuse(self, column, *shards):
@@ -481,6 +485,7 @@ def test_random_labels_give_chance_accuracy_and_uniform_p_values():
 
 @pytest.mark.parametrize("classes", [0, 3])
 def test_refit_adds_the_moments_of_valid_and_does_not_read_train_again(tiny_gpt2, tmp_path, classes, monkeypatch):
+    monkeypatch.setattr(ridge_fitter, "SMALL_WORK", 0)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((400, 6, 2)).astype(np.float32)
     y = x[:, :, 0].mean(axis=1) + 0.1 * rng.standard_normal(400)
@@ -531,7 +536,7 @@ def test_balanced_weights_count_the_rows_that_a_readout_is_fitted_to():
     assert RidgeFitter(**settings).targets(source).class_weights == train != both
 
 
-def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
+def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path, monkeypatch):
     settings = {"backbone": str(tiny_gpt2), "cache": tmp_path, "layers": "final", "pool": "mean"}
     extracted = extract("digits", limit=600, **settings)
     source, targets = ColumnSource(EntryView(extracted.store, KNOWN), Column("final", "mean")), Targets(1, 10)
@@ -540,6 +545,8 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     numbers = assign_folds(source, 3, 10)
     folds = [*fold_blocks(source, numbers)]
     expected += fold_moments(folds, targets, 3)
+    assert stored_moments(source, targets, source.blocks("train")) is None  # so few take no time
+    monkeypatch.setattr(ridge_fitter, "SMALL_WORK", 0)
     for _ in range(2):  # computed, then read from the entry
         found = stored_moments(source, targets, source.blocks("train"))
         found += stored_moments(source, targets, folds, numbers)

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from reservoir_pipelines import extract, fit, predict, prepare
-from reservoir_pipelines.fitting import select
+from reservoir_pipelines.fitting import forecast_fitter, select
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.fitter import ColumnFit
 from reservoir_pipelines.fitting.folds import time_folds
-from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, weight_beside
 from reservoir_pipelines.fitting.results import Result
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit
@@ -247,9 +247,38 @@ def test_a_fit_must_be_better_in_most_folds():
         return ColumnFit(columns=(), results=(), best=0, solve=None, sample_scores=lambda: np.repeat(differences, 3))
 
     level, units = scored(np.zeros(10)), np.arange(30)
-    assert fitter.wins_most_folds(scored([1.0] * 8 + [-1.0] * 2), level, units)
-    assert not fitter.wins_most_folds(scored([100.0] * 7 + [-1.0] * 3), level, units)
+    assert fitter.wins_most_folds(scored([1.0] * 6 + [-1.0] * 4), level, units)
+    assert not fitter.wins_most_folds(scored([100.0] * 5 + [-1.0] * 5), level, units)
     assert not fitter.wins_most_folds(scored([1.0] * 9 + [-10.0]), level, units)
+
+
+def test_hidden_states_are_weighted_with_the_raw_past(tmp_path, monkeypatch):
+    path = write(tmp_path, series())
+    extraction = extracted(path)
+
+    def forecasts(columns, weight=None):
+        monkeypatch.setattr(forecast_fitter, "weight_beside", lambda *_: weight)
+        result = fit(extraction, columns=columns, out=tmp_path / f"{weight}")
+        assert (result.best.readout == forecast_fitter.WEIGHTED) == (columns != "raw")
+        return np.array([prediction.label for prediction in predict(tmp_path / f"{weight}", path)])
+
+    of_raw, of_states, between = (forecasts("block01/last+raw", weight) for weight in (0, 1, 0.25))
+    assert np.abs(of_raw - of_states).max() > 1e-3
+    np.testing.assert_allclose(of_raw, forecasts("raw"), rtol=1e-5)
+    np.testing.assert_allclose(between, 0.75 * of_raw + 0.25 * of_states, rtol=1e-5)
+
+
+def test_a_weight_is_that_of_least_squares_within_each_fold():
+    draw = np.random.default_rng(0)
+    others, scores, noise = draw.normal(size=(3, 40, 2))
+    labels = others + 0.3 * (scores - others) + 0.1 * noise
+    halves = [slice(20), slice(20, 40)]
+    by_lstsq = [
+        np.linalg.lstsq((scores - others)[half].reshape(-1, 1), (labels - others)[half].ravel())[0] for half in halves
+    ]
+    assert weight_beside(others, scores, labels, 2) == pytest.approx(float(np.mean(by_lstsq)))
+    assert weight_beside(others, scores, 2 * scores - others, 2) == 1
+    assert weight_beside(others, others, labels, 2) == 0
 
 
 def test_the_command_line_prints_a_line_for_each_step(tmp_path, call, monkeypatch):

@@ -18,7 +18,7 @@ from reservoir.readouts.moments import accumulate, fold_moments, training_moment
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, extended_alphas, parse_alphas
 from reservoir.readouts.products import Arithmetic, blas_threads, products_on
 from reservoir.readouts.ridge import KernelMatrix, gather, path_from_moments, ridge_by_definition, ridge_path
-from reservoir.readouts.sweep import cross_sweep, sweep
+from reservoir.readouts.sweep import best_for_some, cross_sweep, sweep
 
 ALPHAS = DEFAULT_ALPHAS[::3]
 
@@ -222,10 +222,21 @@ def test_small_matrices_are_multiplied_by_one_thread():
             assert threads() == 2
 
 
-def test_single_penalty_equals_that_penalty_among_others():
+@pytest.mark.parametrize("few", [[1], [1, 4, 5]])
+def test_few_penalties_equal_those_among_others(few):
     x = features(20, 50, "offset")
-    several, one = (KernelMatrix(x).path(labels(x, 1), alphas) for alphas in (ALPHAS, ALPHAS[[1]]))
-    np.testing.assert_allclose(one.coef[0], several.coef[1], rtol=1e-7, atol=1e-12)
+    several, some = (KernelMatrix(x).path(labels(x, 1), alphas) for alphas in (ALPHAS, ALPHAS[few]))
+    np.testing.assert_allclose(some.coef, several.coef[few], rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [120, 400])
+def test_some_samples_show_which_penalty_is_the_best(width, monkeypatch):
+    train, valid = task(300, width, 3)
+    monkeypatch.setattr("reservoir.readouts.sweep.CHOICE_SAMPLES", 150)
+    alphas = np.geomspace(1e-2, 1e6, 25)
+    number = best_for_some([train], [valid], Targets(1, 3), alphas, samples=300)
+    of_all = sweep([train], [valid], Targets(1, 3), alphas)
+    assert of_all.accuracy[number] > of_all.accuracy.max() - 0.05
 
 
 def task(rows, width, classes, outputs=1, seed=0):

@@ -10,6 +10,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from reservoir.backbones import find, load_backbone, load_native, weights_digest
+from reservoir.backbones.generic import generic_family
+from reservoir.backbones.loading import check_memory
 from reservoir.batches import token_batches
 from reservoir.column import Column
 from reservoir.reservoir import Reservoir, load_model
@@ -317,6 +319,54 @@ def test_a_layer_that_is_not_what_transformers_calls_so_is_refused(tmp_path, mon
 
     monkeypatch.setattr(model, "forward", with_other_layers)
     assert "hidden states" in outcome(load_backbone, str(folder), "pretrained")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of_head"),
+    [
+        ("embed_out.weight", True),  # of the class that the configuration names
+        ("gpt_neox.embed_out.weight", True),
+        ("gpt_neox.embed_in_norm.weight", False),
+        ("gpt_neox.layers.0.gate.weight", False),
+        ("unusual_head.weight", False),
+    ],
+)
+def test_a_tensor_that_the_model_lacks_is_refused_unless_it_is_of_a_head(name, is_of_head, tmp_path):
+    folder = save("gpt_neox", tmp_path / "gpt_neox")
+    expected = load_backbone(str(folder), "pretrained")
+    tensors = {f"gpt_neox.{key}": value for key, value in load_file(folder / "model.safetensors").items()}
+    save_file(tensors | {name: torch.ones(20, WIDTH)}, folder / "model.safetensors", metadata={"format": "pt"})
+    if is_of_head:
+        assert weights_digest(load_backbone(str(folder), "pretrained")) == weights_digest(expected)
+    else:
+        assert name in outcome(load_backbone, str(folder), "pretrained")
+
+
+def test_a_head_that_only_the_named_class_has_is_no_part_of_the_model(tmp_path):
+    folder = save("splinter", tmp_path / "splinter")
+    with_head = transformers.SplinterForQuestionAnswering.from_pretrained(folder)
+    with_head.save_pretrained(tmp_path / "with_head")
+    names = load_file(tmp_path / "with_head" / "model.safetensors")
+    assert any(name.startswith("splinter_qass.") for name in names)  # no usual name of a head
+    loaded = load_backbone(str(tmp_path / "with_head"), "pretrained")
+    assert weights_digest(loaded) == weights_digest(load_backbone(str(folder), "pretrained"))
+    config = json.loads((tmp_path / "with_head" / "config.json").read_text())
+    config["architectures"] = ["SplinterModel"]
+    (tmp_path / "with_head" / "config.json").write_text(json.dumps(config))
+    assert "extra weight splinter_qass" in outcome(load_backbone, str(tmp_path / "with_head"), "pretrained")
+
+
+def test_masks_that_a_model_builds_count_as_memory():
+    def sized(positions):
+        attention = {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 2}
+        return transformers.GPTNeoConfig(hidden_size=WIDTH, max_position_embeddings=positions, **attention)
+
+    family = generic_family(sized(300))
+    masks = sum(buffer.nbytes for buffer in family.loader.build(sized(300)).buffers())
+    assert family.loader.size(sized(300)).buffer_bytes == masks >= 2 * 300**2
+    family = generic_family(sized(2**22))
+    assert family.loader.size(sized(2**22)).parameters < 2**27
+    assert "of memory" in outcome(check_memory, "x", family, sized(2**22), torch.float32)
 
 
 def test_a_model_that_calls_its_blocks_in_another_way_is_refused(tmp_path, monkeypatch):

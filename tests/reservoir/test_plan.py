@@ -24,7 +24,7 @@ from reservoir.plan import (
     resolve,
     resolve_model,
 )
-from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
+from reservoir.plan.columns import FEWER_KERNEL_POOLINGS, KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -120,17 +120,21 @@ def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
 @pytest.mark.parametrize("values", [15, 32, 500])
 def test_many_rows_have_fewer_kernels_then_fewer_columns(values):
     task = replace(SERIES, form=Vectors(1), max_tokens=values)
-    plans = [plan_of(task, rows) for rows in (10, 3000, 3001, 10_000, 50_000, 10**5, 10**6)]
-    assert [plan.reservoir.backbone for plan in plans] == ["kernels"] * 2 + ["kernels:width=256"] * 5
+    plans = [plan_of(task, rows) for rows in (10, 6144, 6145, 24_577, 50_000, 10**5, 10**6)]
+    backbones = ["kernels"] * 2 + ["kernels:width=512"] + ["kernels:width=256"] * 4
+    assert [plan.reservoir.backbone for plan in plans] == backbones
     assert all(plan.layers == ("embed",) and plan.reservoir.stride == 1 for plan in plans)
     assert all(plan.reasons["layers"] == "the backbone has no blocks" for plan in plans)
     widths = [sum(tokens * width for tokens, width in plan.shapes.values()) for plan in plans]
     sizes = [width * (4 if plan.store == "float32" else 2) for plan, width in zip(plans, widths, strict=True)]
     assert sizes == sorted(sizes, reverse=True)
-    assert widths[:3] == [1024 * 12, 1024 * 12, 256 * 12]
-    assert plans[-1].poolings == (("compete8", "above3") if values == 500 else ("std", "max"))
+    assert widths[:4] == [1024 * 12, 1024 * 12, 512 * 12, 256 * 12]
+    # All columns stand side by side, however many rows there are.
+    assert all({*plan.columns} == {*plan.candidates[-1]} for plan in plans)
+    assert all(default_columns(plan.candidates) == plan.candidates[0] for plan in plans)
+    assert plans[-1].poolings == FEWER_KERNEL_POOLINGS[0 if values == 500 else -1]
     # Rows that only have test labels take room on disk too.
-    of_test = resolve(task, ExtractOptions(), {"train": 500, "test": 7000})
+    of_test = resolve(task, ExtractOptions(), {"train": 500, "test": 35_000})
     assert of_test.reservoir.backbone == "kernels:width=512"
 
 
@@ -187,18 +191,19 @@ def test_default_layers_of_many_rows_are_fewer_under_given_poolings():
     ids=kind_of,
 )
 @pytest.mark.parametrize("rows", [600, 1500, 2900, 4000, 20_000, 200_000])
-def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows):
+def test_default_columns_of_every_kind_fit_their_limit_or_the_input(task, rows):
     plan, all_columns = plan_of(task, rows), plan_of(task, 10)
     values = task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
     size = rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
     fewest = ("embed/all",), ("embed/around4",), ("embed/std", "embed/max")
-    assert size <= max(2e8, 16 * rows * values) or names_of(plan.columns) in fewest
+    limit = 1e9 if plan.reservoir.backbone.startswith("kernels") and not task.labels_each_token else 2e8
+    assert size <= max(limit, 16 * rows * values) or names_of(plan.columns) in fewest
     assert bool(plan.more) == (plan.columns != all_columns.columns)
     more = f"--layers {','.join(all_columns.layers)} --pool {','.join(all_columns.poolings)} takes"
     assert not plan.more or (more in plan.note and "GB" in plan.note)
     for option, name in (("layers", "layers"), ("pool", "poolings")):  # what the budget changed, its reason says
         reason, changed = plan.reasons[option], getattr(plan, name) != getattr(all_columns, name)
-        assert ("200 MB" in reason or "windows" in reason) == changed
+        assert (f"{limit / 1e6:,.0f} MB" in reason or "windows" in reason) == changed
     if rows <= 3000:
         assert {*plan.columns} <= set(itertools.chain.from_iterable(plan.candidates))
     assert not plan_of(task, rows, pool=",".join(plan.poolings), layers=",".join(plan.layers)).more

@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from reservoir.backbones import load_backbone, weights_digest
-from reservoir.backbones.stored import _block_of_groups, expanded
+from reservoir.backbones.stored import _block_of_groups, check_method, expanded, is_finite
 from reservoir.errors import InputError
+from tests.refusals import outcome
 from tests.reservoir.models import save
 
 FP8 = torch.float8_e4m3fn
@@ -62,6 +63,25 @@ def test_groups_of_compressed_tensors_have_one_size_of_blocks():
     for blocks in (([128, 128], [64, 64]), ([128, 128], None)):
         with pytest.raises(ValueError, match="several kinds"):
             _block_of_groups(groups(*blocks))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_that_are_not_finite_are_found_without_copies(dtype):
+    values = torch.randn(300, 500).to(dtype)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        assert is_finite(values) and is_finite(values[:0])
+    assert sum(max(0, event.self_cpu_memory_usage) for event in profile.events()) < 1000
+    for bad in ("nan", "inf", "-inf"):
+        damaged = values.clone()
+        damaged[7, 3] = float(bad)
+        assert not is_finite(damaged)
+
+
+def test_weights_that_were_rotated_are_refused(tmp_path):
+    settings = LAYOUTS["compressed"][3]
+    check_method("x", settings | {"transform_config": {}})
+    rotations = {"config_groups": {"R1": {"type": "hadamard"}}}
+    assert "transforms" in outcome(check_method, "x", settings | {"transform_config": rotations})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -91,7 +91,15 @@ def load_extractor(
         require_tokenizer(task, None)
     rows = draw_rows(prepared, options.limit)
     units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
-    model = load_model(task, plan.reservoir, plan.device, plan.compute, units=units, stream=options.stream)
+    model = load_model(
+        task,
+        plan.reservoir,
+        plan.device,
+        plan.compute,
+        units=units,
+        stream=options.stream,
+        reader=plan.reader,
+    )
     if task.labels_text_tokens:
         entry_tokens = EntryTokens.read(prepared, task, rows, model)
     for split, index in rows.items():  # refuse rows that are shorter than a window

@@ -158,8 +158,9 @@ def _logistic(
     if step is None:
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
-    some = {"train": np.arange(0, all_rows, step)} if step > 1 else raw.some
-    return [(replace(raw, some=some), _logistic_of(fitter))]
+    # Rows that are all the same as those of the ridge baseline have features in memory.
+    source = replace(raw, some={"train": np.arange(0, all_rows, step)}) if step > 1 else raw
+    return [(source, _logistic_of(fitter))]
 
 
 def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSource[KnownSplit]:

@@ -12,6 +12,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds, default_columns, readout_candidates
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, KERNEL_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
+from reservoir.readouts.products import LARGE_MATRIX
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.fitting.fit_data import Known
@@ -27,6 +28,7 @@ RACED_COLUMNS = 4  # default columns from which a race saves time
 RACED_ROWS = 2000  # training rows from which a race saves time
 RACE_SHARE = 1 / 10  # of the training rows are in the race
 MIN_RACE_ROWS, MAX_RACE_ROWS = 600, 5000
+RACED_WIDTH = LARGE_MATRIX  # features and rows from which the time of two columns is worth a race
 RACE_VALID_ROWS = 2000  # most validation rows in the race, if these choose the readout
 
 
@@ -71,7 +73,9 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     sources = [known.source(names) for names in columns]
     curve_sizes = _curve_sizes(options, rows["train"])
     # Columns race (are fitted to some rows first) if they are many. Those that the user names are all fitted to all.
-    may_race = named is None and options.select == "auto" and len(columns) >= RACED_COLUMNS
+    widest = max(source.width() for source in sources)
+    are_wide = len(columns) > 1 and min(widest, rows["train"]) >= RACED_WIDTH
+    may_race = named is None and options.select == "auto" and (len(columns) >= RACED_COLUMNS or are_wide)
     may_race &= not every_column
     may_race &= not task.horizon  # random rows have no folds in time
     race = _race(known, groups, cross_validated=bool(folds)) if may_race else None
@@ -82,8 +86,11 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     chooses = not folds or folds_can_choose(sources[0], task.classes)
     if not chooses:
         fitter, race = fitter.with_fixed_penalty(), None
-    # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
+    # A named task is a benchmark of the reservoir, with exact sweeps over all penalties. On the user's own data, few
+    # penalties are tried on all of many rows, and a baseline is saved if it is better.
     is_own_data = task.name not in TASKS
+    if is_own_data and isinstance(fitter, RidgeFitter) and not (options.alphas or task.horizon):
+        fitter = replace(fitter, narrows=True)
     return Candidates(
         all_columns=columns,
         default=default_columns(columns, task) if named is None else None,

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from reservoir.column import RAW, joined_name
 from reservoir.readouts.linear import SCORE_WORK
 from reservoir.readouts.products import listening
-from reservoir.readouts.tridiagonal import REDUCTION_WORK
+from reservoir.readouts.sweep import CHOICE_SAMPLES
+from reservoir.readouts.tridiagonal import FACTORISATION_WORK, FEW_PENALTIES, REDUCTION_WORK
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
+from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.source import KNOWN, Source
 from reservoir_pipelines.output import Meter, count_text, meter, notify, size_text, time_text
 
@@ -35,6 +37,7 @@ class RidgeSize:
     penalties: int
     folds: int = 0
     repeats: int = 1
+    tries_few: bool = False  # whether some samples choose the penalties that are tried on all
 
     @property
     def has_kernel(self) -> bool:
@@ -52,13 +55,13 @@ class RidgeSize:
         if self.has_kernel:
             products = n**2 * w / 2
             if not self.folds:
-                path = REDUCTION_WORK * n**3 + n**2 * t * (1 + a) + n * w * a * t
+                path = self._solving(n) + n**2 * t * (1 + a) + n * w * a * t
                 return products + path + self._scoring(self.held_out, w)
             return products + self.repeats * self._folds(n * (self.folds - 1) // self.folds)
         # Otherwise: the products of features X' X and X' Y, which each repeat of the folds computes again.
         products = n * w**2 / 2 + n * w * (t + 1)
         if not self.folds:
-            path = REDUCTION_WORK * w**3 + w**2 * t * (1 + a)
+            path = self._solving(w) + w**2 * t * (1 + a)
             return products + path + self._scoring(self.held_out, w)
         return self.repeats * (products + self._folds(w))
 
@@ -66,8 +69,14 @@ class RidgeSize:
         """Return the multiplications of all folds, each with a system of some ``size``, and of their scores."""
         held_out, coded = self.samples // self.folds, self.penalties * self.targets
         # Either all solutions are rotated, or the rows that they score, whichever are fewer.
-        system = REDUCTION_WORK * size**3 + size**2 * (self.targets + min(held_out, coded))
+        system = self._solving(size) + size**2 * (self.targets + min(held_out, coded))
         return self.folds * system + self._scoring(self.samples, size)
+
+    def _solving(self, size: int) -> float:
+        """Return the multiplications of a system of some ``size`` for all penalties, or for the promising ones."""
+        if self.tries_few:
+            return FEW_PENALTIES * FACTORISATION_WORK * size**3
+        return REDUCTION_WORK * size**3
 
     def _scoring(self, samples: int, width: int) -> float:
         """Return the multiplications of the scores of some samples under all penalties."""
@@ -105,6 +114,7 @@ def size_of(source: Source, fitter: Fitter) -> RidgeSize:
         penalties=fitter.settings,
         folds=fitter.folds,
         repeats=fitter.repeats,
+        tries_few=isinstance(fitter, RidgeFitter) and fitter.tries_few(samples["train"], source.width()),
     )
 
 
@@ -134,6 +144,10 @@ def announce(known: Known, candidates: Candidates) -> None:
         sizes.append(size_of(known.source((RAW,)), fitter))
     estimate = cost_line(sizes)
     first_line = f"fit {known.task.name}: {_in_words(candidates, known.rows['train'])}"
+    if any(size.tries_few for size in sizes):
+        first_line += (
+            f"; {fitter.settings} penalties tried on {CHOICE_SAMPLES:,} rows, the best and two more on all"
+        )
     notify(first_line, *([estimate] if estimate else []))
 
 

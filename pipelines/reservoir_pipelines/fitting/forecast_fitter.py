@@ -30,12 +30,24 @@ CHANGES = "ridge of changes"  # the readout of the changes from the last value
 # the first two 0.984 and 1.07 times.
 MEAN = "mean of both ridges"
 LAST_VALUE = "the last value"
-# Share of the folds in which the hidden state must improve forecasts of the raw past. A few large errors, as in a
-# crisis, move a standard error. Of 124 forecasts of generated, UCR and economic series, 27 were better than those of
-# the raw past and 1 was worse; with one standard error 38 and 9, with two 20 and 2, and larger errors on average.
-FOLDS_WON = 0.8
+# The readout that adds to the forecasts of the raw past a share of what the hidden state changes in them. A forecast of
+# two models in between has smaller errors than either where they err differently (Bates and Granger 1969).
+WEIGHTED = "weighted with raw"
+# Share of the folds in which the weighted forecasts must be better than those of the raw past: few large errors, as in
+# a crisis, move a standard error. On 124 forecasts of generated, UCR and economic series, errors were 0.845 times those
+# of one ridge of the raw past (geometric mean, ratios limited to 0.61 to 1.65), and 6 were more than 2% larger. Without
+# weights, and in 0.8 of the folds, they were 0.849 times as large, and 13 were more than 2% larger.
+FOLDS_WON = 0.6
 PLAIN_PERIOD = 0.8  # largest squared error, relative to that of the last value, of a period that is plain
 PERIOD_ROWS = 10_000  # newest training windows in which a period is looked for
+
+
+@dataclass(frozen=True)
+class RawPart:
+    """The source of the raw past, and its features in a source that may have others beside them."""
+
+    source: RawSource[KnownSplit]
+    features: slice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +63,26 @@ class ForecastFitter(RidgeFitter):
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to the labels, and to their changes from the last value if it is a feature; choose one.
 
-        The mean of the best of both is one more choice.
+        The mean of the best of both is one more choice. Columns beside the raw past are weighted with it.
         """
+        fits = self._fit_values_and_changes(source)
+        best = max(fits, key=lambda fit: fit.result.sort_key)
+        raw = raw_part_of(source)
+        if raw and raw.source is not source:
+            of_raw = max(self._fit_values_and_changes(raw.source), key=lambda fit: fit.result.sort_key)
+            best = self._weighted(source, best, of_raw, raw)
+            fits.append(best)
+        results = tuple(result for fit in fits for result in fit.results)
+        return replace(best, results=results, best=results.index(best.result))
+
+    def _fit_values_and_changes(self, source: Source) -> list[ColumnFit]:
+        """Return the fit of the labels, that of their changes if the last value is a feature, and the mean of both."""
         blocks = in_memory_if_small(RereadableBlocks(all_blocks, (source,)))
         fits = [self._fit_labels(source, blocks, None)]
         if last_value := last_value_of(source):
             fits.append(self._fit_labels(source, blocks, last_value))
             fits.append(self._mean_of(source, fits[0], fits[1]))
-        best = max(fits, key=lambda fit: fit.result.sort_key)
-        results = tuple(result for fit in fits for result in fit.results)
-        return replace(best, results=results, best=results.index(best.result))
+        return fits
 
     def _fit_labels(
         self, source: Source, blocks: Iterable[Block], last_value: LastValue | None
@@ -97,8 +119,26 @@ class ForecastFitter(RidgeFitter):
 
         return _fit_without_penalty(source.columns, MEAN, self.targets(source), solve, held_out)
 
+    def _weighted(self, source: Source, fit: ColumnFit, of_raw: ColumnFit, raw: RawPart) -> ColumnFit:
+        """Return the fit whose forecasts lie between those of the raw past and those of a fit to a source."""
+        assert fit.held_out and of_raw.held_out, "folds in time hold out samples"
+        scores, labels = fit.held_out()
+        scores_of_raw, _ = of_raw.held_out()
+        weight = weight_beside(scores_of_raw, scores, labels, max(1, self.folds))
+        held_out = scores_of_raw + weight * (scores - scores_of_raw), labels
+
+        def solve() -> LinearReadout:
+            readout, readout_of_raw = fit.readout, of_raw.readout
+            assert isinstance(readout, LinearReadout) and isinstance(readout_of_raw, LinearReadout)
+            coef = weight * readout.coef
+            coef[raw.features] += (1 - weight) * readout_of_raw.coef
+            intercept = weight * readout.intercept + (1 - weight) * readout_of_raw.intercept
+            return replace(readout, coef=coef, intercept=intercept)
+
+        return _fit_without_penalty(source.columns, WEIGHTED, self.targets(source), solve, held_out)
+
     def with_setting_of(self, fit: ColumnFit) -> "ForecastFitter":
-        """Return a fitter that tries only the penalty of a fit; all of them for a mean, which has two."""
+        """Return a fitter that tries only the penalty of a fit; all of them for a mean of several readouts."""
         return self if fit.result.alpha is None else super().with_setting_of(fit)
 
     def units(self, source: Source) -> np.ndarray:
@@ -129,13 +169,36 @@ class ForecastFitter(RidgeFitter):
         return [TimeFold(max(1, train - self.gap), range(train, train + valid))]
 
 
+def weight_beside(others: np.ndarray, scores: np.ndarray, labels: np.ndarray, folds: int) -> float:
+    """Return the weight of ``scores`` (n, T) beside those of another model, from 0 to 1, on consecutive ``folds``.
+
+    In a fold, the squared errors of others + w (scores - others) are least for
+
+        w = sum (labels - others) (scores - others) / sum (scores - others)^2 .
+
+    The mean over the folds, each limited to 0 to 1, depends less on a few large errors than the weight of all samples.
+    """
+    weights: list[float] = []
+    for in_fold in np.array_split(np.arange(len(labels)), folds):
+        differences = scores[in_fold] - others[in_fold]
+        size = np.sum(np.square(differences))
+        product = np.sum((labels[in_fold] - others[in_fold]) * differences)
+        weights.append(float(np.clip(product / size, 0, 1)) if size > 0 else 0.0)
+    return float(np.mean(weights))
+
+
 def last_value_of(source: Source) -> LastValue | None:
     """Return the feature that holds the last value before the forecast; None if the raw past is no feature."""
-    parts = source.parts if isinstance(source, JoinedSource) else (source,)
+    raw = raw_part_of(source)
+    return _value_before(raw.source, 1, raw.features.start) if raw else None
+
+
+def raw_part_of(source: Source) -> RawPart | None:
+    """Return the raw past among the features of a source; None if it is no feature."""
     first = 0  # number of the first feature of a part
-    for part in parts:
+    for part in source.parts if isinstance(source, JoinedSource) else (source,):
         if isinstance(part, RawSource) and part.columns == (RAW,):
-            return _value_before(part, 1, first)
+            return RawPart(part, slice(first, first + part.width()))
         first += part.width()
     return None
 

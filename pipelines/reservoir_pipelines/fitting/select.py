@@ -112,9 +112,13 @@ def fit_columns(known: KnownColumns, candidates: Candidates) -> tuple[list[Colum
     fitter = candidates.fitter
     if candidates.race is None:
         return _fit_each("fit", known, candidates.columns, fitter), ()
-    # All columns are fitted to some of the rows, and the best third to all rows.
-    fits = _fit_each("race", candidates.race, candidates.columns, fitter.without_wider_grid())
-    ranked = sorted(fits, key=lambda fit: fit.result.sort_key, reverse=True)
+    # All columns are fitted to some of the rows, and the best third to all rows. The one that would be chosen after the
+    # race is the default, unless another is clearly better.
+    raced = fitter.without_wider_grid()
+    fits = _fit_each("race", candidates.race, candidates.columns, raced)
+    units = raced.units(candidates.race.source(candidates.columns[0]))
+    first = choose_fit(fits, units, candidates.default)
+    ranked = sorted(fits, key=lambda fit: (fit is first, fit.result.sort_key), reverse=True)
     excluded = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
     remaining = [
         columns for columns, fit in zip(candidates.columns, fits, strict=True) if fit.result not in excluded

@@ -398,6 +398,13 @@ class RawSource(EntrySamples[S]):
         """Return 1, or the number of tokens if every token has a label."""
         return self.task.readout_tokens if self.task.labels_each_token else 1
 
+    def width(self) -> int:
+        """Return the number of features of a sample."""
+        # All rows have as many, and a single one takes no time.
+        split = self.view.splits[0]
+        first = self.view.raw(split).take(self.view[split].index[:1])
+        return self._features(first.x, first.lengths).shape[-1]
+
     def blocks(self, split: S) -> Iterator[Block]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
         if split not in self._memory:
@@ -406,11 +413,10 @@ class RawSource(EntrySamples[S]):
 
     def _computed(self, split: S) -> Iterator[Block]:
         """Yield the blocks of `blocks`, computed from stored sequences."""
-        features = self.features or partial(raw_features, self.task, self.scaling)
         labels = self.view[split].labels[self.selected_rows(split)]
         start = 0  # the first row of the part that is read
         for x, lengths in self.rows(split):
-            values = features(x, lengths)
+            values = self._features(x, lengths)
             labels_of_part = labels[start : start + len(x)]
             if self.task.labels_each_token:
                 values = with_tokens(values, labels_of_part.shape[1])
@@ -418,6 +424,11 @@ class RawSource(EntrySamples[S]):
             values_of_tokens = values if values.ndim == 3 else values[:, None]
             yield samples(values_of_tokens, labels_of_part)
             start += len(x)
+
+    @property
+    def _features(self) -> InputFeatures:
+        """The function that computes the features of stored sequences."""
+        return self.features or partial(raw_features, self.task, self.scaling)
 
     def rows(self, split: S) -> Iterator[Block]:
         """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
