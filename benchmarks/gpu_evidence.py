@@ -55,7 +55,7 @@ STAGES = {
     "ceilings": Stage(ceilings, 60),
     "tests": Stage(tests, 300),
     "extract": Stage(extraction, 420),
-    "training": Stage(training, 120),
+    "training": Stage(training, 180),
     "headline": Stage(headline, 90, needs_data=True),
     "fit": Stage(fitting, 240),
     "bits": Stage(partial(science, tasks=("bit-memory",)), 400),

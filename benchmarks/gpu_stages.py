@@ -28,6 +28,7 @@ from train import our_model, our_steps, product_flops, rows_of
 
 from reservoir.column import Column
 from reservoir.options import ExtractOptions
+from reservoir.training.captured import WARM_UP
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
@@ -65,7 +66,7 @@ FULL = Scale(
     backbone="gpt2",
     series_backbone="kernels",
     tokens=(64, 512, 1024),
-    train_shapes=((64, 256), (512, 32), (1024, 16), (64, 8)),
+    train_shapes=((64, 8), (64, 256), (512, 32), (1024, 16)),
     seconds=10.0,
     most_rows=500_000,
     matrix=8192,
@@ -167,19 +168,24 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def seconds_per_call(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Return the mean seconds of a call, after one as a warm-up, from calls that take ``seconds`` in all."""
+def seconds_per_call(
+    work: Callable[[], object], device: torch.device, seconds: float, calls: int = 8
+) -> float:
+    """Return the mean seconds of a call, after one as a warm-up, from calls that take ``seconds`` in all.
+
+    The host waits for the device after every ``calls`` calls.
+    """
     work()
     wait(device)
-    started, calls = time.perf_counter(), 0
+    started, finished = time.perf_counter(), 0
     while True:
-        for _ in range(8):
+        for _ in range(calls):
             work()
-        calls += 8
+        finished += calls
         wait(device)
         elapsed = time.perf_counter() - started
         if elapsed >= seconds:
-            return elapsed / calls
+            return elapsed / finished
 
 
 def ceilings(context: Context) -> None:
@@ -379,26 +385,29 @@ def kernel_table(extractor: Extractor, context: Context) -> dict[str, Any]:
 
 
 def training(context: Context) -> None:
-    """Measure steps per second of training, eager and compiled."""
+    """Measure steps per second of training: as they are, captured in CUDA graphs, and compiled."""
     scale, device = context.scale, context.device
+    on_gpu = device.type == "cuda"
     for tokens, batch in scale.train_shapes:
-        for compiled in (False, True):
-            name = f"{tokens} tokens, {batch} rows" + (", compiled" if compiled else "")
-            if context.evidence.has("training", name) or (compiled and device.type == "cpu"):
+        for form in ("", ", captured", ", compiled"):
+            name = f"{tokens} tokens, {batch} rows{form}"
+            if context.evidence.has("training", name) or (form and not on_gpu):
                 continue
             split = rows_of(tokens, batch)
             depth = None if scale is FULL else 1
             model = our_model(tokens, depth, device.type, "auto", 0.1)
-            run = our_steps(model, split, batch, 0.1, compiled)
-            run(3)  # warm up
-            wait(device)
-            started = time.perf_counter()
-            run(scale.steps)
-            wait(device)
-            speed = scale.steps / (time.perf_counter() - started)
-            flops = product_flops(model, tokens, batch)
+            run = our_steps(
+                model, split, batch, 0.1, form == ", compiled", may_capture=form == ", captured"
+            )
+            run(WARM_UP + 1)  # with the capture of a step
+            seconds = seconds_per_call(partial(run, scale.steps), device, scale.seconds / 2, calls=1)
             context.evidence.add(
-                "training", name, steps_per_second=speed, flops_per_step=flops, compute=model.compute
+                "training",
+                name,
+                card=torch.cuda.get_device_name(device) if on_gpu else "CPU",
+                steps_per_second=scale.steps / seconds,
+                flops_per_step=product_flops(model, tokens, batch),
+                compute=model.compute,
             )
 
 

@@ -35,6 +35,7 @@ from reservoir.options import TrainOptions
 from reservoir.plan.rates import TRAIN_RATE
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
+from reservoir.training.captured import WARM_UP, capture_on_gpu
 from reservoir.training.rows import StoredRows, TrainingRows, raw_batch
 from reservoir.training.steps import FPTSteps
 from reservoir.training.trainer import Processes, Trainer
@@ -62,16 +63,22 @@ def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout
 
 
 def our_steps(
-    model: LoadedModel, split: Split, batch: int, dropout: float, compiled: bool
+    model: LoadedModel,
+    split: Split,
+    batch: int,
+    dropout: float,
+    compiled: bool,
+    *,
+    may_capture: bool = True,
 ) -> Callable[[int], None]:
-    """Return a function that runs a number of further steps, as `train` does."""
+    """Return a function that runs a number of further steps, as `train` does; its steps are captured where they can."""
     if compiled:
         compile_blocks(model.fpt.backbone.blocks)
     convert = partial(raw_batch, model, None)
     rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
-    engine = FPTSteps(
-        model.fpt, model.fpt, rows, TrainOptions(batch=batch, dropout=dropout), TRAIN_RATE, 0, Processes()
-    )
+    options = TrainOptions(batch=batch, dropout=dropout, compiled=compiled)
+    capture = capture_on_gpu(model, options, Processes(), print) if may_capture else None
+    engine = FPTSteps(model.fpt, model.fpt, rows, options, TRAIN_RATE, 0, Processes(), capture=capture)
 
     def run(steps: int) -> None:
         # validation is not measured
@@ -232,7 +239,7 @@ def main() -> None:
             del exact
             runs.append(their_steps(theirs.train(), split, batch, device))
         for run in runs:
-            run(1)
+            run(WARM_UP + 1)  # with the capture of a step
         speeds = [
             statistics.median(s) for s in zip(*turns(runs, arguments.steps, arguments.rounds), strict=True)
         ]

@@ -49,9 +49,12 @@ class FPT(nn.Module):
             nn.init.orthogonal_(self.output.weight, GAIN, generator=torch.Generator().manual_seed(seed))
             nn.init.zeros_(self.output.bias)
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits (batch, readout_tokens, outputs, max(classes, 1)) of right-padded sequences, float32."""
-        hidden = self.backbone(self.inputs(x), lengths, self.task.readout_tokens)
+    def forward(self, x: Tensor, lengths: Tensor, is_full: bool | None = None) -> Tensor:
+        """Return the logits (batch, readout_tokens, outputs, max(classes, 1)) of right-padded sequences, float32.
+
+        ``is_full`` says whether all tokens are real; with None the lengths decide, which may wait for a GPU.
+        """
+        hidden = self.backbone(self.inputs(x), lengths, self.task.readout_tokens, is_full)
         return self.logits(Last().of(HiddenStates(hidden, lengths, self.task.readout_tokens)))
 
     def logits(self, pooled: Tensor) -> Tensor:

@@ -152,9 +152,15 @@ class Backbone(nn.Module):
         is_real = torch.arange(tokens, device=lengths.device) < lengths[:, None]
         # Of a mask of tokens, transformers reads whether it has zeros, which waits for a GPU, and makes a mask of pairs
         # if it has some. Where padding is known, the mask of pairs is made here, without waiting.
-        takes_pairs = self.family.takes_pair_mask and attention_name(self.model.config) == "sdpa"
-        if is_full is False and takes_pairs and devices.on_gpu(lengths.device):
-            return is_real[:, None, None].repeat(1, 1, tokens, 1)
+        if is_full is False and self.family.takes_pair_mask and devices.on_gpu(lengths.device):
+            pairs = is_real[:, None, None].repeat(1, 1, tokens, 1)
+            name = attention_name(self.model.config)
+            if name == "sdpa":
+                return pairs
+            if name == "eager":  # which adds the mask to its scores
+                return torch.zeros(pairs.shape, device=pairs.device).masked_fill(
+                    ~pairs, torch.finfo(torch.float32).min
+                )
         return is_real.to(torch.int64)
 
     def set_compute(self, dtype: torch.dtype) -> None:

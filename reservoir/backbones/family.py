@@ -251,7 +251,7 @@ class Family:
     shape: Callable[[Any], Shape]  # returns the shape of a configuration
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1
     # at real tokens and None if no token is padding. With ``takes_pair_mask``, it may also be a mask of pairs, of bool
-    # (batch, 1, queries, keys), for attention that sees all real tokens.
+    # (batch, 1, queries, keys), for attention that sees all real tokens; or, if attention adds it, of float.
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
     takes_pair_mask: bool = False
     blocks: str  # path of the list of blocks inside the model; empty for a family without blocks
@@ -276,6 +276,9 @@ class Family:
     divides_scores: bool = True  # whether attention divides scores by the square root of a head's width
     # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.
     allows_bfloat16: bool = True
+    # Whether the code of the model may read values of tensors, for which a GPU waits. Its training steps cannot be
+    # captured in CUDA graphs then.
+    reads_values: bool = False
     is_generic: bool = False  # whether nobody has described it by hand, see `reservoir.backbones.generic`
 
 

@@ -148,6 +148,7 @@ def generic_family(config: Any) -> Family:
         native_input=parts.words if takes_embeddings else "front_end" if reads else "",
         reads=reads,
         is_generic=True,
+        reads_values=True,  # nobody knows
     )
 
 
@@ -162,7 +163,7 @@ def names_with_heads(config: Any) -> frozenset[str]:
 
     names: set[str] = set()
     for name in getattr(config, "architectures", None) or ():
-        named = getattr(transformers, str(name), None)
+        named: Any = getattr(transformers, str(name), None)
         # Only classes of this kind of model are built; they may need settings that the configuration lacks.
         is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
         if is_model and named.config_class is type(config):

@@ -296,6 +296,7 @@ def _audio(name: str) -> Family:
         feedforward=("feed_forward",),
         queries="attention.q_proj",
         keys="attention.k_proj",
+        reads_values=True,  # where tokens are padded
     )
 
 
@@ -371,7 +372,7 @@ FAMILIES = (
         queries="attention.q_lin",
         keys="attention.k_lin",
     ),
-    _bert("longformer", attention="", takes_pair_mask=False),
+    _bert("longformer", attention="", takes_pair_mask=False, reads_values=True),
     # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only block by block.
     _bert(
         "mpnet",

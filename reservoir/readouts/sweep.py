@@ -124,13 +124,12 @@ def best_for_some(
     samples.
     """
     generator = np.random.default_rng(0)
-    drawn: list[tuple[np.ndarray, ...]] = []
-    for block in train:
-        is_drawn = generator.random(len(block[0])) < CHOICE_SAMPLES / samples
-        drawn.append(tuple(array[is_drawn] for array in block))
-    some = [tuple(np.concatenate(arrays) for arrays in zip(*drawn, strict=True))]
-    share = len(some[0][0]) / samples
-    return sweep(some, valid, targets, alphas * share, feature_weights=feature_weights).best
+    drawn: list[Block] = []
+    for x, y in train:
+        is_drawn = generator.random(len(x)) < CHOICE_SAMPLES / samples
+        drawn.append((x[is_drawn], y[is_drawn]))
+    share = sum(len(x) for x, _ in drawn) / samples
+    return sweep(drawn, valid, targets, alphas * share, feature_weights=feature_weights).best
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,32 +1,65 @@
 """Batches of rows, the endless sequence of rows that training reads, and standardised targets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reservoir.batches import to_tokens
+from reservoir import devices
+from reservoir.batches import padded_lengths, to_tokens
 from reservoir.random import epoch_order
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Split
 
 Rows = Callable[[np.ndarray], Split]  # argument: positions (n,) in an endless sequence of rows
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Rows on the device: right-padded input of the first layer, labels (rows, readout_tokens, outputs), lengths."""
+    """Rows: right-padded input of the first layer, labels (rows, readout_tokens, outputs), lengths.
+
+    ``is_full`` says whether no row is padded. If it is None, the lengths decide, and reading them may wait for a GPU.
+    """
 
     x: Tensor
     y: Tensor
     lengths: Tensor
+    is_full: bool | None = None
+
+    @property
+    def shapes(self) -> tuple[torch.Size, torch.Size, bool | None]:
+        """What decides which kernels a step on these rows has."""
+        return self.x.shape, self.y.shape, self.is_full
+
+    def to(self, device: torch.device) -> "TrainingBatch":
+        """Return these rows on a device."""
+        on_device = (tensor.to(device, non_blocking=True) for tensor in (self.x, self.y, self.lengths))
+        return TrainingBatch(*on_device, self.is_full)
+
+    def empty_on(self, device: torch.device) -> "TrainingBatch":
+        """Return memory on a device for rows of these shapes."""
+        empty = (torch.empty_like(tensor, device=device) for tensor in (self.x, self.y, self.lengths))
+        return TrainingBatch(*empty, self.is_full)
+
+    def copy_(self, rows: "TrainingBatch") -> None:
+        """Replace these rows by others of the same shapes, in the same memory."""
+        self.x.copy_(rows.x, non_blocking=True)
+        self.y.copy_(rows.y, non_blocking=True)
+        self.lengths.copy_(rows.lengths, non_blocking=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRows:
-    """Data of a training run: endless training rows, rows to score (``scored`` at a time), and their conversion."""
+    """Data of a training run: endless training rows, rows to score (``scored`` at a time), and their conversion.
+
+    ``convert`` returns rows on the host, in page-locked memory if the model is on a GPU. It may run in any thread.
+    """
 
     train: Rows
     valid: Split
@@ -59,16 +92,39 @@ class StoredRows:
 
 
 def raw_batch(model: LoadedModel, scaling: Scaling | None, rows: Split) -> TrainingBatch:
-    """Return stored sequences as input of the input layer, on the device of the model."""
+    """Return stored sequences as input of the input layer of a model."""
     x, lengths = to_tokens(model, scaling, rows.x, rows.lengths)
-    x = np.ascontiguousarray(x[:, : int(lengths.max())])
-    return to_batch(replace(rows, x=x, lengths=lengths), model.device)
+    tokens = int(lengths.max())
+    if not devices.on_gpu(model.device):
+        return to_batch(replace(rows, x=x[:, :tokens], lengths=lengths), model.device)
+    # On a GPU there are few padded lengths, because the kernels of a step are captured or compiled for each.
+    if model.fpt.backbone.can_pad:
+        longest = max(tokens, model.fpt.task.max_tokens)
+        tokens = int(padded_lengths(np.array([tokens, longest]))[0])
+    padding = [(0, 0), (0, max(0, tokens - x.shape[1])), *[(0, 0)] * (x.ndim - 2)]
+    x = np.pad(x[:, :tokens], padding)
+    is_full = bool(lengths.min() == tokens)
+    return to_batch(replace(rows, x=x, lengths=lengths), model.device, is_full)
 
 
-def to_batch(rows: Split, device: torch.device) -> TrainingBatch:
-    """Return rows that are already input of the first layer, such as cached hidden states, on the device."""
+def to_batch(rows: Split, device: torch.device, is_full: bool | None = None) -> TrainingBatch:
+    """Return rows that are already input of the first layer, such as cached hidden states."""
     arrays = (rows.x, rows.y, rows.lengths.astype(np.int64))
-    return TrainingBatch(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
+    tensors = (devices.pinned(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays)
+    return TrainingBatch(*tensors, is_full)
+
+
+def read_ahead(read: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Yield what ``read`` returns for each item; another thread reads the next item meanwhile."""
+    with ThreadPoolExecutor(1) as reader:
+        previous: Future[Result] | None = None
+        for item in items:
+            reading = reader.submit(read, item)
+            if previous:
+                yield previous.result()
+            previous = reading
+        if previous:
+            yield previous.result()
 
 
 @dataclass(frozen=True)

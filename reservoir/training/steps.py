@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.batches import batches
+from reservoir.devices import pinned
 from reservoir.fpt import FPT
 from reservoir.options import TrainOptions
 from reservoir.random import random_key
 from reservoir.readouts.linear import Tally, Targets
-from reservoir.training.rows import TrainingBatch, TrainingRows
+from reservoir.training.rows import TrainingBatch, TrainingRows, read_ahead
 from reservoir.training.trainer import Processes
+
+Step = Callable[[TrainingBatch], Tensor]
+"""Takes a step on a batch, and returns its values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,51 +36,85 @@ class Score:
 
 @dataclass
 class FPTSteps:
-    """Training steps; ``forward(x, lengths)`` gives the logits of the model, or of its output layer.
+    """Training steps; ``forward(x, lengths, is_full)`` gives the logits of the model, or of its output layer.
 
     Forward pass j of step n has number ``j + accumulate * (rank + processes * n)`` in the endless
     sequence of rows and dropout draws. More processes, or more passes per step, therefore change only
     the number of rows of a step.
+
+    If steps have one forward pass and ``capture`` is given, ``capture(step)`` takes them, such as `CapturedSteps`.
     """
 
     model: FPT
-    forward: Callable[[Tensor, Tensor], Tensor]
+    forward: Callable[[Tensor, Tensor, bool | None], Tensor]
     rows: TrainingRows
     options: TrainOptions
     learning_rate: float
     seed: int
     ranks: Processes
     keeps_last: bool = False  # whether the last weights are kept instead of the best
+    capture: Callable[[Step], Step] | None = None
 
     def __post_init__(self) -> None:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._device = self._parameters[0].device
+        # The fused Adam computes the same with and without ``capturable``, which only allows its capture on a GPU.
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            self._parameters, lr=self.learning_rate, fused=True
+            self._parameters, lr=self.learning_rate, fused=True, capturable=self._device.type == "cuda"
         )
+        self._captured = self.capture(self._take_one_pass) if self.capture else None
         self._classes = self.model.task.classes
         self.names: tuple[str, ...] = ("loss", "accuracy", "norm") if self._classes else ("loss", "norm")
 
     def draw(self, step: int) -> list[TrainingBatch]:
-        """Return the batches of this process for the forward passes of a step."""
+        """Return the batches of this process for the forward passes of a step, on the host."""
         size = self.options.batch
         passes = (np.arange(number * size, (number + 1) * size) for number in self._passes(step))
         return [self.rows.convert(self.rows.train(numbers)) for numbers in passes]
 
     def take(self, step: int, batch: list[TrainingBatch]) -> Tensor:
-        """Take a step; return the loss and, for classes, the accuracy before the step, and the norm before clipping."""
-        # The gradients of all forward passes of the step add up; loss and accuracy are means over them.
+        """Take a step; return the loss and, for classes, the accuracy before the step, and the norm before clipping.
+
+        The values are valid until the next step.
+        """
+        numbers = self._passes(step)
+        if self._captured:
+            self._seed_dropout(numbers[0])
+            return self._captured(batch[0])
+        sums = self._begin()
+        for number, rows in zip(numbers, batch, strict=True):
+            self._seed_dropout(number)
+            self._add_pass(rows.to(self._device), sums, len(batch))
+        return self._finish(sums)
+
+    def _take_one_pass(self, rows: TrainingBatch) -> Tensor:
+        """Take a step of one forward pass on rows on the device, without seeding the dropout."""
+        sums = self._begin()
+        self._add_pass(rows, sums, 1)
+        return self._finish(sums)
+
+    def _seed_dropout(self, number: int) -> None:
+        """Let the dropout of a forward pass depend on its number alone."""
+        if self.options.dropout:
+            torch.manual_seed(random_key(self.seed, "dropout", number, size=8))
+
+    def _begin(self) -> Tensor:
+        """Remove the gradients of the step before; return zeros for the sums of loss and accuracy."""
         self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(len(self.names) - 1, device=batch[0].x.device)
-        for number, rows in zip(self._passes(step), batch, strict=True):
-            if self.options.dropout:
-                torch.manual_seed(random_key(self.seed, "dropout", number, size=8))
-            logits = self.forward(rows.x, rows.lengths)
-            loss = row_losses(logits, rows.y, self._classes).mean() / len(batch)
-            loss.backward()
-            with torch.no_grad():
-                sums[0] += loss
-                if self._classes:
-                    sums[1] += (logits.argmax(dim=-1) == rows.y).sum() / rows.y.numel() / len(batch)
+        return torch.zeros(len(self.names) - 1, device=self._device)
+
+    def _add_pass(self, rows: TrainingBatch, sums: Tensor, passes: int) -> None:
+        """Add the gradients, the loss and the accuracy of a forward pass; loss and accuracy are means over passes."""
+        logits = self.forward(rows.x, rows.lengths, rows.is_full)
+        loss = row_losses(logits, rows.y, self._classes).mean() / passes
+        loss.backward()
+        with torch.no_grad():
+            sums[0] += loss
+            if self._classes:
+                sums[1] += (logits.argmax(dim=-1) == rows.y).sum() / rows.y.numel() / passes
+
+    def _finish(self, sums: Tensor) -> Tensor:
+        """Change the parameters; return loss, accuracy and norm of the gradients."""
         self.ranks.average_gradients(self._parameters)
         norm = nn.utils.clip_grad_norm_(self._parameters, self.options.clip)
         self.optimizer.step()
@@ -103,12 +141,14 @@ class FPTSteps:
         # A line for each row: its loss, its predictions and, for two classes, its margins. Each process fills in the
         # rows of its batches, and the sum over the processes is the whole table.
         columns = 1 + outputs + (outputs if classes == 2 else 0)
-        table = torch.zeros(len(split), columns, dtype=torch.float64, device=self._parameters[0].device)
-        for number, rows in enumerate(batches(split.lengths, self.rows.scored)):
-            if number % self.ranks.count != self.ranks.rank:
-                continue
-            batch = self.rows.convert(split.take(rows))
-            logits, index = self.forward(batch.x, batch.lengths), torch.from_numpy(rows).to(table.device)
+        table = torch.zeros(len(split), columns, dtype=torch.float64, device=self._device)
+        own = [*batches(split.lengths, self.rows.scored)][self.ranks.rank :: self.ranks.count]
+        converted = read_ahead(lambda rows: self.rows.convert(split.take(rows)), own)
+        for rows, on_host in zip(own, converted, strict=True):
+            batch = on_host.to(self._device)
+            logits = self.forward(batch.x, batch.lengths, batch.is_full)
+            # From page-locked memory, so that the copy does not wait.
+            index = pinned(torch.from_numpy(rows), self._device).to(self._device, non_blocking=True)
             table[index, 0] = row_losses(logits, batch.y, classes).double()
             table[index, 1 : 1 + outputs] = (logits.argmax(-1) if classes else logits).flatten(1).double()
             if classes == 2:

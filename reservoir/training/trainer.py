@@ -4,18 +4,18 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reservoir import devices
 from reservoir.errors import FailedError, InputError, as_input_error
+from reservoir.training.rows import read_ahead
 
 BOUND = 1e4
 """A loss above this value counts as diverged."""
@@ -55,7 +55,7 @@ class Steps(Protocol):
         ...
 
     def take(self, step: int, batch: Any) -> Tensor:
-        """Take a step; return loss, other values, and the norm of the gradients, on the device."""
+        """Take a step; return loss, other values, and the norm of the gradients, on the device until the next step."""
         ...
 
     def validate(self, step: int) -> dict[str, float]:
@@ -65,6 +65,57 @@ class Steps(Protocol):
     def better(self, values: dict[str, float], best: dict[str, float]) -> bool:
         """Return whether a validation is better than the best one so far."""
         ...
+
+
+class ArrivingValues:
+    """The values of steps, which are read in order without waiting for the GPU that computes them.
+
+    Parameters
+    ----------
+    count : int
+        The number of values of a step.
+    device : torch.device
+        The device of the steps. The values of a GPU are copied to page-locked memory behind its steps.
+    make_event : callable, optional
+        Returns an event that tells when a copy has arrived, by default a `torch.cuda.Event` for a GPU, and none for a
+        CPU, whose values are there at once.
+    """
+
+    LIMIT = 128  # largest number of steps by which a GPU is behind, a tenth of a second or more
+
+    def __init__(
+        self, count: int, device: torch.device, make_event: Callable[[], Any] | None = None
+    ) -> None:
+        is_cuda = device.type == "cuda"
+        if make_event is None and is_cuda:
+            make_event = partial(torch.cuda.Event, blocking=True)  # a thread that waits for it sleeps
+        self._stream = torch.cuda.current_stream(device) if is_cuda else None
+        self._events = [make_event() for _ in range(self.LIMIT)] if make_event else []
+        self._places = torch.empty(self.LIMIT, count, pin_memory=is_cuda)
+        # Numbers of steps whose values were added, and of those that were read. Step n has place n modulo `LIMIT`.
+        self._added = 0
+        self._read = 0
+
+    def add(self, values: Tensor) -> None:
+        """Add the values of the next step, float32 on its device; a later step may replace them there."""
+        place = self._added % self.LIMIT
+        self._places[place].copy_(values, non_blocking=True)
+        if self._events:
+            self._events[place].record(self._stream)
+        self._added += 1
+
+    def arrived(self, most_missing: int = LIMIT - 1) -> Iterator[list[float]]:
+        """Yield the values of steps up to the first that has not arrived; wait while more than these are missing."""
+        while self._read < self._added:
+            place = self._read % self.LIMIT
+            if self._events:
+                event = self._events[place]
+                if self._added - self._read > most_missing:
+                    event.synchronize()
+                elif not event.query():
+                    return
+            self._read += 1
+            yield self._places[place].tolist()
 
 
 @dataclass
@@ -103,22 +154,17 @@ class Trainer:
     def _take(self, first: int, last: int) -> None:
         """Take the steps from ``first`` to ``last``; the data of a step is drawn while the step before it runs."""
         self.model.train()
-        # Reading a loss waits for the GPU, so several are read at once.
-        read_at_once = 16 if devices.on_gpu(next(self.model.parameters()).device) else 1
-        waiting: list[Tensor] = []
-        with ThreadPoolExecutor(1) as reader:
-            ahead = reader.submit(self.steps.draw, first)
-            for step in range(first, last):
-                batch = ahead.result()
-                if step + 1 < last:
-                    ahead = reader.submit(self.steps.draw, step + 1)
-                waiting.append(self.steps.take(step, batch))
-                if len(waiting) == read_at_once or step + 1 == last:
-                    # The last of the waiting steps has number ``step + 1``, because steps are reported from 1.
-                    for number, values in enumerate(torch.stack(waiting).tolist(), step + 2 - len(waiting)):
-                        self.report(number, dict(zip(self.steps.names, values, strict=True)))
-                        self._check("the loss", number, values[0], values[-1])
-                    waiting.clear()
+        device = next(self.model.parameters()).device
+        arriving = ArrivingValues(len(self.steps.names), device)
+        number = first + 1  # of the step that is reported next; steps are reported from 1
+        with closing(read_ahead(self.steps.draw, range(first, last))) as batches:
+            for step, batch in enumerate(batches, first):
+                arriving.add(self.steps.take(step, batch))
+                is_last = step + 1 == last
+                for values in arriving.arrived(most_missing=0) if is_last else arriving.arrived():
+                    self.report(number, dict(zip(self.steps.names, values, strict=True)))
+                    self._check("the loss", number, values[0], values[-1])
+                    number += 1
 
     def _validate(self, step: int, seconds: float) -> None:
         """Validate after ``step`` steps, and keep the new state; ``seconds`` is the time of all steps so far."""

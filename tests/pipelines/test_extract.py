@@ -17,7 +17,7 @@ from reservoir_cache import CacheError, Entry, folder_bytes, repair, writer
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
 from reservoir_pipelines.cli import run as command
-from reservoir_pipelines.extraction import entries, forecast, sharing
+from reservoir_pipelines.extraction import entries, estimate, sharing
 from reservoir_pipelines.extraction.spec import draw_rows
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from safetensors.torch import load_file, save_file
@@ -49,15 +49,15 @@ def small(cache, tiny_gpt2):
 
 def out_of_memory_above(rows, monkeypatch, *, after_batches=0):
     """Let the model run out of memory for batches of more rows, after some batches."""
-    features, batches = FPT.features, []
+    pooled_layers, batches = FPT.pooled_layers, []
 
     def limited(self, x, lengths, columns, *more):
         batches.append(len(x))
         if len(x) > rows and len(batches) > after_batches:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return features(self, x, lengths, columns, *more)
+        return pooled_layers(self, x, lengths, columns, *more)
 
-    monkeypatch.setattr(FPT, "features", limited)
+    monkeypatch.setattr(FPT, "pooled_layers", limited)
 
 
 def test_a_new_entry_that_does_not_fit_into_memory_gets_smaller_batches(small, monkeypatch, capsys, tmp_path):
@@ -268,12 +268,13 @@ def test_padding_is_below_five_percent(device, name):
 def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch):
     from reservoir.fpt import FPT
 
-    plain = FPT.features
+    plain = FPT.pooled_layers
 
     def huge(self, x, lengths, columns, *more):
-        return {name: values * 1e6 for name, values in plain(self, x, lengths, columns, *more).items()}
+        for pooled in plain(self, x, lengths, columns, *more):
+            yield {name: values * 1e6 for name, values in pooled.items()}
 
-    monkeypatch.setattr(FPT, "features", huge)
+    monkeypatch.setattr(FPT, "pooled_layers", huge)
     with pytest.raises(CacheError, match=r"embed/.*--store"):
         small(layers="embed", pool="last")
     assert np.isfinite(small(layers="embed", pool="last", store="float32")["train"]["embed/last"]).all()
@@ -287,7 +288,7 @@ def costly(monkeypatch, tiny_gpt2):
     """Replace the clock by one that advances with each token of the model (and padding), and with each written row."""
     from reservoir.fpt import FPT
 
-    now, plain, write = [0.0], FPT.features, writer._write
+    now, plain, write = [0.0], FPT.pooled_layers, writer._write
 
     def features(self, x, lengths, columns, *more):
         now[0] += 1e-3 * x.shape[0] * x.shape[1]
@@ -297,11 +298,11 @@ def costly(monkeypatch, tiny_gpt2):
         now[0] += 0.02 * len(next(iter(arrays.values())).values)
         return write(entry, split, block, arrays)
 
-    monkeypatch.setattr(FPT, "features", features)
+    monkeypatch.setattr(FPT, "pooled_layers", features)
     monkeypatch.setattr(writer, "_write", written)
-    monkeypatch.setattr(forecast, "clock", lambda: now[0])
-    monkeypatch.setattr(forecast, "processor", lambda: 2 * now[0])
-    monkeypatch.setattr(forecast.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(estimate, "clock", lambda: now[0])
+    monkeypatch.setattr(estimate, "processor", lambda: 2 * now[0])
+    monkeypatch.setattr(estimate.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     return now, {"backbone": str(tiny_gpt2), **SETTINGS}
 
 
@@ -343,8 +344,8 @@ def test_the_load_of_a_machine_changes_no_estimate_and_is_said(costly, letter_ta
     idle, speech = forecast_of(letter_table, **settings), capsys.readouterr().err
     assert "busy" not in speech
     # Ten times the wall time for the same processor time.
-    monkeypatch.setattr(forecast, "clock", lambda: 10 * now[0])
-    monkeypatch.setattr(forecast.os, "getloadavg", lambda: (20.0, 20.0, 20.0))
+    monkeypatch.setattr(estimate, "clock", lambda: 10 * now[0])
+    monkeypatch.setattr(estimate.os, "getloadavg", lambda: (20.0, 20.0, 20.0))
     busy = forecast_of(letter_table, **settings)
     assert (busy.processor_seconds, busy.load) == (pytest.approx(idle.processor_seconds), 20)
     assert busy.seconds == pytest.approx(idle.seconds)
@@ -353,8 +354,8 @@ def test_the_load_of_a_machine_changes_no_estimate_and_is_said(costly, letter_ta
 
 def test_the_trial_reads_batches_of_neighbouring_rows(costly, cache, tiny_gpt2, tmp_path, monkeypatch):
     _, settings = costly
-    drawn, trial = [], forecast._trial
-    monkeypatch.setattr(forecast, "_trial", lambda run, rows: drawn.append(rows) or trial(run, rows))
+    drawn, trial = [], estimate._trial
+    monkeypatch.setattr(estimate, "_trial", lambda run, rows: drawn.append(rows) or trial(run, rows))
     np.savez(tmp_path / "waves.npz", x=np.random.default_rng(0).normal(size=(3000, 4, 1)), y=np.arange(3000) % 2)
     forecast_of(str(tmp_path / "waves.npz"), batch_rows=50, **settings)
     assert [len(rows) for rows in drawn] == [50 * 2**n for n in range(len(drawn))] and len(drawn) > 1

@@ -11,6 +11,7 @@ import torch
 from reservoir_cache import verify
 from reservoir_pipelines import extract, fit, plan, predict, prepare, train, workers
 from reservoir_pipelines.extraction import entries, extractor
+from reservoir_pipelines.training import inputs
 
 from reservoir import batches
 from reservoir import plan as defaults
@@ -20,6 +21,7 @@ from reservoir.column import Column
 from reservoir.features import launch
 from reservoir.options import ExtractOptions
 from reservoir.tasks.task import Task, Vectors
+from reservoir.training import captured
 from tests.files import contents
 from tests.pipelines.test_native import write_sounds, write_texts
 from tests.reservoir.models import KINDS, make_fpt, save, save_with_extractor, save_with_tokenizer
@@ -181,6 +183,52 @@ def test_training_reaches_the_loss_of_the_cpu(compiled, tmp_path):
     ours = train("digits", device=DEVICE, compiled=compiled, cache=tmp_path / "gpu", **settings)
     theirs = train("digits", device="cpu", cache=tmp_path / "cpu", **settings)
     assert ours.valid_loss == pytest.approx(theirs.valid_loss, rel=1e-3)
+
+
+@pytest.fixture
+def ragged(tmp_path):
+    """Return options of short trainings on rows of 4 to 40 values, with dropout."""
+    draw = np.random.default_rng(0)
+    x, lengths = draw.normal(size=(90, 40, 2)).astype(np.float32), draw.integers(4, 41, 90)
+    np.savez(tmp_path / "rows.npz", x=x, y=np.arange(90) % 3, lengths=lengths)
+    settings: dict[str, Any] = {"backbone": "gpt2:n_layer=2,n_embd=64,n_head=2", "init": "random", "device": DEVICE}
+    return settings | {"task": str(tmp_path / "rows.npz"), "steps": 60, "eval_every": 20, "dropout": 0.2}
+
+
+@pytest.mark.parametrize(("compute", "tolerance"), [("float32", 1e-4), ("bfloat16", 2e-2)])
+def test_captured_training_takes_the_steps_of_ordinary_training(compute, tolerance, ragged, tmp_path, monkeypatch):
+    captures, capture = [], captured.CudaRecorder.capture
+    monkeypatch.setattr(
+        captured.CudaRecorder, "capture", lambda self, step: captures.append(step) or capture(self, step)
+    )
+    settings = ragged | {"compute": compute}
+    whole = train(**settings, run=tmp_path / "whole")
+    assert len(captures) > 1, "several lengths are captured"
+    train(**settings | {"steps": 27}, run=tmp_path / "stopped")
+    resumed = train(**settings, resume=True, run=tmp_path / "stopped")
+    monkeypatch.setattr(inputs, "capture_on_gpu", lambda *_: None)
+    ordinary = train(**settings, run=tmp_path / "ordinary")
+    for name, other in (("ordinary", ordinary), ("resumed", resumed)):
+        # Sums of gradients in another order may change the last bits; other dropout changes the first digits.
+        np.testing.assert_allclose(other.losses, whole.losses, rtol=tolerance)
+        sys.stdout.write(f"\n{compute}: losses of the {name} run have equal bits: {other.losses == whole.losses}")
+
+
+def test_training_goes_on_if_its_capture_fails(ragged, tmp_path, monkeypatch, capsys):
+    forward = inputs.PreparedInputs.forward
+
+    def wait_while_capturing(self, x, *arguments):
+        if torch.cuda.is_current_stream_capturing():
+            x.sum().item()
+        return forward(self, x, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inputs, "capture_on_gpu", lambda *_: None)
+        ordinary = train(**ragged, run=tmp_path / "ordinary")
+    monkeypatch.setattr(inputs.PreparedInputs, "forward", wait_while_capturing)
+    failed = train(**ragged, run=tmp_path / "failed")
+    np.testing.assert_allclose(failed.losses, ordinary.losses, rtol=2e-2)
+    assert capsys.readouterr().err.count("without CUDA graphs") == 1
 
 
 def test_a_readout_that_a_gpu_fits_predicts_what_that_of_the_cpu_predicts(tmp_path):

@@ -214,7 +214,7 @@ def test_no_thread_of_an_extraction_sees_tf32_however_the_threads_are_delayed(ca
         return call
 
     monkeypatch.setattr(SoundReader, "__call__", watched("load", SoundReader.__call__))
-    monkeypatch.setattr(FPT, "features", watched("compute", FPT.features))
+    monkeypatch.setattr(FPT, "pooled_layers", watched("compute", FPT.pooled_layers))
     call = partial(extract, sounds, backbone=str(folder), layers="final", pool="mean")
     torch.set_float32_matmul_precision("medium")
     before = torch.backends.cudnn.allow_tf32

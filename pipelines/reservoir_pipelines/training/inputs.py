@@ -15,9 +15,11 @@ from reservoir.plan import BATCH_TOKENS
 from reservoir.random import random_key
 from reservoir.tasks.source import fresh_rows
 from reservoir.tasks.task import Split
+from reservoir.training.captured import capture_on_gpu
 from reservoir.training.rows import Rows, StoredRows, TrainingBatch, TrainingRows, raw_batch, to_batch
 from reservoir.training.steps import FPTSteps
 from reservoir_pipelines.extraction.extract import extract
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.training.job import Job
 
 
@@ -47,7 +49,7 @@ def _check_flags(job: Job) -> None:
 
 
 class Inputs(ABC):
-    """The rows of each split, their conversion to batches, and the forward pass."""
+    """The rows of each split, their conversion to batches on the host, and the forward pass."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -58,11 +60,11 @@ class Inputs(ABC):
 
     @abstractmethod
     def convert(self, rows: Split) -> TrainingBatch:
-        """Return rows as a batch on the device."""
+        """Return rows as a batch."""
 
     @abstractmethod
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits of a batch (batch, tokens, ...)."""
+    def forward(self, x: Tensor, lengths: Tensor, is_full: bool | None) -> Tensor:
+        """Return the logits of a batch (batch, tokens, ...) on the device."""
 
     def own_rows(self, stored: Split) -> Rows | None:
         """Return the task's own way to draw the rows of a step from the stored ones, if it has one."""
@@ -90,6 +92,7 @@ class Inputs(ABC):
             model.settings.seed,
             self.job.ranks,
             keeps_last=self.job.keeps_last,
+            capture=capture_on_gpu(model, options, self.job.ranks, notify),
         )
 
     def _training_rows(self) -> Rows:
@@ -121,9 +124,9 @@ class PreparedInputs(Inputs):
         """Return sequences as input of the input layer."""
         return raw_batch(self.job.model, self.job.prepared.scaling, rows)
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, x: Tensor, lengths: Tensor, is_full: bool | None) -> Tensor:
         """Return the logits of the whole model."""
-        return self.job.model.fpt(x, lengths)
+        return self.job.model.fpt(x, lengths, is_full)
 
     def own_rows(self, stored: Split) -> Rows | None:
         """Return the task's own way to draw the rows of a step, which needs their symbols."""
@@ -161,9 +164,9 @@ class CachedInputs(Inputs):
         return self.job.standardised(Split(x=cached.read("final/last"), y=y, lengths=cached.lengths))
 
     def convert(self, rows: Split) -> TrainingBatch:
-        """Return hidden states on the device."""
+        """Return hidden states as a batch."""
         return to_batch(rows, self.job.model.device)
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, x: Tensor, lengths: Tensor, is_full: bool | None) -> Tensor:
         """Return the logits of the output layer."""
         return self.job.model.fpt.logits(x)
