@@ -139,7 +139,7 @@ def change_between_neighbours(labels: np.ndarray) -> float:
     """
     import pandas as pd
 
-    numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64)
+    numbers = np.asarray(pd.to_numeric(pd.Series(labels), errors="coerce"), np.float64)
     count = len(labels)
     if np.isfinite(numbers).all():
         # The mean square of the difference of two values at random is twice their variance.
