@@ -55,6 +55,9 @@ class Scale:
     steps: int  # of a measurement of training
     trainings: Mapping[str, int]  # steps by task
     seeds: int
+    fit_rows: int  # of a fit, at most
+    fit_width: int  # of its columns
+    systems: Sequence[int]  # columns of systems of equations
     headline: Mapping[str, Any]  # options of the headline row of MNIST
     headline_task: str
 
@@ -71,6 +74,9 @@ FULL = Scale(
     steps=200,
     trainings={"bit-memory": 40_000, "listops": 10_000, "mnist": 20_000, "cifar10": 400_000},
     seeds=3,
+    fit_rows=1_000_000,
+    fit_width=4096,
+    systems=(4096, 12_288),  # the latter as of MNIST's headline row
     headline={
         "param": {"window": 6, "stride": 2},
         "backbone": "gpt2",
@@ -91,6 +97,9 @@ SMOKE = Scale(
     steps=2,
     trainings={"digits": 4},
     seeds=1,
+    fit_rows=400,
+    fit_width=16,
+    systems=(64,),
     headline={
         "backbone": "gpt2:n_layer=2,n_embd=16,n_head=2",
         "init": "random",
@@ -244,10 +253,17 @@ class Case:
     tokens: int
     shortest: int | None = None
     dim: int = 4
+    compiled: bool = False  # on a GPU
 
     def extract_options(self, root: Path, context: Context) -> ExtractOptions:
         """Return the options of the extraction, with its cache in a folder."""
-        return ExtractOptions(**self.options, cache=root, device=context.device.type)
+        compiled = self.compiled and context.device.type == "cuda"
+        return ExtractOptions(
+            **self.options,
+            cache=root,
+            device=context.device.type,
+            compile_blocks="always" if compiled else "never",
+        )
 
 
 def cases(scale: Scale) -> Iterator[Case]:
@@ -260,7 +276,9 @@ def cases(scale: Scale) -> Iterator[Case]:
         "store": "float16",
     }
     for tokens in scale.tokens:
-        yield Case(f"all layers, {tokens} tokens", {**model, "layers": "all", "pool": "last,mean"}, tokens)
+        every_layer = {**model, "layers": "all", "pool": "last,mean"}
+        yield Case(f"all layers, {tokens} tokens", every_layer, tokens)
+        yield Case(f"all layers, {tokens} tokens, compiled", every_layer, tokens, compiled=True)
     short = scale.tokens[0]
     yield Case(f"2 columns, {short} tokens", {**model, "layers": "embed,block01", "pool": "mean"}, short)
     yield Case(

@@ -1,6 +1,7 @@
 """Training steps that a recorder captures equal the steps of an ordinary run; a fake recorder stands for the GPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,8 @@ from reservoir_pipelines.training.run_folder import RunFolder
 from safetensors.torch import load_file
 
 from reservoir import devices
+from reservoir.cuda_graphs import RepeatedBatches
+from reservoir.features import forward
 from reservoir.options import TrainOptions
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Split, Task, Vectors
@@ -281,3 +284,61 @@ def test_rows_are_read_one_item_ahead_in_order():
     with pytest.raises(ValueError, match="7"):
         next(results)
     assert 8 not in started or started == [5, 6, 7, 8]
+
+
+def test_small_batches_of_repeated_shapes_are_captured_and_have_the_features_of_others(monkeypatch):
+    task = Task(name="t", form=Vectors(4), max_tokens=40, classes=2)
+    model = load_model(task, Reservoir(**{name: MODEL[name] for name in ("backbone", "init")}), "cpu", "float32")
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(2, 41, 300)
+    x = draw.normal(size=(300, 40, 4)).astype(np.float32)
+    names = ("block01/mean", "final/last")
+    expected = forward(model, None, x, lengths, names, 1)
+    tape = BatchTape()
+    repeated = replace(model, repeated=RepeatedBatches(tape))
+    features = forward(repeated, None, x, lengths, names, 1)
+    assert tape.captures > 1 and tape.replays > tape.captures
+    for name in names:
+        assert np.array_equal(features[name], expected[name])
+    # Large batches run as usual.
+    monkeypatch.setattr("reservoir.features.MOST_TOKENS", 0)
+    forward(replace(model, repeated=RepeatedBatches(other := BatchTape())), None, x, lengths, names, 1)
+    assert other.runs == other.captures == 0
+
+
+def test_a_batch_that_cannot_be_captured_runs_without_a_graph_and_is_not_tried_again():
+    tape = BatchTape(error="not permitted")
+    batches = RepeatedBatches(tape)
+    x = torch.ones(2, 3)
+    with pytest.warns(UserWarning, match="not permitted"):
+        values = [batches(lambda tensors: 2 * tensors[0], [x], "double") for _ in range(20)]
+    assert tape.captures == 1 and all(torch.equal(value, 2 * x) for value in values)
+
+
+class BatchTape:
+    """Records batches as a GPU does: a replay computes on what the buffers hold, into the same tensors."""
+
+    def __init__(self, error=None):
+        self.runs = self.captures = self.replays = 0
+        self.error = error
+
+    def run(self, work):
+        self.runs += 1
+        return work()
+
+    def capture(self, work):
+        self.captures += 1
+        if self.error:
+            raise RuntimeError(self.error)
+        return BatchGraph(self, work)
+
+
+class BatchGraph:
+    def __init__(self, tape, work):
+        self.tape, self.work = tape, work
+        self.values = work()  # of which the memory alone is used
+
+    def replay(self):
+        self.tape.replays += 1
+        for name, value in self.work().items():
+            self.values[name].copy_(value)

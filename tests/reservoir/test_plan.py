@@ -33,6 +33,7 @@ from tests.refusals import outcome
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
 STEPS = replace(SERIES, parameters={"each": "token"}, readout_tokens=500)
+TEXTS = Task(name="letters.csv", form=Tokens(65), max_tokens=60, classes=3)
 PICTURES = Task(name="photos", form=Vectors(48), max_tokens=64, classes=3, pictures=32)
 
 
@@ -332,6 +333,19 @@ def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(given, mes
 def test_few_validation_rows_are_replaced_by_folds():
     assert default_folds(100, 999) == (5, 5) and default_folds(1000, 999) == (5, 1)
     assert default_folds(1001, 999) == (3, 1) and default_folds(100, 1000) == (0, 1)
+
+
+def test_blocks_are_compiled_on_a_gpu_if_a_run_is_long(monkeypatch):
+    def compiled(rows, **given):
+        return plan_of(TEXTS, rows, backbone="gpt2", init="random", input="orthogonal", **given).compiled
+
+    assert not compiled(10**9)  # on a CPU
+    assert "on GPUs only" in outcome(compiled, 10, compile_blocks="always")
+    monkeypatch.setattr("reservoir.devices.on_gpu", lambda device: True)
+    assert "cannot be compiled" in outcome(plan_of, SERIES, compile_blocks="always")
+    assert compiled(10**8) and not compiled(10**4)
+    assert compiled(10**4, compile_blocks="always") and not compiled(10**9, compile_blocks="never")
+    assert "operations" in plan_of(TEXTS, backbone="gpt2", init="random", input="orthogonal").reasons["compile_blocks"]
 
 
 @pytest.mark.parametrize(("tokens", "patch"), [(9, 9), (17, 9), (500, 9), (500, 2), (7, 1)])
