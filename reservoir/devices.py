@@ -79,7 +79,7 @@ def compile_blocks(blocks: nn.ModuleList) -> None:
         block.forward = compile_safely(block.forward)
 
 
-def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:
+def compile_safely(function: Any, *, dynamic: bool | None = None, fullgraph: bool = False) -> Any:
     """Return ``torch.compile`` of a function; raise `InputError` if others can have written its stored code."""
     # A folder of /tmp whose name anyone can guess and make. torch runs the code in it.
     folder = compiled_code_folder()
@@ -91,7 +91,7 @@ def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:
             f"{folder}: another user may have written the compiled code in it, which torch would run",
             "remove it, or set TMPDIR to a folder of your own",
         )
-    return torch.compile(function, dynamic=dynamic)
+    return torch.compile(function, dynamic=dynamic, fullgraph=fullgraph)
 
 
 def is_out_of_memory(error: Exception) -> bool:

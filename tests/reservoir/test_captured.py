@@ -281,3 +281,12 @@ def test_rows_are_read_one_item_ahead_in_order():
     with pytest.raises(ValueError, match="7"):
         next(results)
     assert 8 not in started or started == [5, 6, 7, 8]
+
+
+def test_the_forward_pass_is_one_graph_for_a_compiler():
+    task = Task(name="t", form=Vectors(2), max_tokens=12, classes=3)
+    fpt = load_model(task, Reservoir(backbone=MODEL["backbone"], init="random"), "cpu", "float32").fpt
+    whole = torch.compile(fpt, fullgraph=True, backend="eager")
+    x, lengths = torch.randn(3, 12, 2), torch.tensor([12, 7, 2])
+    logits = fpt(x, lengths, False)
+    assert torch.equal(whole(x, lengths, False), logits) and logits.std() > 0
