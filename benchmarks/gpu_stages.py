@@ -27,8 +27,8 @@ from torch.profiler import ProfilerActivity, profile
 from train import Form, our_model, our_steps, product_flops, rows_of
 
 from reservoir.column import Column
+from reservoir.cuda_graphs import WARM_UP
 from reservoir.options import ExtractOptions
-from reservoir.training.captured import WARM_UP
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
@@ -244,10 +244,17 @@ class Case:
     tokens: int
     shortest: int | None = None
     dim: int = 4
+    compiled: bool = False  # on a GPU
 
     def extract_options(self, root: Path, context: Context) -> ExtractOptions:
         """Return the options of the extraction, with its cache in a folder."""
-        return ExtractOptions(**self.options, cache=root, device=context.device.type)
+        compiled = self.compiled and context.device.type == "cuda"
+        return ExtractOptions(
+            **self.options,
+            cache=root,
+            device=context.device.type,
+            compile_blocks="always" if compiled else "never",
+        )
 
 
 def cases(scale: Scale) -> Iterator[Case]:
@@ -260,7 +267,9 @@ def cases(scale: Scale) -> Iterator[Case]:
         "store": "float16",
     }
     for tokens in scale.tokens:
-        yield Case(f"all layers, {tokens} tokens", {**model, "layers": "all", "pool": "last,mean"}, tokens)
+        every_layer = {**model, "layers": "all", "pool": "last,mean"}
+        yield Case(f"all layers, {tokens} tokens", every_layer, tokens)
+        yield Case(f"all layers, {tokens} tokens, compiled", every_layer, tokens, compiled=True)
     short = scale.tokens[0]
     yield Case(f"2 columns, {short} tokens", {**model, "layers": "embed,block01", "pool": "mean"}, short)
     yield Case(

@@ -25,6 +25,7 @@ BLOCKS, INPUT, RAW = (
     "raw input, linear",
 )
 NO_BLOCKS, KERNEL = "no transformer, ridge readout", "no transformer, arc-cosine kernel"
+TIED = "untrained attention alone, keys equal queries"
 # Tasks whose input layer has structure that another model would have to learn.
 STRUCTURE_GIVEN = ("listops",)
 OUTPUT_ONLY, FPT_RANDOM, FPT = "paper: output only, random GPT-2", "paper: FPT, random GPT-2", "paper: FPT"
@@ -60,6 +61,7 @@ class TaskResult:
     kernel: Score | None  # the same with the arc-cosine kernel
     input_alone: Score | None
     blocks: Score
+    tied: Score | None  # one layer of attention without feed-forward, whose keys equal its queries
     published: Mapping[str, float | None]  # by row of the recipe
     minutes: float  # processor minutes of one seed
 
@@ -94,6 +96,7 @@ def _task_result(folder: ReproductionFolder, rows: Mapping[str, Any], place: int
         kernel=_score(spots[KERNEL]),
         input_alone=_score(spots[INPUT]),
         blocks=_score(spots[BLOCKS]) or Score(float("nan"), (0, 0), 0),
+        tied=_score(spots[TIED]),
         published={name: spot["published"] for name, spot in spots.items() if spot["published"]},
         minutes=median(cell["cpu_seconds"] for cell in cells[BLOCKS]) / 60,
     )
@@ -125,12 +128,19 @@ def readme_table(by_task: Mapping[str, TaskResult]) -> str:
             f"{result.baseline:.1f}%",
             *(_marked(task, score) for score in (result.no_blocks, result.kernel)),
             str(result.input_alone or ""),
-            f"{result.blocks}{', all twelve blocks' if task == 'bit-xor' else ''}",
+            _with_blocks(task, result),
             *published,
             f"{result.minutes:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _with_blocks(task: str, result: TaskResult) -> str:
+    """Return the score with blocks, and that of attention whose keys equal its queries if it was measured."""
+    every_block = ", all twelve blocks" if task == "bit-xor" else ""
+    tied = f"; {result.tied}, attention alone, keys equal queries" if result.tied else ""
+    return f"{result.blocks}{every_block}{tied}"
 
 
 def _marked(task: str, score: Score | None) -> str:
@@ -142,7 +152,8 @@ def _marked(task: str, score: Score | None) -> str:
 def _linear_scores(task: str, result: TaskResult) -> str:
     """Return the scores of linear readouts of one task: without a transformer, and of the first block."""
     without = _marked(task, result.no_blocks)
-    return f"{without}, without a transformer; {result.blocks}" if without else str(result.blocks)
+    blocks = _with_blocks(task, result)
+    return f"{without}, without a transformer; {blocks}" if without else blocks
 
 
 def leaderboard_table(by_task: Mapping[str, TaskResult], published: Mapping[str, Mapping[str, str]]) -> str:
@@ -189,6 +200,10 @@ def draw_headline(figure: Figure, by_task: Mapping[str, TaskResult]) -> None:
         "no transformer, arc-cosine kernel": (
             ("X", COLOURS[3], 9),
             {task: result.kernel and result.kernel.mean for task, result in by_task.items()},
+        ),
+        "untrained attention alone, keys equal queries": (
+            ("*", COLOURS[0], 13),
+            {task: result.tied and result.tied.mean for task, result in by_task.items()},
         ),
         "with untrained blocks of GPT-2 small, exact readout": (
             ("o", COLOURS[0], 11),

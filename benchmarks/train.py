@@ -31,12 +31,13 @@ import torch
 from reservoir_pipelines.training.trainable import load_trainable
 from torch import Tensor, nn
 
+from reservoir.cuda_graphs import WARM_UP
 from reservoir.devices import compile_blocks, compile_safely
 from reservoir.options import TrainOptions
 from reservoir.plan.rates import TRAIN_RATE
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
-from reservoir.training.captured import WARM_UP, capture_on_gpu
+from reservoir.training.captured import capture_on_gpu
 from reservoir.training.rows import StoredRows, TrainingRows, raw_batch
 from reservoir.training.steps import FPTSteps
 from reservoir.training.trainer import Processes, Trainer

@@ -5,7 +5,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -60,7 +60,7 @@ def constant(values: Callable[..., list[Any]], arguments: tuple[int, ...], devic
     return _copied_constant(values, arguments, device)
 
 
-@lru_cache(maxsize=64)
+@cache  # all are kept, because CUDA graphs read their memory
 def _copied_constant(
     values: Callable[..., list[Any]], arguments: tuple[int, ...], device: torch.device
 ) -> Tensor:

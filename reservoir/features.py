@@ -10,6 +10,7 @@ from torch import Tensor
 
 from reservoir.batches import Batch, Loaded, load, load_tokens
 from reservoir.column import Column
+from reservoir.cuda_graphs import MOST_TOKENS
 from reservoir.devices import exact_products, fetch
 from reservoir.inputs.text_tokens import TokenPart
 from reservoir.pooling import find_pooling, masks_of
@@ -113,7 +114,7 @@ def _compute(
         x = x if model.convolution else x.contiguous()
     masks = {name: put(mask) for name, mask in batch.masks.items()}
     picked = [put(numbers) for numbers in vars(batch.picked).values()] if batch.picked else None
-    pooled_layers = model.fpt.pooled_layers(x, lengths, columns, batch.is_full, masks)
+    pooled_layers = _pooled_layers(model, x, lengths, columns, batch.is_full, masks)
     del x  # see `Backbone.run_layers`
     for pooled_columns in pooled_layers:
         for column, pooled in pooled_columns.items():
@@ -128,6 +129,26 @@ def _compute(
                 out[column][rows, tokens:] = 0
         yield True
     advance(len(picked[0] if picked else rows))
+
+
+def _pooled_layers(
+    model: LoadedModel,
+    x: Tensor,
+    lengths: Tensor,
+    columns: Sequence[Column],
+    is_full: bool,
+    masks: Mapping[str, Tensor],
+) -> Iterator[dict[Column, Tensor]]:
+    """Return the columns layer by layer, or of a small batch on a GPU all at once."""
+    if model.repeated is None or x.shape[0] * x.shape[1] > MOST_TOKENS:
+        return model.fpt.pooled_layers(x, lengths, columns, is_full, masks)
+
+    def compute(tensors: Sequence[Tensor]) -> dict[Column, Tensor]:
+        tokens, counts, *values = tensors
+        return model.fpt.features(tokens, counts, columns, is_full, dict(zip(masks, values, strict=True)))
+
+    settings = (*columns, is_full, *masks)
+    return iter([model.repeated(compute, [x, lengths, *masks.values()], settings)])
 
 
 def _at(places: Tensor, values: Tensor) -> Tensor:

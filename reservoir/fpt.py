@@ -1,10 +1,11 @@
 """The frozen pretrained transformer (FPT) of Lu et al. 2021, section 2.2: input layer, backbone and output."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from reservoir import devices
 from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.hidden_states import HiddenStates, RealTokens
@@ -12,7 +13,7 @@ from reservoir.inputs.counter import BracketCounter
 from reservoir.inputs.native import NativeInput
 from reservoir.inputs.random_input import InputLayer, NoInputLayer
 from reservoir.options import GAIN
-from reservoir.pooling import Last, find_pooling
+from reservoir.pooling import Last, Pooling, find_pooling
 from reservoir.random import generator
 from reservoir.tasks.task import Task
 
@@ -37,6 +38,9 @@ class FPT(nn.Module):
         self.task = task
         self.inputs = inputs
         self.backbone = backbone
+        # For compiled poolings: torch takes whole numbers inside a module, such as the K of a pooling, for constants.
+        self._poolings: dict[str, Pooling] = {}
+        self._compiled_pool: Callable[..., list[Tensor]] = self._pool_alone
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         # ``linear`` draws as `torch.nn.Linear` does, uniformly, but the same values on every machine.
         if output_init == "linear":
@@ -92,20 +96,68 @@ class FPT(nn.Module):
 
         A layer is pooled before the next one is computed, so that the hidden states of few layers are in memory.
         """
+        return self._pooled_layers(self.inputs(x), lengths, columns, is_full, masks or {})
+
+    def compile_for_gpu(self, rows: int, columns: Sequence[Column], masks: Collection[str] = ()) -> None:
+        """Compile blocks and poolings for `features` of ``columns``, which read ``masks``, on a GPU.
+
+        Code that torch makes may depend on the first batch that it sees, and must not depend on the block with which a
+        resumed run begins. So the first one is always a batch of ``rows`` sequences of full length.
+        """
+        self.backbone.compile_steps()
+        self._poolings = {column.pooling: find_pooling(column.pooling) for column in columns}
+        self._compiled_pool = devices.compile_safely(self._pool_alone, dynamic=True, fullgraph=True)
+        tokens = self.task.max_tokens
+        # torch takes sizes that are equal in the first batch for the same size.
+        rows = rows - 1 if rows == tokens else rows
+        device = self.output.weight.device
+        embeds = torch.zeros(rows, tokens, self.backbone.width, device=device)
+        lengths = torch.full((rows,), tokens, device=device)
+        every = {name: torch.ones(rows, tokens, dtype=torch.bool, device=device) for name in masks}
+        with torch.inference_mode():
+            for is_full in (True, False):
+                for _ in self._pooled_layers(embeds.clone(), lengths, columns, is_full, every):
+                    pass
+
+    def _pooled_layers(
+        self,
+        embeds: Tensor,
+        lengths: Tensor,
+        columns: Sequence[Column],
+        is_full: bool | None,
+        masks: Mapping[str, Tensor],
+    ) -> Iterator[dict[Column, Tensor]]:
+        """Yield the columns of each layer; see `pooled_layers`."""
         of_layer: dict[str, list[Column]] = {}
         for column in columns:
             of_layer.setdefault(column.layer, []).append(column)
-        embeds = self.inputs(x)
         real_tokens = RealTokens(lengths, embeds.shape[1], is_full, masks)
+        is_compiled = self.backbone.is_compiled_for(embeds)
         layers = self.backbone.run_layers(embeds, lengths, of_layer, is_full)
-        del x, embeds  # see `run_layers`
+        del embeds  # see `run_layers`
         for layer, hidden in layers:
-            yield self._pooled(hidden, real_tokens, of_layer.get(layer, ()))
+            of_this = of_layer.get(layer, ())
+            names = [column.pooling for column in of_this]
+            if is_compiled and names:
+                pooled = self._compiled_pool(hidden, lengths, is_full, masks, names)
+            else:
+                pooled = self._pool(hidden, real_tokens, [find_pooling(name) for name in names])
+            yield dict(zip(of_this, pooled, strict=True))
 
-    def _pooled(
-        self, hidden: Tensor, real_tokens: RealTokens, columns: Sequence[Column]
-    ) -> dict[Column, Tensor]:
-        """Return the columns of one layer."""
+    def _pool_alone(
+        self,
+        hidden: Tensor,
+        lengths: Tensor,
+        is_full: bool | None,
+        masks: Mapping[str, Tensor],
+        names: Sequence[str],
+    ) -> list[Tensor]:
+        """Return poolings of one layer; what layers could share is computed in the same kernels."""
+        real_tokens = RealTokens(lengths, hidden.shape[1], is_full, masks)
+        return self._pool(hidden, real_tokens, [self._poolings[name] for name in names])
+
+    def _pool(self, hidden: Tensor, real_tokens: RealTokens, poolings: Sequence[Pooling]) -> list[Tensor]:
+        """Return poolings of one layer."""
         sizes = self.task.readout_tokens, self.task.max_tokens
         states = HiddenStates(hidden, real_tokens.lengths, *sizes, self.inputs.special, real_tokens)
-        return {column: find_pooling(column.pooling).of(states) for column in columns}
+        return [pooling.of(states) for pooling in poolings]

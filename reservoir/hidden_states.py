@@ -1,7 +1,6 @@
 """The hidden states of one layer over the real tokens of right-padded sequences, which poolings summarise."""
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,15 +46,17 @@ class RealTokens:
             self._is_full = int(self.lengths.min()) == self.tokens
         return self._is_full
 
-    @cached_property
+    @property
     def positions(self) -> Tensor:
         """The numbers of the tokens, (tokens,)."""
-        return torch.arange(self.tokens, device=self.lengths.device)
+        return self.shared("positions", lambda: torch.arange(self.tokens, device=self.lengths.device))
 
-    @cached_property
+    @property
     def padding(self) -> Tensor | None:
         """Where tokens are padding, (batch, tokens, 1); None if all tokens are known to be real."""
-        return None if self._is_full else (self.positions >= self.lengths[:, None])[:, :, None]
+        if self._is_full:
+            return None
+        return self.shared("padding", lambda: (self.positions >= self.lengths[:, None])[:, :, None])
 
     def shared(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """Return what several layers need of these tokens, by its name, computed for the first one."""
@@ -114,6 +115,7 @@ class HiddenStates:
         self._special = special
         self._shared: dict[str, tuple[Tensor, ...]] = {}
         self._filled: dict[float, Tensor] = {}
+        self._ordered: Tensor | None = None
         # A compiled or exported graph must work for all lengths, and reading the lengths would wait
         # for a GPU.
         self.traced = torch.compiler.is_compiling() or values.requires_grad
@@ -125,7 +127,7 @@ class HiddenStates:
         """The numbers of the tokens, (tokens,)."""
         return self.real_tokens.positions
 
-    @cached_property
+    @property
     def padding(self) -> Tensor | None:
         """Where tokens are padding, (batch, tokens, 1); None if all tokens are known to be real."""
         # On the host, reading the lengths costs nothing.
@@ -190,12 +192,17 @@ class HiddenStates:
         constant = self.real_tokens.shared(f"value {value}", lambda: self.values.new_full((), value))
         return torch.where(self.padding, constant, values)
 
-    @cached_property
+    @property
     def ordered(self) -> Tensor:
         """The values of each channel in ascending order, (batch, width, tokens), with infinity at padding.
 
         Poolings of sorted values share it, because sorting takes longer than all else.
         """
+        if self._ordered is None:
+            self._ordered = self._sorted()
+        return self._ordered
+
+    def _sorted(self) -> Tensor:
         if not self.on_host:  # sorting along a dimension with strides is slow on GPUs
             return self.filled(float("inf")).transpose(1, 2).contiguous().sort(dim=2).values
         values = self.values.transpose(1, 2).clone(memory_format=torch.contiguous_format)
@@ -207,7 +214,7 @@ class HiddenStates:
     @property
     def is_ordered(self) -> bool:
         """Whether a pooling has sorted the values already."""
-        return "ordered" in vars(self)
+        return self._ordered is not None
 
     def ranked(self, rank: Tensor) -> Tensor:
         """Return the values of ranks (batch, ranks), from 0 for the smallest, as (batch, ranks, width)."""

@@ -66,7 +66,8 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     )
     id: str | None = option(None, "Column of row names, else id; in long form, of sequence names.")
     time: str | None = option(
-        None, "Column of times, else time or timestamp, which order the rows of an id (long form)."
+        None,
+        "Column of times, else time or timestamp, which order the rows of an id (long form) or of a log (--window).",
     )
     group: str | None = option(
         None, "Column of groups, each in one split, else group, subject or patient; for FASTA, see --label."
@@ -332,6 +333,11 @@ class FeatureOptions(LayerOptions, PrecisionOptions, panel="Features"):
         False, "Texts: store every token as a row of its own, with the label of its text if there is one."
     )
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
+    compile_blocks: str = option(
+        "auto",
+        "Compile the model and its poolings for a GPU: always, never, or auto (for long runs).",
+        one_of("auto", "always", "never"),
+    )
 
 
 class StreamOptions(Options, panel="Run"):

@@ -13,6 +13,7 @@ from torch import Tensor
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.backbones.backbone import Backbone
+from reservoir.cuda_graphs import CudaRecorder, RepeatedBatches
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT
@@ -139,6 +140,9 @@ class LoadedModel:
     # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
     convolution: KernelConvolution | PatchConvolution | None = None
     units: PatchUnits | None = None  # of ``--input patches``, which learns them from training rows
+    # Whether extraction runs compiled blocks, which change the last bits; see `FPT.compile_for_gpu`.
+    compiled: bool = False
+    repeated: RepeatedBatches | None = None  # what computes small batches on a GPU
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
@@ -154,11 +158,13 @@ def load_model(
     units: PatchUnits | None = None,
     stream: str = "never",
     reader: Reader | None = None,
+    *,
+    compiled: bool = False,
 ) -> LoadedModel:
     """Load or draw the model for a task, in evaluation mode on its device.
 
     ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`. The ``reader`` of native input is
-    opened here unless the plan of the same task has opened it.
+    opened here unless the plan of the same task has opened it. A streamed model is not ``compiled``.
     """
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
@@ -213,6 +219,8 @@ def load_model(
         compute=str(backbone.compute).removeprefix("torch."),
         convolution=convolution,
         units=units if settings.input == "patches" else None,
+        compiled=compiled and backbone.streamed is None,
+        repeated=None if compiled else _repeated_batches(place, backbone),
     )
 
 
@@ -229,8 +237,24 @@ def _convolution(
         return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
     if settings.input == "kernels" and not backbone.depth and not windows.plain:
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-        return KernelConvolution(windows, channels, backbone.width, settings.seed, settings.gain)
+        return KernelConvolution(
+            windows,
+            channels,
+            backbone.width,
+            settings.seed,
+            settings.gain,
+            channel_subsets=getattr(backbone.config, "channel_subsets", False),
+        )
     return None
+
+
+def _repeated_batches(device: torch.device, backbone: Backbone) -> RepeatedBatches | None:
+    """Return what captures small batches in CUDA graphs, if the device and the model allow it."""
+    # The models whose blocks compile are known to read no values of tensors inside them.
+    reads_values = backbone.family.reads_values or not backbone.family.compiles
+    if device.type != "cuda" or reads_values or backbone.streamed is not None:
+        return None
+    return RepeatedBatches(CudaRecorder(device))
 
 
 def _memory_limit(stream: str, device: torch.device) -> int | None:

@@ -89,6 +89,7 @@ class BackboneSpec(_Part):
     digest: str  # of the weights; for imported features, of the features
     gelu: str | None = None  # how GELU's tanh form is computed, for models that have it
     device: str | None = None  # "cuda" if a GPU computed the features
+    compiled: str | None = None  # "blocks" if compiled blocks and poolings computed them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir import devices
-from reservoir.backbones.block_loop import BlockLoop
+from reservoir.backbones.block_loop import BlockLoop, run_block
 from reservoir.backbones.family import GROUPS, Family, attention_name
 from reservoir.backbones.gpt2 import Projection
 from reservoir.backbones.streaming import StreamedBlocks
@@ -48,6 +48,7 @@ class Backbone(nn.Module):
         self.stored_digest: str | None = None
         # The blocks, if they are read from their file when they run.
         self.streamed: StreamedBlocks | None = None
+        self._step: Callable[..., Any] = run_block
         for path in family.unused:
             _replace(model, path, nn.Identity())
         if depth is not None:
@@ -100,8 +101,9 @@ class Backbone(nn.Module):
                 hidden = run()
             yield "embed", hidden[:, :tokens]
             return
+        step = self._step if self.is_compiled_for(embeds) else run_block
         # The blocks above the deepest requested layer do not run, nor the norm if nobody reads its output.
-        loop = BlockLoop(run, [*self.blocks], min(deepest, self.depth), precision)
+        loop = BlockLoop(run, [*self.blocks], min(deepest, self.depth), precision, step)
         # A model that nobody has described may change what leaves its last block in any way.
         run_again = run if self.family.is_generic else None
         del run, embeds  # batches of a streamed model wait in turn, and need their memory
@@ -186,6 +188,15 @@ class Backbone(nn.Module):
         if not self.family.blocks:
             return nn.ModuleList()
         return cast(nn.ModuleList, self.model.get_submodule(self.family.blocks))
+
+    def is_compiled_for(self, embeds: Tensor) -> bool:
+        """Return whether `run_layers` runs compiled blocks on vectors (batch, tokens, width)."""
+        # For a single row or token, torch would make other code, which depends on the first such batch.
+        return self._step is not run_block and min(embeds.shape[:2]) > 1
+
+    def compile_steps(self) -> None:
+        """Compile blocks for `run_layers`; equal ones share the code, which is right for all rows and tokens."""
+        self._step = devices.compile_safely(run_block, dynamic=True, fullgraph=True)
 
     def cut_above(self, layers: Collection[str]) -> None:
         """Drop the blocks above the deepest of ``layers``, and the last norm if nobody reads its output."""

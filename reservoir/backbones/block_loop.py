@@ -24,11 +24,14 @@ class BlockCall:
     named: Mapping[str, Any]
     by_name: bool  # whether the hidden states are the argument ``hidden_states``
 
-    def __call__(self, hidden: Tensor) -> Any:
-        """Return the output of the block."""
-        if self.by_name:
-            return self.block(*self.inputs, hidden_states=hidden, **self.named)
-        return self.block(hidden, *self.inputs, **self.named)
+
+def run_block(
+    block: nn.Module, hidden: Tensor, inputs: tuple[Any, ...], named: Mapping[str, Any], by_name: bool
+) -> Any:
+    """Return the output of a block; the arguments are the hidden states and the fields of `BlockCall`."""
+    if by_name:
+        return block(*inputs, hidden_states=hidden, **named)
+    return block(hidden, *inputs, **named)
 
 
 class _AllNotedError(Exception):
@@ -48,6 +51,8 @@ class BlockLoop:
         How many of them are needed.
     precision : context manager
         In which the model and each block run.
+    step : callable
+        `run_block`, or its compiled form.
     """
 
     def __init__(
@@ -56,9 +61,10 @@ class BlockLoop:
         blocks: Sequence[nn.Module],
         count: int,
         precision: AbstractContextManager[Any],
+        step: Callable[..., Any] = run_block,
     ) -> None:
         self._blocks, self._count = blocks, count
-        self._precision = precision
+        self._precision, self._step = precision, step
         self._calls: list[BlockCall] = []  # of all blocks but the first
         # Of the block that ran last: what it returned, and what enters the block after it, which is the same tensor
         # unless the model changes the output of its first block.
@@ -80,7 +86,7 @@ class BlockLoop:
         for call in self._calls[: self._count - 1]:
             assert self._hidden is not None
             with self._precision:
-                self._output = call(self._hidden)
+                self._output = self._run(call, self._hidden)
             self._hidden = hidden_of(self._output)
             yield self._hidden
 
@@ -93,13 +99,17 @@ class BlockLoop:
         """Run the model and its first block, note how it calls the others, and return what enters the first."""
         embed: list[Tensor] = []
         traced = torch.compiler.is_compiling()  # the tracer follows modules until they return
+        own_forward = vars(self._blocks[0]).get("forward")
 
         def note(number: int, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
             call, hidden = _split(self._blocks[number], inputs, named)
             if number == 0:
                 embed.append(hidden)
-                if self._count or traced:
+                if traced:
                     self._output = forward(*inputs, **named)
+                elif self._count:
+                    _set_forward(call.block, own_forward)
+                    self._output = self._run(call, hidden)
             else:
                 self._calls.append(call)
                 if number == 1:
@@ -118,6 +128,10 @@ class BlockLoop:
         if not embed or len(self._calls) < self._count - 1:
             raise ValueError("the model does not call its blocks one after the other")
         return embed[0]
+
+    def _run(self, call: BlockCall, hidden: Tensor) -> Any:
+        """Return the output of a block."""
+        return self._step(call.block, hidden, call.inputs, call.named, call.by_name)
 
 
 def hidden_of(output: Any) -> Tensor:
@@ -143,7 +157,12 @@ def _replaced(blocks: Sequence[nn.Module], function: Callable[..., Any]) -> Iter
         yield
     finally:
         for block, forward in zip(blocks, own_forwards, strict=True):
-            if forward is None:
-                del vars(block)["forward"]
-            else:  # of a block that is streamed or compiled
-                vars(block)["forward"] = forward
+            _set_forward(block, forward)
+
+
+def _set_forward(block: nn.Module, forward: Callable[..., Any] | None) -> None:
+    """Give a block its own ``forward``, as streamed ones have, or with None that of its class."""
+    if forward is None:
+        vars(block).pop("forward", None)
+    else:
+        vars(block)["forward"] = forward

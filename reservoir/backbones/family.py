@@ -276,6 +276,7 @@ class Family:
     divides_scores: bool = True  # whether attention divides scores by the square root of a head's width
     # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.
     allows_bfloat16: bool = True
+    compiles: bool = False  # whether torch compiles a block into one graph for all rows and tokens
     # Whether the code of the model may read values of tensors, for which a GPU waits. Its training steps cannot be
     # captured in CUDA graphs then.
     reads_values: bool = False

@@ -288,4 +288,5 @@ GPT2 = Family(
     feedforward=("mlp",),
     queries="attn.c_attn",
     keys="attn.c_attn",
+    compiles=True,
 )

@@ -22,6 +22,7 @@ class KernelsConfig(Config):
     """The configuration of random kernels."""
 
     width: int = 1024  # number of kernels, a multiple of `GROUP_SIZE`
+    channel_subsets: bool = False  # whether each kernel reads some of the channels of a row instead of all
     model_type: str = "kernels"
 
     def __post_init__(self) -> None:

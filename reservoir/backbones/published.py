@@ -63,6 +63,7 @@ def _bert(name: str, **facts: Any) -> Family:
         "takes_pair_mask": True,
         "queries": "attention.self.query",
         "keys": "attention.self.key",
+        "compiles": True,
     }
     return Family(name=name, **(defaults | facts))
 
@@ -138,6 +139,7 @@ _T5 = Family(
     feedforward=("layer.1",),
     queries="layer.0.SelfAttention.q",
     keys="layer.0.SelfAttention.k",
+    compiles=True,
     divides_scores=False,
 )
 
@@ -201,6 +203,7 @@ def _vit(name: str, blocks: str, **options: Any) -> Family:
         feedforward=("mlp",),
         queries="attention.q_proj",
         keys="attention.k_proj",
+        compiles=True,
     )
 
 
@@ -296,6 +299,7 @@ def _audio(name: str) -> Family:
         feedforward=("feed_forward",),
         queries="attention.q_proj",
         keys="attention.k_proj",
+        compiles=True,
         reads_values=True,  # where tokens are padded
     )
 
@@ -358,6 +362,7 @@ def _llama(name: str) -> Family:
         feedforward=("mlp",),
         queries="self_attn.q_proj",
         keys="self_attn.k_proj",
+        compiles=True,
     )
 
 
@@ -372,7 +377,7 @@ FAMILIES = (
         queries="attention.q_lin",
         keys="attention.k_lin",
     ),
-    _bert("longformer", attention="", takes_pair_mask=False, reads_values=True),
+    _bert("longformer", attention="", takes_pair_mask=False, reads_values=True, compiles=False),
     # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only block by block.
     _bert(
         "mpnet",

@@ -71,28 +71,45 @@ class ChatTemplate:
             texts: list[MarkedText] = []
             for start in range(0, len(chats), CHATS):
                 request = chats[start : start + CHATS]
-                answer = self._ask(f"[{','.join(request)}]", len(request))
+                answer = self._ask(request)
                 if isinstance(answer, dict):
-                    chat = request[answer["chat"]]
-                    problem = f"{self._where}: its chat template refuses the chat {chat[:60]!r}..."
-                    raise InputError(f"{problem} ({' '.join(answer['error'].split())[:160]})", REMEDY)
+                    refusal = _refusal(request, answer)
+                    raise InputError(f"{self._where}: {refusal}", REMEDY)
                 texts += map(_marked_text, answer)
             return texts
 
-    def _ask(self, request: str, chats: int) -> Any:
-        """Return the answer to a request, a line of JSON; refuse a template that exceeds a limit."""
+    def refusals(self, chats: Sequence[str]) -> dict[int, str]:
+        """Return the numbers of the chats that the template refuses, with the reasons."""
+        refused: dict[int, str] = {}
+        with self._lock:
+            start = 0
+            while start < len(chats):
+                request = chats[start : start + CHATS]
+                answer = self._ask(request)
+                if isinstance(
+                    answer, dict
+                ):  # the first chat that is refused; those after it are asked for again
+                    start += answer["chat"]
+                    refused[start] = _refusal(request, answer)
+                    start += 1
+                else:
+                    start += len(request)
+        return refused
+
+    def _ask(self, chats: Sequence[str]) -> Any:
+        """Return the answer to a request for some chats; refuse a template that exceeds a limit."""
         is_new = self._process is None
         process = self._process = self._process or self._start()
         try:
             if is_new:
                 self._exchange(process, json.dumps(self._settings))
-            return self._exchange(process, request)
+            return self._exchange(process, f"[{','.join(chats)}]")
         except (OSError, ValueError, EOFError):
             process.kill()  # if it has not ended by itself
             status = process.wait()
             self._process = None
         if status == -signal.SIGPROF:
-            excess = f"took more than {SECONDS:.0f} seconds for {chats:,} chats"
+            excess = f"took more than {SECONDS:.0f} seconds for {len(chats):,} chats"
         else:
             excess = f"ended its process (status {status}), perhaps because it took more than {MEMORY / 2**30:.0f} GB"
         raise InputError(f"{self._where}: its chat template {excess}", REMEDY)
@@ -121,6 +138,12 @@ class ChatTemplate:
         if not line.endswith("\n"):
             raise EOFError
         return json.loads(line)
+
+
+def _refusal(request: Sequence[str], answer: Mapping[str, Any]) -> str:
+    """Return which chat of a request the template refuses, and why."""
+    chat, reason = request[answer["chat"]], " ".join(answer["error"].split())[:160]
+    return f"its chat template refuses the chat {chat[:60]!r}... ({reason})"
 
 
 def _marked_text(answer: Mapping[str, Any]) -> MarkedText:

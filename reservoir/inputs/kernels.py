@@ -11,6 +11,9 @@ from reservoir.backbones.kernels import GROUP_SIZE
 from reservoir.random import generator
 from reservoir.tasks.windows import Windows, row_forms
 
+MAX_CHANNELS = 9
+"""Most channels of a kernel that reads a subset of them, as in MiniRocket (Dempster et al. 2021)."""
+
 
 @dataclass(frozen=True)
 class KernelBank:
@@ -42,15 +45,28 @@ class KernelConvolution(nn.Module):
         The seed of the weights.
     gain : float
         The norm of a kernel.
+    channel_subsets : bool
+        Whether each kernel reads a random subset of the channels (see `random_subsets`) instead of all.
     """
 
     taps: Tensor
 
-    def __init__(self, windows: Windows, channels: int, width: int, seed: int, gain: float) -> None:
+    def __init__(
+        self,
+        windows: Windows,
+        channels: int,
+        width: int,
+        seed: int,
+        gain: float,
+        *,
+        channel_subsets: bool = False,
+    ) -> None:
         super().__init__()
         weights = generator(seed, "input").standard_normal((width, channels, windows.patch))
         if windows.patch > 1:  # a single tap would become zero
             weights -= weights.mean(axis=2, keepdims=True)
+        if channel_subsets:
+            weights *= random_subsets(channels, width, seed)[:, :, None]
         weights *= gain / np.linalg.norm(weights, axis=(1, 2), keepdims=True)
         self.windows, self.channels = windows, channels
         self.banks = tuple(_banks(windows, width))
@@ -92,6 +108,20 @@ class KernelConvolution(nn.Module):
             else:  # the product is written to its place without a copy
                 torch.bmm(taps, values_at_taps, out=responses[:, bank.begin : bank.end])
         return responses.transpose(1, 2), (lengths - windows.reach) // windows.stride + 1
+
+
+def random_subsets(channels: int, width: int, seed: int) -> np.ndarray:
+    """Return which of the ``channels`` each of ``width`` kernels reads, (width, channels), as in MiniRocket.
+
+    The number of channels is a power of 2 whose exponent is uniform, rounded down, so that most kernels read few.
+    """
+    draw = generator(seed, "channels")
+    most = min(channels, MAX_CHANNELS)
+    numbers = np.exp2(draw.uniform(0, np.log2(most + 1), width)).astype(int)
+    ranks = (
+        draw.random((width, channels)).argsort(axis=1).argsort(axis=1)
+    )  # of each channel in a random order
+    return ranks < numbers[:, None]
 
 
 def _banks(windows: Windows, width: int) -> Iterator[KernelBank]:

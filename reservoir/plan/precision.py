@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
+from reservoir import devices
 from reservoir.backbones.family import Family
 from reservoir.column import Column
+from reservoir.errors import InputError
 from reservoir.inputs.native import Reader
 from reservoir.options import ExtractOptions
 from reservoir.plan.basis import Kind, ModelView, reasons_of
@@ -20,6 +23,12 @@ BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit it
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
+
+
+# Products of blocks, in operations, above which compiled blocks save more time than compiling takes. By a model of the
+# memory traffic of GPT-2 small on an H200 they take 80% of the time, and products run at 3e14 operations a second, so
+# that 5e16 of them save half a minute. Neither is measured.
+COMPILED_WORK = 5e16
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,36 @@ class Blocks:
     block_rows: int
     batch_rows: int  # of the longest sequences
     reasons: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Whether blocks and poolings are compiled."""
+
+    compiled: bool
+    reasons: Mapping[str, str]
+
+
+def choose_compilation(
+    options: ExtractOptions, view: ModelView, device: torch.device, rows: Mapping[str, int]
+) -> Compilation:
+    """Decide by the sizes of a run whether blocks are compiled; refuse what cannot be compiled."""
+    obstacle = ""
+    if not view.depth or not view.family.compiles:
+        obstacle = f"the blocks of {view.family.name} cannot be compiled"
+    elif not devices.on_gpu(device):
+        obstacle = "compiled blocks are faster on GPUs only"
+    elif device.type == "cuda" and not find_spec("triton"):
+        obstacle = "triton is not installed"
+    if obstacle and options.compile_blocks == "always":
+        raise InputError(f"--compile-blocks always: {obstacle}", "leave it out")
+    # The products of a block have 12 width^2 weights in most families, each of which multiplies and adds.
+    tokens = sum(rows.values()) * view.seen.max_tokens * view.pieces
+    work = 24 * view.width**2 * view.depth * tokens
+    is_long = work >= COMPILED_WORK
+    why = obstacle or f"{'more' if is_long else 'less'} work than {COMPILED_WORK:.0e} operations"
+    chosen = {"always": True, "never": False, "auto": is_long and not obstacle}[options.compile_blocks]
+    return Compilation(chosen, reasons_of(options, {"compile_blocks": why}))
 
 
 def choose_blocks(

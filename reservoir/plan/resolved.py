@@ -14,7 +14,7 @@ from reservoir.options import ExtractOptions
 from reservoir.plan.basis import GIVEN, ModelView, kind_of
 from reservoir.plan.candidates import choose_candidates
 from reservoir.plan.columns import choose_columns
-from reservoir.plan.precision import choose_blocks, choose_precision
+from reservoir.plan.precision import choose_blocks, choose_compilation, choose_precision
 from reservoir.plan.windows import choose_model
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
@@ -37,6 +37,7 @@ class Plan:
     device: str
     compute: str  # precision of matrix products
     store: str  # precision on disk
+    compiled: bool  # whether blocks and poolings are compiled
     block_rows: int  # rows of a shard of a new entry
     batch_rows: int  # rows per batch of the longest sequences
     folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
@@ -61,6 +62,7 @@ class Plan:
             "device": self.device,
             "compute": self.compute,
             "store": self.store,
+            "compile_blocks": "always" if self.compiled else "never",
             "block_rows": self.block_rows,
             "batch_rows": self.batch_rows,
             "select": select,
@@ -124,9 +126,10 @@ def resolve(
     view = ModelView.of(task, model.reservoir)
     columns = choose_columns(task, kind, options, view, rows)
     precision = choose_precision(options, view.family, kind, columns.poolings, native=view.native)
+    compilation = choose_compilation(options, view, precision.device, rows)
     blocks = choose_blocks(options, view, columns.shapes, devices.kind(precision.device))
     readouts = choose_candidates(task, kind, options, columns.shapes, rows, native=view.native)
-    steps = (model, columns, precision, blocks, readouts)
+    steps = (model, columns, precision, compilation, blocks, readouts)
     return Plan(
         task=task,
         reservoir=model.reservoir,
@@ -139,6 +142,7 @@ def resolve(
         device=str(precision.device),
         compute=precision.compute,
         store=precision.store,
+        compiled=compilation.compiled,
         block_rows=blocks.block_rows,
         batch_rows=blocks.batch_rows,
         folds=readouts.folds,

@@ -11,6 +11,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -110,26 +111,24 @@ def sweep(
 
 
 def best_for_some(
-    train: Iterable[Block],
-    valid: Iterable[Block],
-    targets: Targets,
+    train: Iterable[tuple[np.ndarray, ...]],
+    sweep_of: Callable[[Sequence[Any], np.ndarray], Sweep],
     alphas: np.ndarray,
     *,
     samples: int,
-    feature_weights: np.ndarray | None = None,
 ) -> int:
     """Return the number of the best penalty of a grid for some of the ``samples`` of train, drawn with a fixed seed.
 
-    The penalties of some samples are smaller in proportion, because the sum of squares beside a penalty is one over
-    samples.
+    ``sweep_of`` takes the blocks of some samples, and their penalties. These are smaller in proportion, because the sum
+    of squares beside a penalty is one over samples.
     """
     generator = np.random.default_rng(0)
-    drawn: list[Block] = []
-    for x, y in train:
-        is_drawn = generator.random(len(x)) < CHOICE_SAMPLES / samples
-        drawn.append((x[is_drawn], y[is_drawn]))
-    share = sum(len(x) for x, _ in drawn) / samples
-    return sweep(drawn, valid, targets, alphas * share, feature_weights=feature_weights).best
+    drawn: list[tuple[np.ndarray, ...]] = []
+    for block in train:
+        is_drawn = generator.random(len(block[0])) < CHOICE_SAMPLES / samples
+        drawn.append(tuple(array[is_drawn] for array in block))
+    some = tuple(np.concatenate(arrays) for arrays in zip(*drawn, strict=True))
+    return sweep_of([some], alphas * (len(some[0]) / samples)).best
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,19 +8,16 @@ buffers. There is one graph for each shape of the rows.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from reservoir.cuda_graphs import WARM_UP, CudaRecorder, Graph, Recorder
 from reservoir.options import TrainOptions
 from reservoir.reservoir import LoadedModel
 from reservoir.training.rows import TrainingBatch
 from reservoir.training.steps import Step
 from reservoir.training.trainer import Processes
-
-WARM_UP = 3
-"""Steps of a shape before its capture, as torch advises: they allocate what libraries keep, such as workspaces."""
 
 
 def capture_on_gpu(
@@ -38,31 +35,6 @@ def capture_on_gpu(
         return None
     recorder = CudaRecorder(model.device)
     return lambda step: CapturedSteps(step, model.device, recorder, report)
-
-
-class Graph(Protocol):
-    """A captured step."""
-
-    @property
-    def values(self) -> Tensor:
-        """The values of the step that was replayed last."""
-        ...
-
-    def replay(self) -> None:
-        """Take the step on what its buffers hold now."""
-        ...
-
-
-class Recorder(Protocol):
-    """Captures steps; `CudaRecorder` does, and tests have others."""
-
-    def run(self, step: Callable[[], Tensor]) -> Tensor:
-        """Take a step without a graph, as a warm-up of its capture."""
-        ...
-
-    def capture(self, step: Callable[[], Tensor]) -> Graph:
-        """Record a step without taking it."""
-        ...
 
 
 @dataclass
@@ -130,64 +102,3 @@ class CapturedSteps:
             reason = str(error.__context__ or error).split("\n", 1)[0]
             self._report(f"training takes its steps without CUDA graphs, which is slower: {reason}")
             return None
-
-
-class CudaRecorder:
-    """Captures steps in CUDA graphs, whose intermediate results share memory, because they never run at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        # Warm-up and capture use one stream, other than the default one, which cannot be captured: libraries keep
-        # workspaces for each stream, and those that a capture would allocate belonged to its graph.
-        with torch.cuda.device(device):
-            self._device = torch.device("cuda", torch.cuda.current_device())
-            self._stream = torch.cuda.Stream()
-            self._pool = torch.cuda.graph_pool_handle()
-        self._failed: torch.cuda.CUDAGraph | None = None
-
-    def run(self, step: Callable[[], Tensor]) -> Tensor:
-        """Take a step on the stream of the captures, between what is queued before it and what follows."""
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            values = step()
-        current.wait_stream(self._stream)
-        return values
-
-    def capture(self, step: Callable[[], Tensor]) -> Graph:
-        """Record a step; a replay runs on the stream that is current then."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device):
-            current = torch.cuda.current_stream()
-            # The thread that reads the rows of the next step may allocate page-locked memory meanwhile, which the
-            # mode "global" would forbid.
-            recording = torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            )
-            try:
-                with recording:
-                    values = step()
-            except RuntimeError:
-                self._failed = graph  # torch's allocator may still ask it whether it captures
-                self._leave(current)
-                raise
-        return _CudaGraph(graph, values)
-
-    def _leave(self, stream: torch.cuda.Stream) -> None:
-        """Restore what a failed capture leaves behind: its stream, and a generator that waits for the end of it."""
-        torch.cuda.set_stream(stream)
-        # Up to torch 2.12 the state of the generator would refuse all further draws, so it gets another one.
-        generator = torch.cuda.default_generators[self._device.index]
-        other = torch.Generator(self._device).manual_seed(generator.initial_seed())
-        generator.graphsafe_set_state(other.graphsafe_get_state())
-
-
-@dataclass(frozen=True)
-class _CudaGraph:
-    """A captured step, and the tensor into which each replay writes its values."""
-
-    graph: torch.cuda.CUDAGraph
-    values: Tensor
-
-    def replay(self) -> None:
-        """Take the step on what its buffers hold now."""
-        self.graph.replay()

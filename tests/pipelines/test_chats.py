@@ -76,6 +76,32 @@ def test_a_readout_of_answers_labels_new_chats_as_the_features_of_extract_do(cac
     assert "template" in outcome(lambda: list(predict(tmp_path / "readout", file)))
 
 
+def test_new_chats_that_the_template_refuses_are_skipped_and_the_others_labelled(cache, tmp_path, capfd):
+    refuses_systems = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no systems') }}"
+    refuses_systems += "{% endif %}{{ m['content'] }} {% endfor %}"
+    folder = str(save_with_chat_template(tmp_path / "llama", refuses_systems))
+    file = write_chats(tmp_path / "chats.jsonl", 40)
+    features = extract(str(file), chat=True, backbone=folder, pool="last", layers="block01")
+    fit(features, out=tmp_path / "readout", columns="block01/last")
+    expected = list(predict(tmp_path / "readout", file))
+    lines = file.read_text().splitlines()
+    refused = (0, 5, 39)
+    for row in refused:
+        lines[row] = lines[row].replace('"user"', '"system"')
+    new = tmp_path / "new.jsonl"
+    new.write_text("\n".join(lines) + "\n")
+    answers = list(predict(tmp_path / "readout", new))
+    assert [row for row, answer in enumerate(answers) if answer.problem] == list(refused)
+    assert all("refuses the chat" in answers[row].problem and "no systems" in answers[row].problem for row in refused)
+    others = [row for row in range(40) if row not in refused]
+    assert [answers[row].truth for row in others] == [expected[row].truth for row in others]
+    chances = ([answers[row].probabilities for row in others], [expected[row].probabilities for row in others])
+    np.testing.assert_allclose(*chances, atol=1e-3)  # batches differ
+    assert "3 of 40 rows cannot be read" in capfd.readouterr().err
+    new.write_text(lines[0] + "\n")
+    assert "no chat can be read" in outcome(lambda: list(predict(tmp_path / "readout", new)))
+
+
 def test_chats_of_parquet_and_in_another_column_are_those_of_json_lines(cache, tmp_path):
     pytest.importorskip("pyarrow")
     lines = prepare(str(write_chats(tmp_path / "chats.jsonl", 20)), chat=True)

@@ -119,13 +119,14 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     assert len(thinned.sample_scores()) == rows and thinned.results[0].readout == "logistic"
 
 
-def test_with_many_equations_some_rows_show_which_penalties_are_worth_trying(tmp_path, monkeypatch):
+@pytest.mark.parametrize("select", ["valid", "auto"])
+def test_with_many_equations_some_rows_show_which_penalties_are_worth_trying(select, tmp_path, monkeypatch):
     x, y = motifs(300, 0.6)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 3)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max", **MODEL)
     known = FitData.open_entries(features).known
-    options = FitOptions(select="valid")
-    fitter = candidates_of_fit(known, options).fitter
+    options = FitOptions(select=select)
+    fitter = replace(candidates_of_fit(known, options).fitter, repeats=1)
     source = known.source(parse_columns("embed/max"))
     exact = fitter.fit(source)
     monkeypatch.setattr("reservoir_pipelines.fitting.ridge_fitter.MANY_EQUATIONS", 10)

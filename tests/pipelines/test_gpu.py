@@ -3,6 +3,7 @@
 import sys
 import time
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from reservoir import plan as defaults
 from reservoir.backbones import load_backbone
 from reservoir.batches import load
 from reservoir.column import Column
-from reservoir.features import launch
+from reservoir.features import forward, launch
 from reservoir.options import ExtractOptions
+from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Task, Vectors
 from reservoir.training import captured
 from tests.files import contents
@@ -118,6 +120,40 @@ def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeyp
     again = extract("digits", cache=tmp_path / "two", **call)
     assert again.computed_rows and verify(again.store.entry) == []
     assert contents(two.entry, "*.h5") == expected
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "llama", "t5"])
+def test_compiled_features_are_those_of_eager_blocks_and_the_same_in_a_second_run(kind, tmp_path):
+    model = str(save(kind, tmp_path / kind))
+    settings = {"backbone": model, "device": DEVICE, "input": "orthogonal", "patch": 1, **SMALL}
+    eager = extract("digits", cache=tmp_path, compile_blocks="never", compute="float32", **settings)
+    compiled, again = (
+        extract("digits", cache=tmp_path / name, compile_blocks="always", compute="float32", **settings)
+        for name in ("first", "second")
+    )
+    assert compiled.store.entry.key != eager.store.entry.key
+    for column in eager.columns:
+        found, expected = (done["train"].read(column) for done in (compiled, eager))
+        # A value that is almost equal to a limit of the shares can be counted on either side of it.
+        assert (np.abs(found - expected) > 1e-2 * expected.std()).mean() <= (1e-3 if "shares" in column else 0), column
+    assert contents(again.entry, "*.h5") == contents(compiled.entry, "*.h5")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "llama", "t5"])
+def test_captured_batches_have_the_bytes_of_others(kind, tmp_path):
+    task, draw = Task(name="t", form=Vectors(5), max_tokens=12, classes=3), np.random.default_rng(0)
+    settings = Reservoir(backbone=str(save(kind, tmp_path / kind)), init="pretrained")
+    x, lengths = draw.normal(size=(2000, 12, 5)).astype(np.float32), draw.integers(2, 13, 2000)
+    names = ("embed/mean", "block01/max", "block03/quantiles3", "final/last")
+    for compute in ("float32", "bfloat16"):
+        model = load_model(task, settings, DEVICE, compute)
+        plain = forward(replace(model, repeated=None), None, x, lengths, names, 8)
+        assert model.repeated is not None
+        left = model.repeated._graphs_left
+        captured = forward(model, None, x, lengths, names, 8)
+        assert model.repeated._graphs_left < left
+        for name in names:
+            assert np.array_equal(captured[name], plain[name]), (name, compute)
 
 
 @contextmanager

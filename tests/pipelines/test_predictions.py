@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from reservoir_cache import SplitFeatures
 from reservoir_pipelines import compare, extract, fit, report, train
-from reservoir_pipelines.fitting import predictions
+from reservoir_pipelines.fitting import predictions_csv
 from sklearn.metrics import r2_score
 
 from reservoir.readouts.evaluation import accuracy_interval, r2_interval
@@ -175,7 +175,7 @@ def test_layers_whose_tokens_are_samples_are_compared_with_layers_whose_rows_are
 
 
 def test_a_file_that_would_be_too_large_leaves_out_layers(extracted, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(predictions, "MAX_PREDICTIONS", 3 * 600)
+    monkeypatch.setattr(predictions_csv, "MAX_PREDICTIONS", 3 * 600)
     fit(extracted, alphas="1:1:1", select="valid", columns=extracted.columns, out=tmp_path)
     left_out = "predictions.csv would be too large, so it leaves out embed, block01, final"
     assert left_out in capfd.readouterr().err

@@ -137,3 +137,47 @@ def test_windows_of_other_readouts_are_refused(tmp_path):
     saved = fitted(tmp_path, waves())
     with pytest.raises(InputError, match="not fitted on windows"):
         predict(saved, tmp_path / "long.npz", windows=True)
+
+
+def test_a_log_gets_the_mean_of_its_windows_for_each_row_in_the_order_of_the_file(tmp_path):
+    """The rows of a log are not in the order of their times, one cannot be read, and one has no label."""
+    draw = np.random.default_rng(0)
+    states = np.array(["up", "down"])[np.arange(200) // 9 % 2]
+    values = draw.normal(np.where(states == "up", 1, -1), 1).round(3)
+    rows = [f"{10 * step},{values[step]},{states[step]}" for step in range(200)]
+    (tmp_path / "log.csv").write_text("\n".join(["time,u,state", *rows]) + "\n")
+    features = extract(tmp_path / "log.csv", cache=tmp_path / "cache", label="state", window=10, step=4, **SMALL)
+    result = fit(features, out=tmp_path / "readout", select="valid", alphas="1:1:1")
+    assert result.evaluation.groups == 4  # of twenty stretches
+
+    order = draw.permutation(100)
+    rows[20] = "200,ERR,up"
+    rows[30] = f"300,{values[30]},"
+    (tmp_path / "new.csv").write_text("\n".join(["time,u,state", *(rows[step] for step in order)]) + "\n")
+    windows = [
+        window for _, window in by_recording(predict(result.saved, tmp_path / "new.csv", windows=True))["new.csv"]
+    ]
+    steps = np.setdiff1d(np.arange(100), [20])  # the bad row is no step
+    sums, counts = np.zeros((99, 2)), np.zeros((99, 1))
+    for window in windows:
+        begin = int(window.id.partition("[")[2].partition(":")[0])
+        sums[begin : begin + 10] += window.probabilities
+        counts[begin : begin + 10] += 1
+    predictions = predict(result.saved, tmp_path / "new.csv")
+    assert len(predictions) == 100
+    by_row = list(predictions)
+    assert [row.id for row in by_row] == [str(10 * step) for step in order]
+    for row, step in zip(by_row, order.tolist(), strict=True):
+        if step == 20:
+            assert row.label is None and "'ERR' is not a number" in row.problem
+            continue
+        mean = (sums / counts)[np.searchsorted(steps, step)]
+        assert row.probabilities == pytest.approx(mean, abs=2e-6) and row.label == row.classes[int(mean.argmax())]
+        assert row.truth == (None if step == 30 else states[step])
+    evaluation = evaluate_predictions(by_row)
+    assert evaluation and evaluation.samples == 98 and evaluation.groups == 9
+    # Without labels, the rows have the same predictions.
+    (tmp_path / "unlabelled.csv").write_text("time,u\n" + "\n".join(rows[step].rpartition(",")[0] for step in order))
+    unlabelled = list(predict(result.saved, tmp_path / "unlabelled.csv"))
+    assert [row.probabilities for row in unlabelled] == [row.probabilities for row in by_row]
+    assert {row.truth for row in unlabelled} == {None}

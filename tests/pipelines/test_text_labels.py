@@ -15,7 +15,7 @@ from reservoir_pipelines.data.conll import read as read_conll
 from reservoir_pipelines.extraction import entries
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn.linear_model import Ridge
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from transformers import AutoModel, AutoTokenizer
 
 from reservoir import InputError
@@ -145,6 +145,42 @@ def test_readout_and_score_are_those_of_words(fitted):
     assert result.best.test_score == pytest.approx(score, abs=1e-6) and score > 0.7
     assert result.evaluation.samples == len(truth)
     assert result.evaluation.groups == len(np.unique(features["test"].index))
+
+
+def names_of_rows(features, split, words):
+    part = features[split]
+    if not words:
+        return part.token_ids.tolist()
+    rows = sentences()
+    texts = [" ".join(rows[number][0]) for number in part.ids]
+    return [text[start:end].lower() for text, (start, end) in zip(texts, part.spans, strict=True)]
+
+
+@pytest.mark.parametrize(("words", "select"), [(True, "valid"), (True, "cv4"), (False, "cv4")])
+def test_the_baseline_is_ridge_of_the_word_or_token_alone(words, select, fitted, model, tmp_path):
+    if words:
+        features, _, _ = fitted
+    else:
+        path, _ = write_spans(tmp_path / "spans.jsonl")
+        features = extract(path, backbone=model, cache=tmp_path / "cache", layers="embed", **EXACT)
+    done = fit(features, out=tmp_path / "readout", select=select, columns="embed/all", control=True, mdl=True)
+    (baseline,) = done.baselines
+    assert baseline.name == ("the word alone" if words else "the token alone")
+    known = [name for split in ("train", "valid") for name in names_of_rows(features, split, words)]
+    encoder = OneHotEncoder(handle_unknown="ignore").fit(np.array(known)[:, None])
+    y = np.concatenate([features[split].y for split in ("train", "valid")])
+    classes = int(y.max()) + 1
+    coded = np.where(y[:, None] == (np.arange(classes) if classes > 2 else [1]), 1.0, -1.0)
+    ridge = Ridge(alpha=baseline.alpha, fit_intercept=False)
+    ridge.fit(encoder.transform(np.array(known)[:, None]), coded - coded.mean(axis=0))
+    test = encoder.transform(np.array(names_of_rows(features, "test", words))[:, None])
+    scores = ridge.predict(test).reshape(len(features["test"].y), -1) + coded.mean(axis=0)
+    predicted = scores.argmax(axis=1) if classes > 2 else scores[:, 0] > 0
+    assert baseline.test_score == pytest.approx(np.mean(predicted == features["test"].y))
+    # Random labels of words are learnt by heart, and no model is saved for the baseline.
+    assert baseline.control_score > 0.9 and baseline.description_bits is None
+    assert baseline.name in {comparison.name for comparison in done.against}
+    assert not done.best.name.startswith("the ")
 
 
 def test_folds_keep_the_words_of_a_text_or_of_a_group_together(model, tmp_path):

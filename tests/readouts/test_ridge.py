@@ -1,5 +1,7 @@
 """The ridge path equals StandardScaler and Ridge for every penalty; the sweep chooses among them."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -234,7 +236,8 @@ def test_some_samples_show_which_penalty_is_the_best(width, monkeypatch):
     train, valid = task(300, width, 3)
     monkeypatch.setattr("reservoir.readouts.sweep.CHOICE_SAMPLES", 150)
     alphas = np.geomspace(1e-2, 1e6, 25)
-    number = best_for_some([train], [valid], Targets(1, 3), alphas, samples=300)
+    sweep_of = partial(sweep, valid=[valid], targets=Targets(1, 3))
+    number = best_for_some([train], lambda some, grid: sweep_of(some, alphas=grid), alphas, samples=300)
     of_all = sweep([train], [valid], Targets(1, 3), alphas)
     assert of_all.accuracy[number] > of_all.accuracy.max() - 0.05
 

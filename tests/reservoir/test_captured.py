@@ -1,6 +1,7 @@
 """Training steps that a recorder captures equal the steps of an ordinary run; a fake recorder stands for the GPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +14,13 @@ from reservoir_pipelines.training.run_folder import RunFolder
 from safetensors.torch import load_file
 
 from reservoir import devices
+from reservoir.cuda_graphs import WARM_UP, RepeatedBatches
+from reservoir.features import forward
 from reservoir.options import TrainOptions
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Split, Task, Vectors
 from reservoir.training import captured
-from reservoir.training.captured import WARM_UP, CapturedSteps, capture_on_gpu
+from reservoir.training.captured import CapturedSteps, capture_on_gpu
 from reservoir.training.rows import TrainingBatch, raw_batch, read_ahead
 from reservoir.training.trainer import ArrivingValues, DivergedError, Processes, Trainer
 from tests.processes import assert_same_bits
@@ -290,3 +293,61 @@ def test_the_forward_pass_is_one_graph_for_a_compiler():
     x, lengths = torch.randn(3, 12, 2), torch.tensor([12, 7, 2])
     logits = fpt(x, lengths, False)
     assert torch.equal(whole(x, lengths, False), logits) and logits.std() > 0
+
+
+def test_small_batches_of_repeated_shapes_are_captured_and_have_the_features_of_others(monkeypatch):
+    task = Task(name="t", form=Vectors(4), max_tokens=40, classes=2)
+    model = load_model(task, Reservoir(**{name: MODEL[name] for name in ("backbone", "init")}), "cpu", "float32")
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(2, 41, 300)
+    x = draw.normal(size=(300, 40, 4)).astype(np.float32)
+    names = ("block01/mean", "final/last")
+    expected = forward(model, None, x, lengths, names, 1)
+    tape = BatchTape()
+    repeated = replace(model, repeated=RepeatedBatches(tape))
+    features = forward(repeated, None, x, lengths, names, 1)
+    assert tape.captures > 1 and tape.replays > tape.captures
+    for name in names:
+        assert np.array_equal(features[name], expected[name])
+    # Large batches run as usual.
+    monkeypatch.setattr("reservoir.features.MOST_TOKENS", 0)
+    forward(replace(model, repeated=RepeatedBatches(other := BatchTape())), None, x, lengths, names, 1)
+    assert other.runs == other.captures == 0
+
+
+def test_a_batch_that_cannot_be_captured_runs_without_a_graph_and_is_not_tried_again():
+    tape = BatchTape(error="not permitted")
+    batches = RepeatedBatches(tape)
+    x = torch.ones(2, 3)
+    with pytest.warns(UserWarning, match="not permitted"):
+        values = [batches(lambda tensors: 2 * tensors[0], [x], "double") for _ in range(20)]
+    assert tape.captures == 1 and all(torch.equal(value, 2 * x) for value in values)
+
+
+class BatchTape:
+    """Records batches as a GPU does: a replay computes on what the buffers hold, into the same tensors."""
+
+    def __init__(self, error=None):
+        self.runs = self.captures = self.replays = 0
+        self.error = error
+
+    def run(self, work):
+        self.runs += 1
+        return work()
+
+    def capture(self, work):
+        self.captures += 1
+        if self.error:
+            raise RuntimeError(self.error)
+        return BatchGraph(self, work)
+
+
+class BatchGraph:
+    def __init__(self, tape, work):
+        self.tape, self.work = tape, work
+        self.values = work()  # of which the memory alone is used
+
+    def replay(self):
+        self.tape.replays += 1
+        for name, value in self.work().items():
+            self.values[name].copy_(value)

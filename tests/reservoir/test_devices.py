@@ -21,13 +21,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reservoir import devices
 from reservoir.backbones.weights import load_backbone
 from reservoir.batches import Loaded
+from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.features import Launched
 from reservoir.hidden_states import HiddenStates
 from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import choose_compute
+from reservoir.tasks.task import Task, Vectors
 from tests.files import contents
+from tests.refusals import outcome
+from tests.reservoir.models import make_fpt, save
 
 SETTINGS = {"limit": 120, "compute": "float32", "layers": "embed,final", "pool": "quantiles3,shares5,min,max,last,std"}
 
@@ -43,7 +47,7 @@ def gpu(monkeypatch, cuda_streams):
 
     def plain(*shape, pin_memory=False, **settings):
         found = empty(*shape, **settings)
-        pinned["empty"] += found.numel() * pin_memory
+        pinned["empty"] += found.numel() * bool(pin_memory)
         return found.fill_(77) if pin_memory else found  # so that no value stands there before its copy
 
     monkeypatch.setattr(devices, "on_gpu", lambda device: True)
@@ -261,9 +265,59 @@ def test_equal_blocks_share_one_compilation(monkeypatch):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.fixture
+def traced(monkeypatch):
+    """Compile without generating code: operations run as they are, in graphs that are right for all sizes."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def test_compiled_blocks_and_poolings_are_made_once_and_compute_the_same(tmp_path, gpu, traced):
+    task = Task(name="t", form=Vectors(5), max_tokens=14, classes=3)
+    fpt = make_fpt(task, load_backbone(str(save("bert", tmp_path / "bert")), "pretrained"), seed=3)
+    columns = [Column(layer, "segments3") for layer in fpt.backbone.layers]
+
+    def features(rows, tokens, is_full):
+        x = torch.randn(rows, tokens, 5, generator=torch.Generator().manual_seed(rows))
+        lengths = torch.full((rows,), tokens)
+        lengths[0] -= 0 if is_full else 3
+        return fpt.features(x, lengths, columns, is_full)
+
+    shapes = [(*size, is_full) for size in ((5, 14), (14, 9), (2, 13), (1, 13)) for is_full in (True, False)]
+    expected = [features(*shape) for shape in shapes]
+    fpt.compile_for_gpu(14, columns)
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs == 4  # of the blocks and of the pooling, with and without padding
+    for shape, eager in zip(shapes, expected, strict=True):
+        for column, values in features(*shape).items():
+            torch.testing.assert_close(values, eager[column], atol=1e-6, rtol=1e-5)
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_compiled_features_have_an_entry_of_their_own_and_a_resumed_run_gives_their_bytes(gpu, traced, tmp_path):
+    settings = {**SETTINGS, "layers": "block01,final", "pool": "last", "batch_rows": 16}
+    eager = extract("digits", cache=tmp_path, **settings)
+    settings |= {"compile_blocks": "always"}
+    compiled = extract("digits", cache=tmp_path, **settings)
+    assert compiled.store.entry.spec.backbone.compiled == "blocks" and compiled.entry != eager.entry
+    for column in compiled.columns:
+        np.testing.assert_allclose(compiled["train"].read(column), eager["train"].read(column), atol=2e-3)
+    whole = contents(compiled.entry, "*.h5")
+    next(compiled.entry.rglob("0*.h5")).unlink()
+    again = extract("digits", cache=tmp_path, **settings)
+    assert again.computed_rows and contents(again.entry, "*.h5") == whole
+
+
+def test_a_model_that_torch_cannot_compile_is_refused_with_the_option_that_helps(gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, "compile", Mock(side_effect=RuntimeError("no compiler")))
+    message = outcome(extract, "digits", cache=tmp_path, compile_blocks="always", **SETTINGS)
+    assert "no compiler" in message and "--compile-blocks never" in message
+
+
 def test_nothing_is_compiled_into_a_folder_that_others_can_write(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     assert devices.compile_safely(len) is len
     (folder,) = tmp_path.iterdir()
     folder.chmod(0o777)

@@ -119,6 +119,23 @@ def test_pooled_features_are_statistics_of_the_responses(form):
             assert Column.parse(name).layer == "embed"
 
 
+def test_kernels_of_subsets_read_some_channels():
+    def taps(channels, **options):
+        return KernelConvolution(SERIES, channels, 512, seed=0, gain=2.0, **options).taps.numpy()
+
+    some, every = taps(20, channel_subsets=True), taps(20)
+    is_read = some.any(axis=2)
+    numbers = is_read.sum(axis=1)
+    assert set(numbers) == set(range(1, 10)) and np.bincount(numbers).argmax() == 1
+    assert is_read.sum(axis=0).min() > 0.5 * is_read.sum() / 20  # all channels alike
+    np.testing.assert_allclose(np.linalg.norm(some, axis=(1, 2)), 2, rtol=1e-5)
+    # The weights of the channels that a kernel reads have the ratios that they have in a kernel of all channels.
+    kernel, channels = np.flatnonzero(numbers > 1)[0], is_read[np.flatnonzero(numbers > 1)[0]]
+    ratio = some[kernel, channels] / every[kernel, channels]
+    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
+    np.testing.assert_array_equal(taps(1, channel_subsets=True), taps(1))
+
+
 def test_seeds_draw_other_kernels():
     first, again, other = (KernelConvolution(SERIES, 1, 64, seed=seed, gain=1.0).taps for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.isclose(first, other).any()

@@ -33,6 +33,7 @@ from tests.refusals import outcome
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
 STEPS = replace(SERIES, parameters={"each": "token"}, readout_tokens=500)
+TEXTS = Task(name="letters.csv", form=Tokens(65), max_tokens=60, classes=3)
 PICTURES = Task(name="photos", form=Vectors(48), max_tokens=64, classes=3, pictures=32)
 
 
@@ -98,7 +99,8 @@ def test_pictures_of_users_are_read_by_patches_without_a_transformer_unless_one_
 
 def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
     plan = plan_of(SERIES)
-    assert (plan.reservoir.backbone, plan.reservoir.init) == ("kernels", "random")
+    assert (plan.reservoir.backbone, plan.reservoir.init) == ("kernels:channel_subsets=true", "random")
+    assert plan_of(replace(SERIES, form=Vectors(1))).reservoir.backbone == "kernels"
     assert plan.layers == ("embed",)
     assert not plan.has_blocks and plan.compute == "float32" and "add little" in plan.reasons["backbone"]
     assert "no transformer; --backbone mini adds one" in plan.model_note("float32")
@@ -112,7 +114,7 @@ def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():
     ):
         assert plan_of(SERIES, **given).reservoir.backbone == "mini" and plan_of(SERIES, **given).has_blocks
     for given in ({"layers": "embed"}, {"input": "kernels"}, {"seed": 1}):
-        assert plan_of(SERIES, **given).reservoir.backbone == "kernels"
+        assert plan_of(SERIES, **given).reservoir.backbone == "kernels:channel_subsets=true"
     assert plan_of(SERIES, backbone="kernels").reasons["backbone"] == "given"
     assert {plan_of(task).reservoir.backbone for task in (SYMBOLS, replace(SERIES, name="digits"))} == {"mini"}
 
@@ -331,6 +333,19 @@ def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(given, mes
 def test_few_validation_rows_are_replaced_by_folds():
     assert default_folds(100, 999) == (5, 5) and default_folds(1000, 999) == (5, 1)
     assert default_folds(1001, 999) == (3, 1) and default_folds(100, 1000) == (0, 1)
+
+
+def test_blocks_are_compiled_on_a_gpu_if_a_run_is_long(monkeypatch):
+    def compiled(rows, **given):
+        return plan_of(TEXTS, rows, backbone="gpt2", init="random", input="orthogonal", **given).compiled
+
+    assert not compiled(10**9)  # on a CPU
+    assert "on GPUs only" in outcome(compiled, 10, compile_blocks="always")
+    monkeypatch.setattr("reservoir.devices.on_gpu", lambda device: True)
+    assert "cannot be compiled" in outcome(plan_of, SERIES, compile_blocks="always")
+    assert compiled(10**8) and not compiled(10**4)
+    assert compiled(10**4, compile_blocks="always") and not compiled(10**9, compile_blocks="never")
+    assert "operations" in plan_of(TEXTS, backbone="gpt2", init="random", input="orthogonal").reasons["compile_blocks"]
 
 
 @pytest.mark.parametrize(("tokens", "patch"), [(9, 9), (17, 9), (500, 9), (500, 2), (7, 1)])

@@ -47,14 +47,14 @@ def test_keys_equal_queries_that_are_orthogonal_by_head_in_every_family(folder):
     model = load_backbone(str(folder), "tied", seed=3).model
     matrices, names = queries_and_keys(model)
     assert len(matrices) == 3
-    scale = HEAD_WIDTH**-0.25 if folder.name == "t5" else 1.0
+    own_score = HEAD_WIDTH if folder.name == "t5" else HEAD_WIDTH**0.5  # of a token with itself, for W W' = I
     key_heads = 1 if folder.name in GROUPED else HEADS
     for queries, keys in matrices.values():
         assert queries.shape == (HEADS * HEAD_WIDTH, WIDTH) and len(keys) == key_heads * HEAD_WIDTH
         for head in range(HEADS):
             query = queries.unflatten(0, (HEADS, HEAD_WIDTH))[head]
             assert torch.equal(query, keys.unflatten(0, (key_heads, HEAD_WIDTH))[head % key_heads])
-            torch.testing.assert_close(query @ query.T, scale**2 * torch.eye(HEAD_WIDTH), atol=1e-6, rtol=0)
+            torch.testing.assert_close(query @ query.T, 8 / own_score * torch.eye(HEAD_WIDTH), atol=1e-6, rtol=0)
         if key_heads > 1:
             assert not torch.equal(queries[:HEAD_WIDTH], queries[HEAD_WIDTH:])
     random = load_backbone(str(folder), "random", seed=3).model
@@ -72,7 +72,7 @@ def test_values_and_bias_of_a_fused_projection(tiny_gpt2):
 
 
 def test_without_positions_a_token_attends_most_to_its_copies(tmp_path):
-    """Of a head as wide as the model, scores are exactly the inner products of tokens over sqrt(width)."""
+    """Of a head as wide as the model, which is 64 wide here, scores are exactly the inner products of tokens over 8."""
     backbone = load_backbone("gpt2:n_layer=1,n_embd=64,n_head=1,n_positions=8", "tied")
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     queries, keys, _values = backbone.blocks[0].attn.c_attn(x).chunk(3, -1)
@@ -93,10 +93,13 @@ def test_seed_decides_tied_weights_also_of_a_shallower_model():
 
 def test_tied_weights_are_the_same_on_every_machine():
     weights = load_backbone("gpt2:n_layer=1,n_embd=4,n_head=1,n_positions=2", "tied").blocks[0].attn.c_attn.weight
-    # The first row of the head is the first four values of its generator, float64, divided by their norm.
+    # The first row of the head is the first four values of its generator, float64, divided by their norm, times 2,
+    # with which a token of norm 2 has a score of 8 with itself.
     random = np.random.Generator(np.random.Philox(key=KEY))
     first = random.standard_normal(4)
-    np.testing.assert_array_equal(weights[:, 0].numpy(), (first / np.sqrt((first * first).sum())).astype(np.float32))
+    np.testing.assert_array_equal(
+        weights[:, 0].numpy(), (2 * (first / np.sqrt((first * first).sum()))).astype(np.float32)
+    )
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(5, 5), (3, 40), (1, 7)])

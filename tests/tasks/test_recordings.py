@@ -7,6 +7,7 @@ from reservoir_pipelines.data.recordings import (
     nearest_steps,
     recording_name,
     resampled,
+    stretch_of_steps,
     window_name,
     window_starts,
 )
@@ -173,6 +174,132 @@ def test_data_that_was_prepared_before_keeps_its_folder():
     labelled = open_source("waves.npz", label="a", classes=True)
     assert settings_folder(labelled).name == "waves.npz-e2dea7713fc82f95"
     assert settings_folder(open_source("waves.npz", window=9)).name != "waves.npz-b4fd37fdf1ac55d7"
+
+
+# ---- one recording
+
+
+STEPS = 1200  # forty stretches of 30 steps, if windows have ten
+
+
+def log(path, *, states=None, order=None, **columns):
+    """Write a log with three channels whose rows are in the ``order``, and return its values and states in time."""
+    values = np.random.default_rng(2).normal(size=(STEPS, 3)).round(4)
+    states = np.array(["on", "off", "idle"])[np.arange(STEPS) // 7 % 3] if states is None else states
+    table = {"timestamp": [f"2026-01-01T{n // 60:02d}:{n % 60:02d}:00" for n in range(STEPS)]}
+    table |= {f"c{channel}": values[:, channel] for channel in range(3)} | columns | {"state": states}
+    lines = [",".join(map(str, row)) for row in zip(*table.values(), strict=True)]
+    order = range(STEPS) if order is None else order
+    path.write_text("\n".join([",".join(table), *(lines[row] for row in order)]) + "\n")
+    return values, states
+
+
+def windows_of(source):
+    """Yield the split, the first step, the values, the labels and the group of each window of one recording."""
+    for piece in source.pieces():
+        for name, split in source.read(piece).items():
+            windows = zip(split.ids.tolist(), split.x, split.y, split.lengths, split.groups, strict=True)
+            for window, x, y, length, group in windows:
+                begin, end = map(int, window[window.index("[") + 1 : -1].split(":"))
+                assert end - begin == length and not x[length:].any()
+                yield name, begin, x[:length], y[:length, 0], int(group)
+
+
+def write_recording(path, values, states):
+    """Write the values and states of a recording as an array, or as the only table of a folder."""
+    if path.suffix:
+        return save(path, {"x": values[None], "y": states[None]})
+    path.mkdir()
+    rows = [",".join(map(str, row)) for row in np.column_stack([values.astype(str), states])]
+    (path / "run.csv").write_text("\n".join(["c0,c1,c2,label", *rows]) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["table", "one.npz", "folder"])
+def test_one_recording_is_cut_in_stretches_that_windows_never_cross(tmp_path, form):
+    order = np.random.default_rng(0).permutation(STEPS)
+    values, states = log(tmp_path / "log.csv", order=order)
+    if form == "table":
+        source = open_source(str(tmp_path / "log.csv"), label="state", window=10, step=8)
+    else:
+        source = open_source(write_recording(tmp_path / form, values, states), window=10, step=8)
+    assert source.task.labels_each_token and source.task.labels == ("idle", "off", "on")
+    numbers = np.unique(states, return_inverse=True)[1]
+    splits, starts = {}, []
+    for name, begin, x, y, group in windows_of(source):
+        assert np.array_equal(x, values[begin : begin + 10].astype(np.float32))
+        assert y.tolist() == numbers[begin : begin + 10].tolist()
+        splits.setdefault(begin // 30, set()).add((name, group))
+        starts.append(begin)
+    by_hand = [30 * stretch + start for stretch in range(40) for start in (0, 8, 16, 20)]
+    assert sorted(starts) == by_hand
+    assert all(len(names) == 1 for names in splits.values()) and len(set.union(*splits.values())) == 40
+    assert "40 stretches of one recording make 160 windows" in " ".join(source.notes())
+
+
+@pytest.mark.parametrize(
+    ("steps", "window", "lengths"), [(119, 10, [10] * 10 + [19]), (1010, 10, [30] * 32 + [50]), (7, 9, [7])]
+)
+def test_stretches_hold_whole_windows_and_the_last_one_the_rest(steps, window, lengths):
+    assert np.bincount(stretch_of_steps(steps, window)).tolist() == lengths
+
+
+def test_stretches_are_dealt_so_that_each_split_has_its_share_of_a_rare_state(tmp_path):
+    states = np.where(np.arange(STEPS) % 48 == 15, "fault", "fine")  # in every second stretch
+    log(tmp_path / "log.csv", states=states)
+    labels = {"train": [], "valid": [], "test": []}
+    for name, _, _, y, _ in windows_of(open_source(str(tmp_path / "log.csv"), label="state", window=24)):
+        labels[name] += y.tolist()
+    assert {name: len(y) for name, y in labels.items()} == {"train": 720, "valid": 240, "test": 240}
+    assert {name: y.count(0) for name, y in labels.items()} == {"train": 15, "valid": 5, "test": 5}
+
+
+def test_targets_of_steps_are_values(tmp_path):
+    targets = np.random.default_rng(0).normal(size=STEPS).cumsum().round(3)
+    log(tmp_path / "log.csv", states=targets)
+    source = open_source(str(tmp_path / "log.csv"), label="state", window=5)
+    assert source.task.classes == 0 and source.task.labels_each_token
+    for _, begin, _, y, _ in windows_of(source):
+        assert np.array_equal(y, targets[begin : begin + 5].astype(np.float32))
+
+
+def test_a_split_of_each_step_wins(tmp_path):
+    split = np.repeat(["train", "valid", "test"], [730, 240, 230])
+    values, _ = log(tmp_path / "log.csv", split=split)
+    source = open_source(str(tmp_path / "log.csv"), label="state", window=5)
+    groups, steps = {}, set()
+    for name, begin, x, _, group in windows_of(source):
+        assert (split[begin : begin + len(x)] == name).all()
+        assert np.array_equal(x, values[begin : begin + len(x)].astype(np.float32))
+        groups.setdefault(name, set()).add(group)
+        steps |= {*range(begin, begin + len(x))}
+    assert len(steps) == STEPS and [len(groups[name]) for name in ("train", "valid", "test")] == [29, 9, 9]
+    log(tmp_path / "log.csv", split=np.array(["train", "valid", "test"])[np.arange(STEPS) % 3])
+    assert_refused("split changes every 1 steps", tmp_path / "log.csv", label="state", window=5)
+
+
+def test_a_split_that_is_shorter_than_a_window_is_a_shorter_window(tmp_path):
+    split = np.repeat(["train", "valid", "test", "train", "test"], [500, 250, 220, 227, 3])
+    values, _ = log(tmp_path / "log.csv", split=split)
+    source = open_source(str(tmp_path / "log.csv"), label="state", window=10)
+    shorter = [(begin, x) for _, begin, x, _, _ in windows_of(source) if len(x) < 10]
+    assert [begin for begin, _ in shorter] == [1197] and np.array_equal(shorter[0][1], values[1197:].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("columns", "asked", "message"),
+    [
+        ({"states": np.full(STEPS, "on")}, {"window": 5}, "all labels are the same"),
+        ({}, {"window": 121}, "--window 120 or less"),
+        ({}, {"window": 5, "step": 6}, "--step of at most 5"),
+        ({}, {"window": 5, "resample": 600}, "--resample"),
+        ({"timestamp": np.arange(STEPS) // 2}, {"window": 5}, "a second row at timestamp.*--id"),
+        ({"timestamp": ["8:01 am"] * STEPS}, {"window": 5}, "cannot be sorted"),
+    ],
+)
+def test_what_is_no_recording_is_refused(tmp_path, columns, asked, message):
+    log(tmp_path / "log.csv", **columns)
+    assert_refused(message, tmp_path / "log.csv", label="state", **asked)
 
 
 # ---- resampling

@@ -2,10 +2,12 @@
 
 import json
 import shlex
+from itertools import permutations
 
 import numpy as np
 import pytest
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.data.counters import change_between_neighbours
 from reservoir_pipelines.data.roles import CONVENTIONAL
 from reservoir_pipelines.preparation.sources import open_source
 
@@ -212,6 +214,12 @@ REFUSALS = {
                         {}, "increase within each", "--id patient"),
     "times that begin again": ({"case": SERIES // 4, "time": [f"2024-01-0{1 + n % 8}" for n in range(ROWS)],
                                 **WIDE, "y": np.repeat(LABEL[:5], 8)}, {}, "begin again", "--id case"),
+    "a log": ({"timestamp": range(ROWS), **WIDE, "state": np.repeat(LABEL[:8], 5)}, {"label": "state"},
+              "changes little", "--label state --window 2"),
+    "a log, newest first": ({"t": range(ROWS, 0, -1), **WIDE, "y": np.repeat([3, 1, 2, 7], 10)}, {"time": "t"},
+                            "changes little", "--time t --window 2"),
+    "a log with a target": ({"time": range(ROWS), **WIDE, "y": VALUES[:, 0].cumsum()}, {}, "changes little",
+                            "--window 2"),
     "digits": ({"bits": [f"{n % 16:04b}" for n in range(ROWS)], "label": LABEL}, {}, "neither single", "--text bits"),
 }  # fmt: skip
 
@@ -231,6 +239,32 @@ def test_times_of_groups_are_left_out_if_the_user_says_that_rows_are_sequences(t
     columns = {"patient": SERIES // 4, "time": np.arange(ROWS) % 8, **WIDE, "label": LABEL}
     source = open_source(str(write(tmp_path / "t.csv", columns)), group="patient")
     assert source.task.parameters["columns"] == [*WIDE] and "5 groups" in " ".join(source.notes())
+
+
+@pytest.mark.parametrize("label", [LABEL, VALUES[:, 1], np.random.default_rng(2).integers(0, 3, ROWS)])
+def test_times_are_left_out_if_labels_change_as_if_shuffled_or_if_the_user_drops_them(tmp_path, label):
+    path = write(tmp_path / "t.csv", {"time": range(ROWS), **WIDE, "label": label})
+    source = open_source(str(path))
+    assert source.task.parameters["columns"] == [*WIDE] and "'time' is left out" in " ".join(source.notes())
+    write(path, {"time": range(ROWS), **WIDE, "label": sorted(label)})
+    assert_refused("changes little", path)
+    source = open_source(str(path), drop="time")
+    assert source.task.parameters["columns"] == [*WIDE] and source.task.max_tokens == 3
+
+
+def test_a_log_without_labels_may_be_one_recording_or_be_forecast(tmp_path):
+    path = write(tmp_path / "t.csv", {"time": range(ROWS), **WIDE})
+    notes = " ".join(open_source(str(path)).notes())
+    assert "--window 2" in notes and "--forecast" in notes
+    source = open_source(str(path), window=2)
+    assert source.task.unlabelled and source.task.max_tokens == 2 and "stretches" in " ".join(source.notes())
+
+
+@pytest.mark.parametrize("labels", [["a", "a", "b", "c", "a"], ["1", "4", "4", "9.5", "-2"]])
+def test_the_change_between_neighbours_is_a_share_of_its_mean_over_all_orders(labels):
+    changes = [change_between_neighbours(np.array(order)) for order in permutations(labels)]
+    assert np.mean(changes) == pytest.approx(1) and min(changes) < 0.8
+    assert change_between_neighbours(np.array(["a"] * 5)) == 1
 
 
 def test_a_counter_is_a_value_if_the_user_says_so(tmp_path):

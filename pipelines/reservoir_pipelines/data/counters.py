@@ -1,8 +1,9 @@
-"""Tables in long form that would be read as one sequence per row: counters and times that begin again are refused.
+"""Tables of steps that would be read as one sequence per row are refused: counters, times that begin again, and logs.
 
 Steps that are read as rows of their own put one sequence into several splits, and no readout of a step
-sees the sequence. So a table is refused that counts its rows or the steps of its sequences, or whose times
-begin again with each sequence, with the command that reads it in either form.
+sees the sequence. So a table is refused that counts its rows or the steps of its sequences, whose times
+begin again with each sequence, or whose labels rarely change in the order of the times, with the command that
+reads it in either form.
 """
 
 from shlex import quote
@@ -11,7 +12,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir_pipelines.data.columns import as_texts, example, separated, times_of
+from reservoir_pipelines.data.columns import as_texts, example, holds_lists, separated, times_of
 from reservoir_pipelines.data.roles import Roles
 from reservoir_pipelines.data.table import Table
 
@@ -20,6 +21,12 @@ MIN_COUNTED_ROWS = 20
 
 MIN_COUNTED_STEPS = 4
 """Fewest steps of a sequence that a column is taken to count: three numbers may follow each other by chance."""
+
+SHUFFLED_CHANGE = 0.5
+"""Share of the change between rows in a random order below which neighbouring rows are taken for steps in time.
+
+Of 20 rows of two equal classes in a random order, one table in a hundred changes so rarely; of 40, one in a thousand.
+"""
 
 
 def refuse_counters(table: Table, roles: Roles, options: OwnDataOptions) -> None:
@@ -88,6 +95,62 @@ def refuse_steps_in_time(table: Table, roles: Roles, options: OwnDataOptions) ->
             f"--drop {quote(roles.time)} if each row is a whole sequence, for example: "
             f"{example(table.path, options, id=sequence_id)}",
         )
+
+
+def refuse_one_recording(table: Table, roles: Roles, options: OwnDataOptions, window: int) -> None:
+    """Refuse rows in the order of their times whose labels rarely change: probably the steps of one recording.
+
+    Rows at random would be tested beside neighbours in time that are alike, which flatters every readout.
+    ``window`` are the steps of a window to suggest.
+    """
+    if not roles.labels or not are_in_order(table, roles):
+        return
+    for label in roles.labels:
+        cells = as_texts(table.with_points(table.frame[label].astype(object)))
+        if change_between_neighbours(cells[cells != ""].to_numpy(str)) < SHUFFLED_CHANGE:
+            time = quote(roles.time)
+            raise InputError(
+                f"{table.path}: the rows are in the order of {roles.time!r}, and {label!r} changes little from row to "
+                "row, as in one recording",
+                f"pass --window {window} to read the rows as steps of one recording, or --drop {time} if each row is a "
+                f"whole sequence, for example: {example(table.path, options, window=window)}",
+            )
+
+
+def are_in_order(table: Table, roles: Roles) -> bool:
+    """Return whether the rows, without ids, groups and sequences, are many and in the order of different times."""
+    has_sequences = bool(roles.id or roles.group or roles.sequence)
+    if not roles.time or has_sequences or len(table.frame) < MIN_COUNTED_ROWS:
+        return False
+    if any(holds_lists(table.frame[name]) for name in roles.values):  # each row is a sequence
+        return False
+    times = times_of(table.frame[roles.time].ffill().bfill())
+    if times is None:
+        return False
+    return bool((times[1:] > times[:-1]).all() or (times[1:] < times[:-1]).all())
+
+
+def change_between_neighbours(labels: np.ndarray) -> float:
+    """Return the change from label to label (n,) as a share of that between two labels at random, about 1 if shuffled.
+
+    The change of numbers is the square of their difference, so that the share is that of von Neumann (1941), The
+    ratio of the mean square successive difference to the variance; that of names is 1 if they differ. The share is
+    1 if all labels are the same.
+    """
+    import pandas as pd
+
+    numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64)
+    count = len(labels)
+    if np.isfinite(numbers).all():
+        # The mean square of the difference of two values at random is twice their variance.
+        between_neighbours = np.square(np.diff(numbers)).mean() if count > 1 else 0.0
+        at_random = 2 * numbers.var(ddof=1) if count > 1 else 0.0
+    else:
+        # Two labels at random are of one class with the chance of a pair of that class among all pairs.
+        of_class = np.unique(labels, return_counts=True)[1]
+        between_neighbours = float((labels[1:] != labels[:-1]).mean())
+        at_random = 1 - float((of_class * (of_class - 1)).sum()) / (count * (count - 1))
+    return float(between_neighbours / at_random) if at_random > 0 else 1.0
 
 
 def _increase_in_groups(table: Table, group: str, times: np.ndarray) -> bool:

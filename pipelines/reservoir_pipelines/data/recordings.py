@@ -1,15 +1,21 @@
-"""Long recordings as rows: resampled to one number of steps, and cut into windows (``--resample``, ``--window``)."""
+"""Long recordings as rows: resampled to one number of steps, and cut into windows (``--resample``, ``--window``).
 
+Windows of one recording are alike, so each recording is in one split and one fold. A single recording is
+divided into stretches instead, each of which is a group.
+"""
+
+import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.tasks.rows import SHARES, grouped
 from reservoir_pipelines.data.rows import EVERY_ROW, UNUSED, RecordingWindows, Rows, Sequences, Skipped
-from reservoir_pipelines.data.values import clean_lengths
+from reservoir_pipelines.data.values import clean_lengths, read_labels
 
 
 def prepare_recordings(
@@ -26,9 +32,10 @@ def prepare_recordings(
     options : OwnDataOptions
         The user's options, or those that a readout was fitted with.
     labels_tokens : bool, optional
-        Whether every step has a label; by default `Rows.labels_tokens` decides. New rows of a readout may
-        have no labels, or some of another shape.
+        For new rows of a readout, whether every step has a label: they may have no labels, or some of another shape.
+        For rows of a task, `Rows.labels_tokens` decides.
     """
+    is_new = labels_tokens is not None
     shape = rows.x.shape
     has_steps = len(shape) in (2, 3) and 0 not in shape  # other shapes are refused later, in one place
     if not has_steps or "window" in UNUSED[rows.holds] or not (options.resample or options.window):
@@ -54,7 +61,13 @@ def prepare_recordings(
                 f"{options.window}",
                 f"pass a --step of at most {options.window}",
             )
-        rows = _cut_rows(rows, options.window, step, labels_tokens=labels_tokens)
+        # A label of the recording would be that of all its stretches, which is refused where labels are read.
+        is_divided = len(rows) == 1 and not is_new and (rows.split is None or rows.split.ndim == 2)
+        if is_divided:
+            stretches = _stretches_of_one(where, rows, options.window, labels_tokens=labels_tokens)
+        else:
+            stretches = _whole_recordings(rows)
+        rows = _cut_rows(rows, stretches, options.window, step, labels_tokens=labels_tokens)
     return rows
 
 
@@ -149,14 +162,140 @@ def _resampled_rows(rows: Rows, steps: int, *, labels_tokens: bool) -> Rows:
     )
 
 
+# ---- stretches of recordings
+
+
+MIN_STRETCHES = 10
+"""Fewest stretches of a single recording: two of them are test, two valid, and six are left to fit."""
+
+MAX_STRETCHES = 50
+"""Most stretches of a single recording, ten of which are test: more would add borders, across which steps are alike."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stretches:
+    """Contiguous parts of recordings, each of which is cut into windows by itself.
+
+    Parameters
+    ----------
+    recording : array (stretches,) of int
+        The number of the recording.
+    start, length : array (stretches,) of int
+        The first step of the stretch in its recording, and the number of its steps.
+    groups : array (stretches,)
+        The group of the stretch.
+    split : array (stretches,), optional
+        Its split.
+    noun : str
+        What messages call the stretches.
+    """
+
+    recording: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    groups: np.ndarray
+    split: np.ndarray | None
+    noun: str = "stretches of one recording"
+
+
+def _whole_recordings(rows: Rows) -> Stretches:
+    """Return each recording as one stretch, which is a group if the recordings have none."""
+    assert rows.lengths is not None
+    return Stretches(
+        recording=np.arange(len(rows)),
+        start=np.zeros(len(rows), np.int64),
+        length=rows.lengths,
+        groups=rows.names if rows.groups is None else rows.groups,
+        split=rows.split,
+        noun="recordings",
+    )
+
+
+def stretch_of_steps(steps: int, window: int) -> np.ndarray:
+    """Return the number of the stretch of each step of a recording, (steps,) of int.
+
+    Stretches are as many as `MAX_STRETCHES` and a window in each allow, because intervals of scores need several
+    test stretches. They hold whole windows, and the last one also the steps that are left.
+    """
+    length = _stretch_length(steps, window)
+    return np.minimum(np.arange(steps) // length, max(0, steps // length - 1))
+
+
+def _stretch_length(steps: int, window: int) -> int:
+    return window * math.ceil(steps / (MAX_STRETCHES * window))
+
+
+def _stretches_of_one(where: str, rows: Rows, window: int, *, labels_tokens: bool) -> Stretches:
+    """Return the stretches of a single recording, divided into splits by its own split of each step, or evenly.
+
+    Only steps at a border have a neighbour in another split. The stretches of each split come from the whole recording,
+    with about its share of the steps of each class, so that no split lacks a class that occurs in several stretches.
+    """
+    assert rows.lengths is not None
+    steps = int(rows.lengths[0])
+    if rows.split is not None:
+        return _stretches_of_splits(where, rows.split[0, :steps], window)
+    if steps < MIN_STRETCHES * window:
+        at_most = (
+            f"pass --window {steps // MIN_STRETCHES} or less, or " if steps >= 2 * MIN_STRETCHES else ""
+        )
+        raise InputError(
+            f"{where}: one recording of {steps:,} steps is divided into at least {MIN_STRETCHES} stretches, which are "
+            f"shorter than --window {window}",
+            f"{at_most}give more steps or recordings",
+        )
+    stretch_of_step = stretch_of_steps(steps, window)
+    # Targets of a regression are not balanced, and neither are several outputs.
+    classes = np.zeros(steps, np.int64)
+    if labels_tokens and rows.y is not None and rows.y.ndim == 2:
+        y = rows.y[0, :steps]
+        are_classes = y.dtype.kind == "U" or (y.dtype.kind in "iu" and read_labels(y).names)
+        classes = y if are_classes else classes
+    split_of_step = grouped(stretch_of_step, classes, SHARES)
+    start = np.unique(stretch_of_step, return_index=True)[1]
+    return Stretches(
+        recording=np.zeros(len(start), np.int64),
+        start=start,
+        length=np.diff(start, append=steps),
+        groups=np.arange(len(start)),
+        split=split_of_step[start],
+    )
+
+
+def _stretches_of_splits(where: str, split: np.ndarray, window: int) -> Stretches:
+    """Return the stretches of a recording whose steps have a split (steps,): parts of each run of one split."""
+    run_starts = np.flatnonzero(np.concatenate([[True], split[1:] != split[:-1]]))
+    run_lengths = np.diff(run_starts, append=len(split))
+    if np.median(run_lengths) < window:
+        raise InputError(
+            f"{where}: the split changes every {np.median(run_lengths):.0f} steps, within a window of {window}",
+            "give each split stretches of at least a window, or pass --drop split",
+        )
+    # Longer runs are divided, because folds need several groups.
+    stretch_length = _stretch_length(len(split), window)
+    start = np.concatenate(
+        [
+            first + stretch_length * np.arange(max(1, length // stretch_length))
+            for first, length in zip(run_starts, run_lengths, strict=True)
+        ]
+    )
+    return Stretches(
+        recording=np.zeros(len(start), np.int64),
+        start=start,
+        length=np.diff(start, append=len(split)),
+        groups=np.arange(len(start)),
+        split=split[start],
+    )
+
+
 # ---- windows of recordings
 
 
 class _Cut:
-    """Windows (rows, steps, ...) of recordings, which are read when the windows are."""
+    """Windows (rows, steps, ...) of recordings, which are read when the windows are; zero after their ``lengths``."""
 
-    def __init__(self, x: Sequences, windows: RecordingWindows, steps: int):
-        self._x, self._windows = x, windows
+    def __init__(self, x: Sequences, windows: RecordingWindows, lengths: np.ndarray, steps: int):
+        self._x, self._windows, self._lengths = x, windows, lengths
         self.shape = (len(windows.recording), steps, *x.shape[2:])
         self.dtype = x.dtype
 
@@ -167,7 +306,12 @@ class _Cut:
         # The windows of a recording follow each other, so a range of windows needs a range of recordings.
         first, last = int(recording[0]), int(recording[-1])
         recordings = self._x[first : last + 1]
-        return recordings[recording[:, None] - first, start[:, None] + np.arange(self.shape[1])]
+        places = np.arange(self.shape[1])
+        # A short window may end before its recording does, whose further steps belong to another stretch.
+        steps = np.minimum(start[:, None] + places, recordings.shape[1] - 1)
+        windows = recordings[recording[:, None] - first, steps]
+        windows[places >= self._lengths[rows][:, None]] = 0
+        return windows
 
 
 def window_starts(length: int, window: int, step: int) -> list[int]:
@@ -183,45 +327,50 @@ def window_starts(length: int, window: int, step: int) -> list[int]:
     return starts
 
 
-def _cut_rows(rows: Rows, window: int, step: int, *, labels_tokens: bool) -> Rows:
-    """Return the windows of recordings as rows, which are read when they are needed."""
+def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, labels_tokens: bool) -> Rows:
+    """Return the windows of the stretches of recordings as rows, which are read when they are needed."""
     assert rows.lengths is not None
-    # The recording and the first step of each window.
-    starts_by_recording = [window_starts(int(length), window, step) for length in rows.lengths]
-    counts = np.array([len(starts) for starts in starts_by_recording])
-    recording_of_window = np.repeat(np.arange(len(rows)), counts)
-    start_of_window = np.concatenate([np.array(starts, np.int64) for starts in starts_by_recording])
+    # The stretch and the recording of each window, and its first step in the recording.
+    starts_by_stretch = [
+        first + np.array(window_starts(int(length), window, step), np.int64)
+        for first, length in zip(stretches.start, stretches.length, strict=True)
+    ]
+    counts = [len(starts) for starts in starts_by_stretch]
+    stretch_of_window = np.repeat(np.arange(len(counts)), counts)
+    start_of_window = np.concatenate(starts_by_stretch)
+    recording_of_window = stretches.recording[stretch_of_window]
     recording_names = rows.names
     windows = RecordingWindows(recording=recording_of_window, start=start_of_window, names=recording_names)
 
-    # A recording that is shorter than a window is one shorter window.
+    # A stretch that is shorter than a window is one shorter window.
     steps = min(window, rows.x.shape[1])
-    lengths = np.minimum(rows.lengths[recording_of_window] - start_of_window, steps).astype(np.int32)
+    ends = stretches.start + stretches.length
+    lengths = np.minimum(ends[stretch_of_window] - start_of_window, steps).astype(np.int32)
     y = _labels_of_windows(rows.y, windows, lengths, steps, labels_tokens=labels_tokens)
-    # A recording is a group: its windows are alike, so they are never on both sides of a split.
-    groups = recording_names if rows.groups is None else rows.groups
     ids = [
         window_name(recording_names[recording], first_step, first_step + length)
         for recording, first_step, length in zip(recording_of_window, start_of_window, lengths, strict=True)
     ]
-    shorter = int((rows.lengths < window).sum())
-    note = f"{len(rows):,} recordings make {len(start_of_window):,} windows of {window:,} steps, every {step:,}"
+    shorter = int((stretches.length < window).sum())
+    count = f"{len(stretches.start):,} {stretches.noun}"
+    note = f"{count} make {len(start_of_window):,} windows of {window:,} steps, every {step:,}"
     if shorter:
-        note += f"; {shorter:,} shorter recordings are one window each"
+        note += f"; {shorter:,} shorter ones are one window each"
     # A piece may hold as many steps as before. Each of its windows holds ``window`` steps, and is cut from about
     # ``step`` new steps of a recording; the larger of the two limits the number of windows.
     steps_of_piece = rows.piece_rows * rows.x.shape[1]
     piece_rows = min(EVERY_ROW, max(1, steps_of_piece // max(window, step)))
+    windows_of_recording = np.bincount(recording_of_window, minlength=len(rows))
     return replace(
         rows,
-        x=_Cut(rows.x, windows, steps),
+        x=_Cut(rows.x, windows, lengths, steps),
         lengths=lengths,
         y=y,
-        groups=groups[recording_of_window],
-        split=None if rows.split is None else rows.split[recording_of_window],
+        groups=stretches.groups[stretch_of_window],
+        split=None if stretches.split is None else stretches.split[stretch_of_window],
         ids=np.array(ids),
         windows=windows,
-        skipped=_skipped_among_windows(rows.skipped, counts),
+        skipped=_skipped_among_windows(rows.skipped, windows_of_recording),
         piece_rows=piece_rows,
         notes=(*rows.notes, note),
     )
@@ -240,9 +389,11 @@ def _labels_of_windows(
         return None
     if not labels_tokens:
         return y[windows.recording]
-    # An array has padding after the end of a short recording; a list of labels has none.
+    # An array has padding after the end of a short window, of any labels; a list of labels has none.
     counts = np.full(len(lengths), steps) if y.ndim > 1 else lengths
     places = [first + np.arange(count) for first, count in zip(windows.start, counts, strict=True)]
+    if y.ndim > 1:
+        places = [np.minimum(at, y.shape[1] - 1) for at in places]
     return _labels_at(y, windows.recording, places)
 
 

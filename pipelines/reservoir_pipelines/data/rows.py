@@ -79,6 +79,28 @@ class RecordingWindows:
         return RecordingWindows(recording=self.recording[rows], start=self.start[rows], names=self.names)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordingSteps:
+    """The rows of a new table that are the steps of one recording, in the order of the table.
+
+    Parameters
+    ----------
+    names : array (rows,)
+        The time of each row, as it is written.
+    row_of_step : array (steps,) of int
+        The row of each step of the recording, whose steps are in the order of their times.
+    problems : mapping of int to str
+        Why a row cannot be read, by its number; such a row is no step.
+    y : array (rows, ...), optional
+        The label of each row, as the table has it.
+    """
+
+    names: np.ndarray
+    row_of_step: np.ndarray
+    problems: Mapping[int, str]
+    y: np.ndarray | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """The rows of a file, a folder or a dataset; an optional array is None if the source has no such column.
@@ -93,7 +115,8 @@ class Rows:
     y : array (rows, ...), optional
         Labels, as the source has them.
     groups, split, ids : array (rows,), optional
-        The group of each row, its split, and what names it; by default its number.
+        The group of each row, its split, and what names it; by default its number. The split of a single recording
+        that is cut is that of each step, (1, tokens).
     holds : str
         What ``x`` holds.
     piece_rows : int
@@ -114,6 +137,8 @@ class Rows:
         Options that do not apply to the format, besides those of `UNUSED`.
     windows : RecordingWindows, optional
         The recording of each row, if the rows are windows of recordings.
+    steps : RecordingSteps, optional
+        The rows of a new table, if they are steps of one recording.
     class_names : tuple of str
         The names of the classes whose numbers are in ``y``; empty if ``y`` holds the labels themselves.
     """
@@ -134,6 +159,7 @@ class Rows:
     label: str = "y"
     unused: tuple[str, ...] = ()
     windows: RecordingWindows | None = None
+    steps: RecordingSteps | None = None
     class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:

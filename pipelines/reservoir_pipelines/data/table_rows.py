@@ -12,8 +12,14 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
-from reservoir_pipelines.data.counters import refuse_counters, refuse_steps_in_time
+from reservoir_pipelines.data.counters import (
+    are_in_order,
+    refuse_counters,
+    refuse_one_recording,
+    refuse_steps_in_time,
+)
 from reservoir_pipelines.data.media import check_inside, media_rows, table_parts
+from reservoir_pipelines.data.one_recording import is_one_recording, likely_window, read_one_recording
 from reservoir_pipelines.data.roles import likely_label, no_label_among, roles_by_cells, roles_by_name
 from reservoir_pipelines.data.rows import BadRows, Rows, TextCodes, padded, text_rows
 from reservoir_pipelines.data.table import SUFFIXES, Table, read_parts, read_table
@@ -125,12 +131,16 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
     _note_roles(reading)
     ids = reading.texts(roles.id) if roles.id else []
     ids_repeat = len(set(ids)) < len(ids)
-    if reading.remembered.get("long") or _is_long(reading, ids_repeat=ids_repeat):
+    steps = None
+    if is_one_recording(reading):
+        steps, skipped = read_one_recording(reading), {}
+    elif reading.remembered.get("long") or _is_long(reading, ids_repeat=ids_repeat):
         skipped = read_long_form(reading)
     else:
         if not reading.new:
             refuse_counters(table, roles, options)
             refuse_steps_in_time(table, roles, options)
+            refuse_one_recording(table, roles, options, likely_window(len(table.frame)))
         _read_wide(reading, ids, ids_repeat=ids_repeat)
         readable = table.bad.readable()
         skipped = table.bad.skipped(reading.arrays.get("ids", ()))
@@ -143,6 +153,7 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
         skipped=skipped,
         label=listed(roles.labels),
         roles=roles.by_flag,
+        steps=steps,
     )
 
 
@@ -211,7 +222,15 @@ def _read_ids(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None
         )
     if roles.time:
         reading.chosen["time"] = roles.time
-        reading.notes.append(f"the column {roles.time!r} is left out, because each row is a whole sequence")
+        note = f"the column {roles.time!r} is left out, because each row is a whole sequence"
+        is_unlabelled_log = not roles.labels and are_in_order(reading.table, roles)
+        if is_unlabelled_log and not reading.new:
+            window = likely_window(len(reading.table.frame))
+            note += (
+                f"; pass --window {window} if the rows are steps of one recording, or --forecast 6 --label NAME to "
+                "forecast a column"
+            )
+        reading.notes.append(note)
 
 
 def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:

@@ -205,6 +205,7 @@ class ReservoirPredictor(ReservoirEstimator):
             classes=targets.classes,
             alphas=alphas,
             widens=self.alphas is None,
+            narrows=self.alphas is None,
             folds=int(known.fold_of_sample.max()) + 1,
             repeats=known.fold_of_sample.shape[1],
             coding=targets,

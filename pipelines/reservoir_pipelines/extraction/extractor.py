@@ -20,7 +20,8 @@ from reservoir import devices
 from reservoir.backbones import describe_weights, find_shape
 from reservoir.backbones.backbone import Backbone
 from reservoir.batches import Loaded, load
-from reservoir.errors import InputError
+from reservoir.column import Column
+from reservoir.errors import InputError, first_line
 from reservoir.features import column_masks, launch
 from reservoir.inputs.native import TextReader
 from reservoir.inputs.picture_patches import UNITS, PatchUnits, draw_units
@@ -40,6 +41,7 @@ from reservoir_pipelines.extraction.entries import (
     compute_missing,
     data_record,
     entry_folder,
+    missing_blocks,
     new_layout,
     start_entry,
     token_layout,
@@ -99,6 +101,7 @@ def load_extractor(
         units=units,
         stream=options.stream,
         reader=plan.reader,
+        compiled=plan.compiled,
     )
     if task.labels_text_tokens:
         entry_tokens = EntryTokens.read(prepared, task, rows, model)
@@ -243,10 +246,23 @@ class Extractor:
 
     def compute(self, entry: Entry, advance: Advance = lambda rows, written: None) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
+        if self.model.compiled and missing_blocks(entry, self.splits, self.columns):
+            self._compile(entry.layout.batch_rows)
         computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
         if note := self.model.reader.note if self.model.reader else "":
             notify(f"{self.spec.task_name}: {note}")
         return computed
+
+    def _compile(self, batch_rows: int) -> None:
+        """Compile the model and its poolings before the first batch."""
+        columns, masks = [*map(Column.parse, self.columns)], column_masks(self.columns)
+        try:
+            self.model.fpt.compile_for_gpu(max(batch_rows, 2), columns, masks)
+        except Exception as error:
+            if devices.is_out_of_memory(error):
+                raise
+            problem = f"{self.spec.task_name}: torch cannot compile the model ({first_line(error)})"
+            raise InputError(problem, "pass --compile-blocks never") from error
 
     def with_smaller_batches(self, entry: Entry) -> "Extractor":
         """Return the same extractor with half as many rows in a batch, for an entry that has no features yet.

@@ -64,6 +64,7 @@ def model_spec(model: LoadedModel, task: Mapping[str, Any], data: DataSpec, stor
             digest=model.digest,
             gelu="one step" if has_tanh else None,
             device="cuda" if devices.on_gpu(model.device) else None,
+            compiled="blocks" if model.compiled else None,
         ),
         init=InitSpec(kind=settings.init, seed=0 if settings.init == "pretrained" else settings.seed),
         input=_input_spec(model),

@@ -12,6 +12,7 @@ from reservoir.tasks.windows import Windows
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, fit_source
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, simple_forecasts
+from reservoir_pipelines.fitting.identity import fit_identity
 from reservoir_pipelines.fitting.kernel_fitter import CHOICE_ROWS, KernelFitter
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -30,14 +31,15 @@ MIN_ROWS = 1000  # training samples; with fewer, logistic regression would not b
 def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
     """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
 
+    The only baseline of words or tokens with labels is what each tells alone.
+
     Baselines have the rows and the folds of the ``fits`` of columns; logistic regression has the first repeat of
     the folds alone. If the folds cannot tell readouts apart, ``chooses`` is False; baselines then have the same fixed
     penalty as the columns.
     """
     raw = known.raw()
-    if known.task.labels_text_tokens:
-        notify("baselines: none, but the layer embed shows what tokens tell without their context")
-        return []
+    if known.task.labels_text_tokens and (identity := fit_identity(known, fitter)):
+        return [identity]
     if raw is None:
         notify("baselines: skipped, because the prepared data was removed; run reservoir prepare")
         return []

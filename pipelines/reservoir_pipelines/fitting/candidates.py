@@ -87,16 +87,18 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     if not chooses:
         fitter, race = fitter.with_fixed_penalty(), None
     # A named task is a benchmark of the reservoir, with exact sweeps over all penalties. On the user's own data, few
-    # penalties are tried on all of many rows, and a baseline is saved if it is better.
+    # penalties are tried on all of many rows, and a baseline is saved if it is better. What words or tokens tell alone
+    # is only shown, because a saved readout needs a model, whose tokens they are.
     is_own_data = task.name not in TASKS
     if is_own_data and isinstance(fitter, RidgeFitter) and not (options.alphas or task.horizon):
         fitter = replace(fitter, narrows=True)
+    baseline_may_win = options.columns == "all" and is_own_data and chooses and not task.labels_text_tokens
     return Candidates(
         all_columns=columns,
         default=default_columns(columns, task) if named is None else None,
         fitter=fitter,
         chooses=chooses,
-        baseline_may_win=options.columns == "all" and is_own_data and chooses,
+        baseline_may_win=baseline_may_win,
         race=race,
         grouped=groups is not None,
         curve_sizes=curve_sizes,

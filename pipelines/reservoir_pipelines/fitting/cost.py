@@ -106,15 +106,16 @@ def size_of(source: Source, fitter: Fitter) -> RidgeSize:
     targets_per_output = (
         fitter.classes if fitter.classes > 2 else 1
     )  # a single score tells two classes apart
+    fitted = sum(samples.values()) if fitter.folds else samples["train"]
     return RidgeSize(
-        samples=sum(samples.values()) if fitter.folds else samples["train"],
+        samples=fitted,
         held_out=samples["valid"],
         width=source.width(),
         targets=source.labels("train").shape[1] * targets_per_output,
         penalties=fitter.settings,
         folds=fitter.folds,
         repeats=fitter.repeats,
-        tries_few=isinstance(fitter, RidgeFitter) and fitter.tries_few(samples["train"], source.width()),
+        tries_few=isinstance(fitter, RidgeFitter) and fitter.tries_few(fitted, source.width()),
     )
 
 

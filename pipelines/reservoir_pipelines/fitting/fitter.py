@@ -111,6 +111,8 @@ class Fitter(ABC):
     kind: ClassVar[str]
     # Whether the probabilities of a readout that was chosen on valid are calibrated there.
     calibrates: ClassVar[bool] = True
+    # Whether labels have a description length given the features of a source, which a linear readout then reads.
+    has_code: ClassVar[bool] = True
     classes: int
     balanced: bool = False
     folds: int = 0  # of cross-validation over train and valid; 0 for a choice on valid

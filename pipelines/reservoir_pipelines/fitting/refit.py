@@ -141,7 +141,7 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
     predictions = _predict_known(fit, predicted_source, readout)
     valid_interval = _valid_interval(predictions, predicted_source, fit.result.metric, task)
     result = fit.result
-    if extras.mdl:
+    if extras.mdl and fitter.has_code:
         # Logistic regression of the raw input may be fitted to some rows, but the labels of all rows are coded.
         whole = replace(source, some=None) if isinstance(source, RawSource) else source
         code = code_length(whole, task.classes)

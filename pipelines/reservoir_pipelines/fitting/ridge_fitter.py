@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.column import Columns
-from reservoir.readouts.linear import Block, LinearReadout, Readout, RereadableBlocks, Targets
+from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Readout, RereadableBlocks, Targets
 from reservoir.readouts.moments import Moments, accumulate, fold_moments, training_moments
 from reservoir.readouts.penalties import prefers_large_penalty
 from reservoir.readouts.products import LARGE_MATRIX
@@ -56,9 +56,8 @@ class RidgeFitter(PenaltyFitter):
 
     kind = "ridge"
     coding: Targets | None = None  # of the labels, if it is decided before the fit
-    narrows: bool = (
-        False  # whether most penalties are tried on some samples alone if a system has many equations
-    )
+    # Whether most penalties are tried on some samples alone if a system has many equations.
+    narrows: bool = False
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[Columns, KernelMatrix] = field(init=False, default_factory=dict)
 
@@ -90,13 +89,17 @@ class RidgeFitter(PenaltyFitter):
         samples, width = len(source.labels("train")), source.width()
         if not self.tries_few(samples, width):
             return self.best_of(source, sweep_of)
-        first = best_for_some(train, valid, targets, self.alphas, samples=samples, feature_weights=weights)
+
+        def sweep_of_some(some: Sequence[Block], alphas: np.ndarray) -> Sweep:
+            return sweep(some, valid, targets, alphas, feature_weights=weights)
+
+        first = best_for_some(train, sweep_of_some, self.alphas, samples=samples)
         return self._fit_around(source, sweep_of, first)
 
     def tries_few(self, samples: int, width: int) -> bool:
         """Return whether only the penalties that are promising for some of the training samples are tried on all."""
         has_many = len(self.alphas) > FEW_PENALTIES and min(samples, width) > MANY_EQUATIONS
-        return self.narrows and has_many and not self.folds
+        return self.narrows and has_many
 
     def _fit_around(
         self, source: Source, sweep_of: Callable[[np.ndarray], Sweep], number: int
@@ -123,6 +126,10 @@ class RidgeFitter(PenaltyFitter):
         # Moments of repeated folds are not stored.
         moments = stored_moments(source, targets, stream, numbers) if self.repeats == 1 else None
         blocks = in_memory_if_small(stream)
+        samples, width = len(numbers), source.width()
+        tries_few = self.tries_few(samples, width)
+        if tries_few and moments is None and samples >= width and self.repeats == 1:
+            moments = fold_moments(blocks, targets, self.folds)  # once for all penalties
 
         def sweep_of(alphas: np.ndarray) -> Sweep:
             sweep_result = cross_sweep(
@@ -143,7 +150,14 @@ class RidgeFitter(PenaltyFitter):
                 self._kernels[source.columns] = sweep_result.kernel
             return sweep_result
 
-        return self.best_of(source, sweep_of)
+        if not tries_few:
+            return self.best_of(source, sweep_of)
+
+        def sweep_of_some(some: Sequence[FoldBlock], alphas: np.ndarray) -> Sweep:
+            return cross_sweep(some, targets, alphas, folds=self.folds, feature_weights=feature_weights)
+
+        first = best_for_some(blocks, sweep_of_some, self.alphas, samples=samples)
+        return self._fit_around(source, sweep_of, first)
 
     def _kernel_of_first(self, columns: Columns) -> KernelMatrix | None:
         """Return the kernel matrix of the first of some columns, if the last fit left one."""

@@ -103,8 +103,11 @@ class EntryView(Generic[S]):
     def has_raw(self) -> bool:
         """Whether the prepared data of the entry is still there, with a sequence for each row."""
         # Rows may be words or tokens, where prepared data are texts.
-        if Task.from_dict(self.spec.task).labels_text_tokens:
-            return False
+        return not Task.from_dict(self.spec.task).labels_text_tokens and self.has_prepared
+
+    @property
+    def has_prepared(self) -> bool:
+        """Whether the prepared data of the entry is still there."""
         place = self.made_with.get("prepared")  # "" if features were imported without their data
         return bool(place) and Path(place).is_dir()
 

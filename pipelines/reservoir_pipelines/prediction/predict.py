@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ import numpy as np
 from reservoir import InputError
 from reservoir.batches import length_limits
 from reservoir.column import RAW, Column, parse_columns
+from reservoir.inputs.text_reader import TextReader
 from reservoir.options import PredictOptions
 from reservoir.pooling import find_pooling
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task
-from reservoir.tasks.words import UNKNOWN, shown
+from reservoir.tasks.words import UNKNOWN, shown, texts_of
 from reservoir_pipelines.data.columns import listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
-from reservoir_pipelines.data.rows import Rows, Skipped
+from reservoir_pipelines.data.rows import RecordingSteps, Rows, Skipped
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
@@ -45,7 +48,7 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
             models=[requests] * len(bundle.parts),
             file=file,
             rows=rows,
-            truths=_truths(file, task, rows),
+            truths=_truths_of_rows(file, task, rows),
             radius=radius,
             abstain=options.abstain,
         )
@@ -70,22 +73,30 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
     ]
     rows = replace(rows, groups=rows.groups if bundle.groups else None)
     rows = _without_misfits(file, rows, [length_limits(model) for model in models if model])
+    rows = _without_refused_chats(file, rows, [model for model in models if model])
+    if rows.steps is not None:
+        bad_steps: Skipped = {row: (None, problem) for row, problem in rows.steps.problems.items()}
+        notify_skipped(file, bad_steps, len(rows.steps.row_of_step))
     notify_skipped(file, rows.skipped, len(rows))
     _warn(bundle, file, rows, symbols=any(model is None or not model.reader for model in models))
     texts = None
     if task.labels_text_tokens:
         texts = NewTexts.read(file, rows, task, [model for model in models if model])
         rows = texts.as_rows()
+    # Rows of a table that are steps of one recording have a label each.
+    steps = None if options.windows else rows.steps
+    truths = _truths_of_rows(file, task, rows) if steps is None else _truths_of_steps(file, task, steps)
     return Predictions(
         bundle=bundle,
         models=models,
         file=file,
         rows=rows,
-        truths=_truths(file, task, rows),
+        truths=truths,
         radius=radius,
         abstain=options.abstain,
         joined=None if options.windows else rows.windows,
         texts=texts,
+        steps=steps,
     )
 
 
@@ -126,29 +137,53 @@ def _without_misfits(file: Path, rows: Rows, limits: list[tuple[int, float]]) ->
     fits = (rows.lengths >= fewest) & (rows.lengths <= most)
     if fits.all():
         return rows
-    # The place of each row in the file, where rows that are skipped already count, too.
-    places = np.setdiff1d(np.arange(len(fits) + len(rows.skipped)), [*rows.skipped])
-    misfits: Skipped = {}
-    for row in np.flatnonzero(~fits):
-        length, place = int(rows.lengths[row]), int(places[row])
+    reasons: dict[int, str] = {}
+    for row in np.flatnonzero(~fits).tolist():
+        length = int(rows.lengths[row])
         limit = f"at least {fewest:,}" if length < fewest else f"at most {most:,.0f}"
-        reason = f"row {place}: {length:,} tokens, but the model reads {limit}"
-        misfits[place] = (rows.names[row].item(), reason)
+        reasons[row] = f"{length:,} tokens, but the model reads {limit}"
     if not fits.any():
         raise InputError(
-            f"{file}: no row has a length that the model reads ({reason})",
+            f"{file}: no row has a length that the model reads (row 0: {reasons[0]})",
             "give rows of other lengths, or fit a readout of a backbone with more positions",
         )
-    y, groups = (None if array is None else array[fits] for array in (rows.y, rows.groups))
+    return _skipping(rows, reasons)
+
+
+def _without_refused_chats(file: Path, rows: Rows, models: Sequence[LoadedModel]) -> Rows:
+    """Return the rows without the chats that a model's template refuses, unless it refuses all."""
+    readers = [model.reader for model in models if isinstance(model.reader, TextReader)]
+    reasons: dict[int, str] = {}
+    for template in filter(None, (reader.template for reader in readers)):
+        reasons |= template.refusals(texts_of(np.asarray(rows.x[:]), np.asarray(rows.lengths)))
+    if not reasons:
+        return rows
+    if len(reasons) == len(rows):
+        raise InputError(f"{file}: no chat can be read ({reasons[0]})", "correct the chats")
+    return _skipping(rows, reasons)
+
+
+def _skipping(rows: Rows, reasons: Mapping[int, str]) -> Rows:
+    """Return the rows without those that have a reason to be skipped, by their number among these rows."""
+    # The place of each row in the file, where rows that are skipped already count, too.
+    places = np.setdiff1d(np.arange(len(rows) + len(rows.skipped)), [*rows.skipped])
+    skipped: Skipped = {}
+    for row, reason in reasons.items():
+        place = int(places[row])
+        skipped[place] = (rows.names[row].item(), f"row {place}: {reason}")
+    stays = np.isin(np.arange(len(rows)), [*reasons], invert=True)
+    lengths, y, groups = (
+        None if array is None else array[stays] for array in (rows.lengths, rows.y, rows.groups)
+    )
     return replace(
         rows,
-        x=np.asarray(rows.x[:])[fits],
-        lengths=rows.lengths[fits],
-        ids=rows.names[fits],
+        x=np.asarray(rows.x[:])[stays],
+        lengths=lengths,
+        ids=rows.names[stays],
         y=y,
         groups=groups,
-        windows=None if rows.windows is None else rows.windows.take(fits),
-        skipped=rows.skipped | misfits,
+        windows=None if rows.windows is None else rows.windows.take(stays),
+        skipped=rows.skipped | skipped,
     )
 
 
@@ -177,19 +212,29 @@ def _warn(bundle: Bundle, file: Path, rows: Rows, *, symbols: bool) -> None:
         notify(f"{file}: the {fitted} on rows of this file; for new data trust the test score of {by}")
 
 
-def _truths(file: Path, task: Task, rows: Rows) -> list[Any]:
-    """Return the label of each row in the file, nested like predictions; None, with a note, if a row lacks labels."""
+def _truths_of_rows(file: Path, task: Task, rows: Rows) -> list[Any]:
+    """Return the label of each row, or those of its tokens; see `_truths`."""
     if rows.y is None:
         return [None] * len(rows)
-    y, lengths = rows.y, np.asarray(rows.lengths)
+    return _truths(file, task, rows.y, np.asarray(rows.lengths) if task.labels_each_token else None)
+
+
+def _truths_of_steps(file: Path, task: Task, steps: RecordingSteps) -> list[Any]:
+    """Return the label of each row of a table whose rows are steps of one recording; see `_truths`."""
+    return [None] * len(steps.names) if steps.y is None else _truths(file, task, steps.y, None)
+
+
+def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray | None) -> list[Any]:
+    """Return labels as they are in the file, nested like predictions; None, with a note, for a row that lacks labels.
+
+    If each token of a row has a label, ``lengths`` (rows,) has their number.
+    """
     classes = {str(task.label(number)) for number in range(task.classes)}
     truths: list[Any] = []
     unknown: set[str] = set()  # names of classes that the readout does not know
-    for row, value in enumerate(y.tolist() if y.ndim == 1 and not task.labels_each_token else y):
+    for row, value in enumerate(y.tolist() if y.ndim == 1 and lengths is None else y):
         # The labels of a row in one list, without those of padding.
-        without_padding: Any = (
-            value[: lengths[row]] if task.labels_each_token and value is not None else value
-        )
+        without_padding: Any = value if lengths is None or value is None else value[: lengths[row]]
         has_several = isinstance(without_padding, np.ndarray | list)
         cells = np.ravel(without_padding).tolist() if has_several else [without_padding]
         labels = [_as_label(cell, is_class=task.classes > 0) for cell in cells]
@@ -199,7 +244,7 @@ def _truths(file: Path, task: Task, rows: Rows) -> list[Any]:
         if classes:
             unknown |= {*map(str, labels)} - classes
         # Nest them as predictions are.
-        if task.labels_each_token:
+        if lengths is not None:
             truths.append(labels)
         elif len(labels) == 1:
             truths.append(labels[0])

@@ -1,14 +1,14 @@
 """The prediction of a sequence, and that of a recording from the predictions of its windows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from reservoir_pipelines.data.recordings import recording_name
-from reservoir_pipelines.data.rows import RecordingWindows
+from reservoir_pipelines.data.recordings import recording_name, stretch_of_steps
+from reservoir_pipelines.data.rows import RecordingSteps, RecordingWindows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,3 +179,32 @@ def _labels_of_steps(starts: Sequence[int], labels: Sequence[list[Any] | None], 
             return None
         steps[start : start + len(of_window)] = of_window
     return steps
+
+
+def step_predictions(
+    recordings: Iterable[Prediction], steps: RecordingSteps, truths: Sequence[Any], window: int
+) -> Iterator[Prediction]:
+    """Yield the prediction of each row of a table from that of the recording whose steps the rows are.
+
+    ``truths`` has the label of each row, if any. The recording has the stretches that it would have in a fit with
+    this ``window``, which are the groups of its steps, so that intervals of scores count stretches.
+    """
+    (recording,) = recordings
+    step_count = len(steps.row_of_step)
+    stretch_of_step = stretch_of_steps(step_count, window)
+    step_of_row = np.full(len(steps.names), -1)
+    step_of_row[steps.row_of_step] = np.arange(step_count)
+    for row, (name, step) in enumerate(zip(steps.names.tolist(), step_of_row.tolist(), strict=True)):
+        problem = steps.problems.get(row)
+        if problem is not None:
+            yield Prediction(id=name, label=None, probabilities=[], problem=problem)
+            continue
+        yield replace(
+            recording,
+            id=name,
+            label=recording.label[step],
+            probabilities=recording.probabilities[step] if recording.probabilities else [],
+            truth=truths[row],
+            group=int(stretch_of_step[step]),
+            each=False,
+        )

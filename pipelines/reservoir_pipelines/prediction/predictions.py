@@ -15,12 +15,12 @@ from reservoir.plan import BLOCK_ROWS, rows_at_a_time
 from reservoir.raw_input import RawWindows, raw_features, with_tokens
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
-from reservoir_pipelines.data.rows import RecordingWindows, Rows
+from reservoir_pipelines.data.rows import RecordingSteps, RecordingWindows, Rows
 from reservoir_pipelines.extraction.engine_folder import EngineFolder
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.source import rows_of_tokens
 from reservoir_pipelines.prediction.new_texts import BLOCK_TOKENS, NewTexts
-from reservoir_pipelines.prediction.prediction import Prediction, join_windows
+from reservoir_pipelines.prediction.prediction import Prediction, join_windows, step_predictions
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -29,7 +29,8 @@ class Predictions(Iterator[Prediction]):
 
     ``rows`` holds the encoded sequences, ``truths`` the label of each row in the file, None for rows
     without one. ``radius`` is the largest nonconformity score of a class in a set, or of a value in an interval.
-    If the rows are windows of recordings, ``joined`` says of which, and predictions are those of the recordings.
+    If the rows are windows of recordings, ``joined`` says of which, and predictions are those of the recordings. If
+    the rows of the table are ``steps`` of one recording, predictions and ``truths`` are those of the rows of the table.
     A forecast has a prediction for each step. If words or tokens have labels, they are the rows, and ``texts`` holds
     the texts of the file.
     """
@@ -42,6 +43,7 @@ class Predictions(Iterator[Prediction]):
     radius: float | np.ndarray | None
     abstain: bool
     joined: RecordingWindows | None = None
+    steps: RecordingSteps | None = None
     texts: NewTexts | None = None
 
     def __post_init__(self) -> None:
@@ -50,6 +52,9 @@ class Predictions(Iterator[Prediction]):
             self._stream = itertools.chain.from_iterable(map(steps_ahead, rows))
         else:
             self._stream = rows if self.joined is None else join_windows(rows, self.joined)
+        if self.steps is not None:
+            window = self.bundle.task.parameters["window"]
+            self._stream = step_predictions(self._stream, self.steps, self.truths, window)
         # Once for all blocks, because the names are compared with each other.
         self._names = self.rows.names
         # Blocks and batches have the sizes of an extraction, so that a row takes the same time.
@@ -71,6 +76,8 @@ class Predictions(Iterator[Prediction]):
         """Return the number of rows, recordings or steps of forecasts of the file, with those that cannot be read."""
         if self.texts is not None:
             return len(self.texts) + len(self.rows.skipped)
+        if self.steps is not None:
+            return len(self.steps.names)
         rows = len(self.rows) if self.joined is None else len(np.unique(self.joined.recording))
         return (rows + len(self.rows.skipped)) * max(1, self.bundle.task.horizon)
 
@@ -80,7 +87,8 @@ class Predictions(Iterator[Prediction]):
         absent: list[str] = []
         if all(truth is None for truth in self.truths):
             absent.append("truth")
-        if not self.rows.skipped and not (self.texts is not None and self.texts.unread):
+        has_problems = bool(self.rows.skipped or (self.steps is not None and self.steps.problems))
+        if not has_problems and not (self.texts is not None and self.texts.unread):
             absent.append("problem")
         return tuple(absent)
 
@@ -132,7 +140,7 @@ class Predictions(Iterator[Prediction]):
                 label=None if self.abstain and is_unsure else label,
                 probabilities=probabilities,
                 classes=classes,
-                truth=self.truths[start + row],
+                truth=self.truths[start + row] if self.steps is None else None,
                 group=groups[row],
                 each=counts is not None,
                 set=class_set,

@@ -1,0 +1,230 @@
+"""The baseline of words or tokens with labels: what each tells by itself, whatever stands around it.
+
+The score of a word is the mean of the coded labels of its occurrences, drawn towards the mean of all words as if some
+more occurrences had that. For classes this is the most frequent label of the word. It is ridge regression of one-hot
+words to labels without their mean, in closed form, so that the vocabulary may be of any size.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from reservoir.column import Baseline, Columns, names_of
+from reservoir.readouts.linear import Block, Readout, Tally, Targets
+from reservoir.tasks.words import texts_of
+from reservoir_pipelines.fitting.fit_data import Known
+from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, targets_of
+from reservoir_pipelines.fitting.folds import assign_folds
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, EntryView, KnownSplit, Labelling, Source
+
+SMOOTHINGS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Occurrences with the mean of all words that are added to those of each word."""
+
+TEXTS = 256  # texts that are read at a time
+WORD, TOKEN = Baseline("the word alone"), Baseline("the token alone")
+
+S = TypeVar("S", bound=str)
+T = TypeVar("T", bound=str)
+
+
+@dataclass(frozen=True)
+class IdentitySource(EntrySamples[S]):
+    """The words or tokens of an entry as numbers; those that are neither in train nor in valid have the last one."""
+
+    view: EntryView[S]
+    baseline: Baseline
+    numbers: Mapping[Hashable, int]
+
+    @classmethod
+    def of(cls, known: Known) -> "IdentitySource[KnownSplit]":
+        """Return the words of train and valid in lower case, or their tokens."""
+        baseline = WORD if known.task.labels_words else TOKEN
+        different = dict.fromkeys(kind for split in KNOWN for kind in _kinds(known.view, split, baseline))
+        numbers = {kind: number for number, kind in enumerate(different)}
+        return IdentitySource(known.view, baseline, numbers)
+
+    @property
+    def columns(self) -> Columns:
+        """The baseline alone."""
+        return (self.baseline,)
+
+    def on(self, views: Mapping[Path, EntryView[T]]) -> "IdentitySource[T]":
+        """Return the words or tokens of other splits, with the same numbers."""
+        return IdentitySource(views[self.view.path], self.baseline, self.numbers)
+
+    def tokens(self) -> int:
+        """Return 1: each row is a word or a token."""
+        return 1
+
+    def width(self) -> int:
+        """Return 1: a sample is a number."""
+        return 1
+
+    def blocks(self, split: S) -> Iterator[Block]:
+        """Yield the numbers (n, 1) of all words or tokens, and their labels (n, outputs)."""
+        unknown = len(self.numbers)
+        numbers = [self.numbers.get(kind, unknown) for kind in _kinds(self.view, split, self.baseline)]
+        yield np.array(numbers, np.int64)[:, None], self.labels(split)
+
+
+def _kinds(view: EntryView[Any], split: str, baseline: Baseline) -> Sequence[Hashable]:
+    """Return which word, in lower case, or which token of the model each row of a split is."""
+    rows = view[split]
+    if baseline == TOKEN:
+        return rows.token_ids.tolist()
+    # The rows of a text follow each other, and `index` has the number of the text.
+    numbers, text_of_row = np.unique(rows.index, return_inverse=True)
+    texts: list[str] = []
+    for start in range(0, len(numbers), TEXTS):
+        part = view.raw(split).take(numbers[start : start + TEXTS])
+        texts += texts_of(part.x, part.lengths)
+    places = zip(text_of_row.tolist(), rows.spans.tolist(), strict=True)
+    return [texts[text][start:end].lower() for text, (start, end) in places]
+
+
+@dataclass(frozen=True, eq=False)
+class IdentityReadout:
+    """The scores of each word or token, by its number."""
+
+    table: np.ndarray  # (words + 1, T); the last row is that of all further numbers
+    targets: Targets
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the scores are shares of classes."""
+        return self.targets.classes > 0
+
+    def scores(self, x: np.ndarray, /) -> np.ndarray:
+        """Return the scores (n, T) of numbers (n, 1)."""
+        return self.table[np.minimum(x[:, 0], len(self.table) - 1)]
+
+    def predict(self, x: np.ndarray, /) -> np.ndarray:
+        """Return the labels (n, outputs) of numbers (n, 1)."""
+        return self.targets.predict(self.scores(x))
+
+    def probabilities(self, x: np.ndarray, /) -> np.ndarray:
+        """Return the share of each class, (n, outputs, classes), among the occurrences of words."""
+        # Labels are coded by -1 and 1, so a mean of m stands for the share (m + 1) / 2.
+        shares = (self.scores(x) + 1) / 2
+        if self.targets.classes == 2:
+            return np.stack([1 - shares, shares], axis=-1)
+        return shares.reshape(len(x), self.targets.outputs, self.targets.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentityFitter(Fitter):
+    """Means of the labels of each word or token, with a smoothing that is chosen on held-out rows."""
+
+    kind = "counts"
+    calibrates = False
+    has_code = False
+
+    @property
+    def settings(self) -> int:
+        """The number of smoothings."""
+        return len(SMOOTHINGS)
+
+    def fit(self, source: Source) -> ColumnFit:
+        """Try each smoothing on valid, or by cross-validation over train and valid."""
+        targets = targets_of(source, self.classes, balanced=self.balanced)
+        x, y = _samples(source, KNOWN)
+        if self.folds:
+            fold = assign_folds(source, self.folds, self.classes)[:, 0]
+            masks = [(fold != number, fold == number) for number in np.unique(fold)]
+        else:
+            is_valid = np.arange(len(y)) >= len(source.labels("train"))
+            masks = [(~is_valid, is_valid)]
+        held_out = np.concatenate([np.flatnonzero(is_held_out) for _, is_held_out in masks])
+        results: list[Result] = []
+        for smoothing in SMOOTHINGS:
+            scores = np.concatenate(
+                [
+                    _readout(x[is_fitted], y[is_fitted], targets, smoothing).scores(x[is_held_out])
+                    for is_fitted, is_held_out in masks
+                ]
+            )
+            tally = Tally(targets).update(scores[None], y[held_out])
+            results.append(
+                Result(
+                    columns=names_of(source.columns),
+                    readout=self.kind,
+                    metric=targets.metric,
+                    alpha=smoothing,
+                    valid_score=float(tally.accuracy()[0]),
+                    valid_loss=float(tally.loss()[0]),
+                )
+            )
+        best = max(results, key=lambda result: result.sort_key)
+        return ColumnFit(
+            columns=source.columns,
+            results=tuple(results),
+            best=results.index(best),
+            solve=partial(self._fitted, source, targets, best.alpha, ("train",)),
+        )
+
+    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return the means over all rows that may be used."""
+        splits: Sequence[KnownSplit] = KNOWN if self.folds or self.refits else ("train",)
+        return self._fitted(source, chosen.targets, alpha, splits)
+
+    def refit_labels(
+        self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
+    ) -> list[Readout]:
+        """Return the means of other labels, with the chosen smoothing."""
+        splits: Sequence[KnownSplit] = KNOWN if self.folds or self.refits else ("train",)
+        x, _ = _samples(source, splits)
+        labels = [np.concatenate([labelling[split] for split in splits]) for labelling in labellings]
+        return [_readout(x, y, chosen.targets, alpha) for y in labels]
+
+    def without_wider_grid(self) -> "IdentityFitter":
+        """Return this fitter, whose grid is fixed."""
+        return self
+
+    def with_fixed_penalty(self) -> "IdentityFitter":
+        """Return this fitter, which has no penalties."""
+        return self
+
+    def with_setting_of(self, fit: ColumnFit) -> "IdentityFitter":
+        """Return this fitter, because all settings take no time."""
+        return self
+
+    def _fitted(
+        self, source: Source, targets: Targets, smoothing: float | None, splits: Sequence[KnownSplit]
+    ) -> IdentityReadout:
+        return _readout(*_samples(source, splits), targets, smoothing)
+
+
+def fit_identity(known: Known, fitter: Fitter) -> Choice | None:
+    """Return what words or tokens tell alone, with the folds of a fitter of columns; None without their texts."""
+    if known.task.labels_words and not known.view.has_prepared:
+        return None
+    source = IdentitySource.of(known)
+    own = IdentityFitter(
+        classes=fitter.classes, balanced=fitter.balanced, folds=fitter.folds, refits=fitter.refits
+    )
+    return Choice(own.fit(source), source, own)
+
+
+def _samples(source: Source, splits: Sequence[KnownSplit]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers (n, 1) and the labels (n, outputs) of some splits, one after the other."""
+    blocks = [block for split in splits for block in source.blocks(split)]
+    return np.concatenate([x for x, _ in blocks]), np.concatenate([y for _, y in blocks])
+
+
+def _readout(x: np.ndarray, y: np.ndarray, targets: Targets, smoothing: float | None) -> IdentityReadout:
+    """Return the means of the labels (n, outputs) of numbers (n, 1), each with some occurrences of the mean of all."""
+    assert smoothing, "means are smoothed"
+    coded = targets.coded(y).astype(np.float64)
+    weights = targets.weights(y)
+    weights = np.ones(len(y)) if weights is None else weights
+    words = int(x.max()) + 1
+    counts = np.bincount(x[:, 0], weights, words)
+    sums = np.stack([np.bincount(x[:, 0], weights * column, words) for column in coded.T], axis=1)
+    mean = weights @ coded / weights.sum()
+    means = (sums + smoothing * mean) / (counts + smoothing)[:, None]
+    return IdentityReadout(np.vstack([means, mean]), targets)

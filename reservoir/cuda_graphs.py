@@ -1,0 +1,170 @@
+"""CUDA graphs: the kernels of some work are recorded once, and then started by one call.
+
+Starting the kernels of a small batch takes longer than computing them. A graph reads and writes fixed memory, so each
+batch is copied into the same buffers. There is one graph for each shape of a batch.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+Values = TypeVar("Values")
+
+WARM_UP = 3
+"""Steps of a shape before its capture, as torch advises: they allocate what libraries keep, such as workspaces."""
+
+MOST_TOKENS = 2**14
+"""Largest batch whose forward pass is captured: above that, kernels take longer than starting them."""
+
+CAPTURED_AFTER = 8
+"""Batches of a shape that run without a graph: capturing one takes about as long as several batches."""
+
+MOST_GRAPHS = 32
+"""Graphs of forward passes, each of which keeps its features in memory."""
+
+
+class Graph(Protocol):
+    """Captured work, such as a step."""
+
+    @property
+    def values(self) -> Any:
+        """What the work has returned; the next replay writes into the same tensors."""
+        ...
+
+    def replay(self) -> None:
+        """Do the work on what its buffers hold now."""
+        ...
+
+
+class Recorder(Protocol):
+    """Captures work; `CudaRecorder` does, and tests have others."""
+
+    def run(self, work: Callable[[], Values]) -> Values:
+        """Do the work without a graph, as a warm-up of its capture."""
+        ...
+
+    def capture(self, work: Callable[[], Any]) -> Graph:
+        """Record the work without doing it."""
+        ...
+
+
+@dataclass
+class _Shape:
+    """The batches of one shape: how many there were, their graph, and the memory that it reads."""
+
+    count: int = 0
+    graph: Graph | None = None
+    buffers: list[Tensor] = field(default_factory=list)
+
+
+class RepeatedBatches:
+    """Computes small batches, as graphs from the ninth batch of each shape on.
+
+    Captured and other batches run the same kernels, so features are the same.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._shapes: dict[Hashable, _Shape] = {}
+        self._graphs_left = MOST_GRAPHS
+
+    def __call__(
+        self, compute: Callable[[Sequence[Tensor]], Values], tensors: Sequence[Tensor], settings: Hashable
+    ) -> Values:
+        """Return ``compute(tensors)``, which is valid until the next call.
+
+        ``settings`` are all else on which the values depend; a graph is used again if they and the shapes are equal.
+        """
+        layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+        shape = self._shapes.setdefault((settings, *layouts), _Shape())
+        shape.count += 1
+        if shape.graph is None and shape.count > CAPTURED_AFTER and self._graphs_left:
+            shape.buffers = [tensor.clone() for tensor in tensors]
+            shape.graph = self._capture(partial(compute, shape.buffers))
+        if shape.graph is None:
+            return self._recorder.run(partial(compute, tensors))
+        for buffer, tensor in zip(shape.buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+        shape.graph.replay()
+        return shape.graph.values
+
+    def _capture(self, work: Callable[[], Any]) -> Graph | None:
+        """Return the graph of a batch; None, now and for all further batches, if it cannot be captured."""
+        try:
+            graph = self._recorder.capture(work)
+        except RuntimeError as error:
+            self._graphs_left = 0
+            for shape in self._shapes.values():  # other graphs share memory with the one that failed
+                shape.graph = None
+            # Ending a capture that has failed raises an error, too; the one before it says why.
+            reason = str(error.__context__ or error).split("\n", 1)[0]
+            warnings.warn(f"small batches run without CUDA graphs, which is slower: {reason}", stacklevel=2)
+            return None
+        self._graphs_left -= 1
+        return graph
+
+
+class CudaRecorder:
+    """Captures work in CUDA graphs, whose intermediate results share memory, because they never run at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Warm-up and capture use one stream, other than the default one, which cannot be captured: libraries keep
+        # workspaces for each stream, and those that a capture would allocate belonged to its graph.
+        with torch.cuda.device(device):
+            self._device = torch.device("cuda", torch.cuda.current_device())
+            self._stream = torch.cuda.Stream()
+            self._pool = torch.cuda.graph_pool_handle()
+        self._failed: torch.cuda.CUDAGraph | None = None
+
+    def run(self, work: Callable[[], Values]) -> Values:
+        """Do the work on the stream of the captures, between what is queued before it and what follows."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            values = work()
+        current.wait_stream(self._stream)
+        return values
+
+    def capture(self, work: Callable[[], Any]) -> Graph:
+        """Record the work; a replay runs on the stream that is current then."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            # A thread that reads the next rows may allocate page-locked memory meanwhile, which the
+            # mode "global" would forbid.
+            recording = torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            )
+            try:
+                with recording:
+                    values = work()
+            except RuntimeError:
+                self._failed = graph  # torch's allocator may still ask it whether it captures
+                self._leave(current)
+                raise
+        return _CudaGraph(graph, values)
+
+    def _leave(self, stream: torch.cuda.Stream) -> None:
+        """Restore what a failed capture leaves behind: its stream, and a generator that waits for the end of it."""
+        torch.cuda.set_stream(stream)
+        # Up to torch 2.12 the state of the generator would refuse all further draws, so it gets another one.
+        generator = torch.cuda.default_generators[self._device.index]
+        other = torch.Generator(self._device).manual_seed(generator.initial_seed())
+        generator.graphsafe_set_state(other.graphsafe_get_state())
+
+
+@dataclass(frozen=True)
+class _CudaGraph:
+    """Captured work, and the tensors into which each replay writes its values."""
+
+    graph: torch.cuda.CUDAGraph
+    values: Any
+
+    def replay(self) -> None:
+        """Do the work on what its buffers hold now."""
+        self.graph.replay()
