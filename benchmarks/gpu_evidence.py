@@ -37,6 +37,7 @@ from gpu_stages import (
     training,
 )
 from gpu_tables import write_tables
+from train import Form
 
 from reservoir.reservoir import choose_device
 
@@ -58,6 +59,9 @@ STAGES = {
     "training": Stage(training, 180),
     "headline": Stage(headline, 90, needs_data=True),
     "fit": Stage(fitting, 240),
+    "whole": Stage(
+        partial(training, forms=(Form.WHOLE, Form.WHOLE_CAPTURED), shapes=((64, 8), (64, 256))), 240
+    ),
     "bits": Stage(partial(science, tasks=("bit-memory",)), 400),
     "science": Stage(partial(science, tasks=("listops", "mnist")), 500, needs_data=True),
     "cifar10": Stage(partial(science, tasks=("cifar10",)), 900, needs_data=True),

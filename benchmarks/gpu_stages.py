@@ -24,11 +24,11 @@ from reservoir_pipelines.extraction.extractor import Extractor
 from reservoir_pipelines.output import silenced
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from train import our_model, our_steps, product_flops, rows_of
+from train import Form, our_model, our_steps, product_flops, rows_of
 
 from reservoir.column import Column
+from reservoir.cuda_graphs import WARM_UP
 from reservoir.options import ExtractOptions
-from reservoir.training.captured import WARM_UP
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
@@ -393,22 +393,23 @@ def kernel_table(extractor: Extractor, context: Context) -> dict[str, Any]:
     return {"by_kind": {kind: round(spent, 3) for kind, spent in by_kind.items()}, "longest": longest}
 
 
-def training(context: Context) -> None:
-    """Measure steps per second of training: as they are, captured in CUDA graphs, and compiled."""
+def training(
+    context: Context,
+    forms: Sequence[Form] = (Form.ORDINARY, Form.CAPTURED, Form.COMPILED),
+    shapes: Sequence[tuple[int, int]] | None = None,
+) -> None:
+    """Measure steps per second of training in several forms; a CPU has the ordinary one alone."""
     scale, device = context.scale, context.device
     on_gpu = device.type == "cuda"
-    for tokens, batch in scale.train_shapes:
-        for form in ("", ", captured", ", compiled"):
-            name = f"{tokens} tokens, {batch} rows{form}"
-            if context.evidence.has("training", name) or (form and not on_gpu):
+    for tokens, batch in shapes or scale.train_shapes:
+        for form in forms:
+            name = f"{tokens} tokens, {batch} rows, {form}"
+            if context.evidence.has("training", name) or (form != Form.ORDINARY and not on_gpu):
                 continue
-            split = rows_of(tokens, batch)
             depth = None if scale is FULL else 1
             model = our_model(tokens, depth, device.type, "auto", 0.1)
-            run = our_steps(
-                model, split, batch, 0.1, form == ", compiled", may_capture=form == ", captured"
-            )
-            run(WARM_UP + 1)  # with the capture of a step
+            run = our_steps(model, rows_of(tokens, batch), batch, 0.1, form)
+            run(WARM_UP + 1)  # with the compilation and the capture of a step
             seconds = seconds_per_call(partial(run, scale.steps), device, scale.seconds / 2, calls=1)
             context.evidence.add(
                 "training",

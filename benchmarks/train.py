@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -30,12 +31,13 @@ import torch
 from reservoir_pipelines.training.trainable import load_trainable
 from torch import Tensor, nn
 
-from reservoir.devices import compile_blocks
+from reservoir.cuda_graphs import WARM_UP
+from reservoir.devices import compile_blocks, compile_safely
 from reservoir.options import TrainOptions
 from reservoir.plan.rates import TRAIN_RATE
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
-from reservoir.training.captured import WARM_UP, capture_on_gpu
+from reservoir.training.captured import capture_on_gpu
 from reservoir.training.rows import StoredRows, TrainingRows, raw_batch
 from reservoir.training.steps import FPTSteps
 from reservoir.training.trainer import Processes, Trainer
@@ -62,23 +64,32 @@ def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout
     return model
 
 
+class Form(StrEnum):
+    """How the steps of a training run."""
+
+    ORDINARY = "ordinary"
+    CAPTURED = "captured"  # in CUDA graphs, as `train` does
+    COMPILED = "compiled"  # block by block, as `train --compile` does
+    WHOLE = "compiled as a whole"  # the forward pass as one graph, which `train` does not do
+    WHOLE_CAPTURED = "compiled as a whole, captured"
+
+
 def our_steps(
-    model: LoadedModel,
-    split: Split,
-    batch: int,
-    dropout: float,
-    compiled: bool,
-    *,
-    may_capture: bool = True,
+    model: LoadedModel, split: Split, batch: int, dropout: float, form: Form = Form.ORDINARY
 ) -> Callable[[int], None]:
-    """Return a function that runs a number of further steps, as `train` does; its steps are captured where they can."""
-    if compiled:
+    """Return a function that runs a number of further steps, as `train` does."""
+    forward: Callable[..., Tensor] = model.fpt
+    if form is Form.COMPILED:
         compile_blocks(model.fpt.backbone.blocks)
+    elif form in (Form.WHOLE, Form.WHOLE_CAPTURED):
+        forward = compile_safely(model.fpt, fullgraph=True)
+    capture = None
+    options = TrainOptions(batch=batch, dropout=dropout)
+    if form in (Form.CAPTURED, Form.WHOLE_CAPTURED):
+        capture = capture_on_gpu(model, options, Processes(), print)
     convert = partial(raw_batch, model, None)
     rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
-    options = TrainOptions(batch=batch, dropout=dropout, compiled=compiled)
-    capture = capture_on_gpu(model, options, Processes(), print) if may_capture else None
-    engine = FPTSteps(model.fpt, model.fpt, rows, options, TRAIN_RATE, 0, Processes(), capture=capture)
+    engine = FPTSteps(model.fpt, forward, rows, options, TRAIN_RATE, 0, Processes(), capture=capture)
 
     def run(steps: int) -> None:
         # validation is not measured
@@ -230,7 +241,8 @@ def main() -> None:
         batch = arguments.batch or ROWS[device.type][tokens]
         split = rows_of(tokens, batch)
         ours = our_model(tokens, arguments.depth, arguments.device, arguments.compute, arguments.dropout)
-        runs = [our_steps(ours, split, batch, arguments.dropout, arguments.compile)]
+        form = Form.COMPILED if arguments.compile else Form.CAPTURED
+        runs = [our_steps(ours, split, batch, arguments.dropout, form)]
         apart = ""
         if arguments.peer:
             exact = our_model(tokens, arguments.depth, arguments.device, "float32", arguments.dropout)

@@ -51,7 +51,7 @@ def test_a_dry_run_measures_everything_once_and_writes_its_tables(call, tmp_path
     text = page.read_text()
     assert text.startswith("Before.") and text.endswith("After.\n") and "old" not in text
     values = {r["measurement"]: r for r in records}
-    assert f"| {values['8 tokens, 4 rows']['steps_per_second']:.1f} |" in text
+    assert f"| {values['8 tokens, 4 rows, ordinary']['steps_per_second']:.1f} |" in text
     assert f"| {values['digits']['test_score']:.1%} |" in text
     for name in ("drain", "reading of a column", "moments of a column", "systems of 64 columns, on the host"):
         assert f"| {name} | {values[name]['seconds']:.2f} |" in text

@@ -1,6 +1,6 @@
 """Batches of rows, the endless sequence of rows that training reads, and standardised targets."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -40,12 +40,12 @@ class TrainingBatch:
     def to(self, device: torch.device) -> "TrainingBatch":
         """Return these rows on a device."""
         on_device = (tensor.to(device, non_blocking=True) for tensor in (self.x, self.y, self.lengths))
-        return TrainingBatch(*on_device, self.is_full)
+        return TrainingBatch(*on_device, is_full=self.is_full)
 
     def empty_on(self, device: torch.device) -> "TrainingBatch":
         """Return memory on a device for rows of these shapes."""
         empty = (torch.empty_like(tensor, device=device) for tensor in (self.x, self.y, self.lengths))
-        return TrainingBatch(*empty, self.is_full)
+        return TrainingBatch(*empty, is_full=self.is_full)
 
     def copy_(self, rows: "TrainingBatch") -> None:
         """Replace these rows by others of the same shapes, in the same memory."""
@@ -111,10 +111,10 @@ def to_batch(rows: Split, device: torch.device, is_full: bool | None = None) -> 
     """Return rows that are already input of the first layer, such as cached hidden states."""
     arrays = (rows.x, rows.y, rows.lengths.astype(np.int64))
     tensors = (devices.pinned(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays)
-    return TrainingBatch(*tensors, is_full)
+    return TrainingBatch(*tensors, is_full=is_full)
 
 
-def read_ahead(read: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+def read_ahead(read: Callable[[Item], Result], items: Sequence[Item]) -> Generator[Result, None, None]:
     """Yield what ``read`` returns for each item; another thread reads the next item meanwhile."""
     with ThreadPoolExecutor(1) as reader:
         previous: Future[Result] | None = None

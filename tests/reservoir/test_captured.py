@@ -14,13 +14,13 @@ from reservoir_pipelines.training.run_folder import RunFolder
 from safetensors.torch import load_file
 
 from reservoir import devices
-from reservoir.cuda_graphs import RepeatedBatches
+from reservoir.cuda_graphs import WARM_UP, RepeatedBatches
 from reservoir.features import forward
 from reservoir.options import TrainOptions
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Split, Task, Vectors
 from reservoir.training import captured
-from reservoir.training.captured import WARM_UP, CapturedSteps, capture_on_gpu
+from reservoir.training.captured import CapturedSteps, capture_on_gpu
 from reservoir.training.rows import TrainingBatch, raw_batch, read_ahead
 from reservoir.training.trainer import ArrivingValues, DivergedError, Processes, Trainer
 from tests.processes import assert_same_bits
@@ -284,6 +284,15 @@ def test_rows_are_read_one_item_ahead_in_order():
     with pytest.raises(ValueError, match="7"):
         next(results)
     assert 8 not in started or started == [5, 6, 7, 8]
+
+
+def test_the_forward_pass_is_one_graph_for_a_compiler():
+    task = Task(name="t", form=Vectors(2), max_tokens=12, classes=3)
+    fpt = load_model(task, Reservoir(backbone=MODEL["backbone"], init="random"), "cpu", "float32").fpt
+    whole = torch.compile(fpt, fullgraph=True, backend="eager")
+    x, lengths = torch.randn(3, 12, 2), torch.tensor([12, 7, 2])
+    logits = fpt(x, lengths, False)
+    assert torch.equal(whole(x, lengths, False), logits) and logits.std() > 0
 
 
 def test_small_batches_of_repeated_shapes_are_captured_and_have_the_features_of_others(monkeypatch):
