@@ -20,7 +20,7 @@ test: $(DEVELOPS)  ## every test, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 gpu: $(DEVELOPS)  ## the tests that need a GPU, in at most ten minutes; prints rows per second and memory
-	$(BIN)/python benchmarks/gpu_evidence.py --out $(RESERVOIR_CACHE)/gpu-evidence --only ceilings,tests --again
+	$(BIN)/python benchmarks/gpu_evidence.py --out $(RESERVOIR_CACHE)/gpu-evidence --only ceilings,tests,fit --again
 
 test-oldest:  ## the tests with the lowest versions that pyproject.toml allows; needs uv
 	.ci/oldest

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpu_fit import fitting
 from gpu_stages import (
     SCALES,
     Context,
@@ -56,13 +57,14 @@ STAGES = {
     "extract": Stage(extraction, 420),
     "training": Stage(training, 180),
     "headline": Stage(headline, 90, needs_data=True),
+    "fit": Stage(fitting, 240),
     "bits": Stage(partial(science, tasks=("bit-memory",)), 400),
     "science": Stage(partial(science, tasks=("listops", "mnist")), 500, needs_data=True),
     "cifar10": Stage(partial(science, tasks=("cifar10",)), 900, needs_data=True),
     "pretrained": Stage(pretrained, 600, needs_data=True, needs_weights=True),
 }
 SMOKE_STAGES = {
-    **{name: STAGES[name] for name in ("ceilings", "tests", "extract", "training")},
+    **{name: STAGES[name] for name in ("ceilings", "tests", "extract", "training", "fit")},
     "headline": Stage(headline, 90),
     "science": Stage(partial(science, tasks=("digits",)), 90),
 }

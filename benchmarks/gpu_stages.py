@@ -55,6 +55,9 @@ class Scale:
     steps: int  # of a measurement of training
     trainings: Mapping[str, int]  # steps by task
     seeds: int
+    fit_rows: int  # of a fit, at most
+    fit_width: int  # of its columns
+    systems: Sequence[int]  # columns of systems of equations
     headline: Mapping[str, Any]  # options of the headline row of MNIST
     headline_task: str
 
@@ -71,6 +74,9 @@ FULL = Scale(
     steps=200,
     trainings={"bit-memory": 40_000, "listops": 10_000, "mnist": 20_000, "cifar10": 400_000},
     seeds=3,
+    fit_rows=1_000_000,
+    fit_width=4096,
+    systems=(4096, 12_288),  # the latter as of MNIST's headline row
     headline={
         "param": {"window": 6, "stride": 2},
         "backbone": "gpt2",
@@ -91,6 +97,9 @@ SMOKE = Scale(
     steps=2,
     trainings={"digits": 4},
     seeds=1,
+    fit_rows=400,
+    fit_width=16,
+    systems=(64,),
     headline={
         "backbone": "gpt2:n_layer=2,n_embd=16,n_head=2",
         "init": "random",

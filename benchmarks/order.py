@@ -108,9 +108,9 @@ def main() -> None:
     parser.add_argument("text", type=Path, metavar="ENWIK8")
     parser.add_argument("out", type=Path, metavar="OUT")
     options = parser.parse_args()
-    opener = gzip.open if options.text.suffix == ".gz" else open
-    with opener(options.text, "rb") as file:
-        orders = texts(file.read(BYTES))
+    stored = options.text.read_bytes()
+    content = gzip.decompress(stored) if options.text.suffix == ".gz" else stored
+    orders = texts(content[:BYTES])
     options.out.mkdir(exist_ok=True)
     for name, text in orders.items():
         corpus, model = options.out / name, options.out / f"model-{name}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-STAGES = ["ceilings", "extract", "training", "headline"]  # the others start programs that other tests run
+STAGES = ["ceilings", "extract", "training", "fit", "headline"]  # the others start programs that other tests run
 
 
 @pytest.fixture
@@ -53,6 +53,10 @@ def test_a_dry_run_measures_everything_once_and_writes_its_tables(call, tmp_path
     values = {r["measurement"]: r for r in records}
     assert f"| {values['8 tokens, 4 rows']['steps_per_second']:.1f} |" in text
     assert f"| {values['digits']['test_score']:.1%} |" in text
+    for name in ("drain", "reading of a column", "moments of a column", "systems of 64 columns, on the host"):
+        assert f"| {name} | {values[name]['seconds']:.2f} |" in text
+    of_fit = values["fit of embed/mean"]
+    assert of_fit["rows"] == 400 and f"from one of 400 rows | {of_fit['seconds'] * 33 * 2500:.0f} | 120 |" in text
     for place, speed in values["all layers, 8 tokens"]["by_place"].items():
         where = "memory" if place == "/dev/shm" else "disk"
         assert f"| all layers, 8 tokens | {where} | {speed['rows_per_second']:,.0f} |" in text

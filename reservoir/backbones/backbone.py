@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -142,9 +143,11 @@ class Backbone(nn.Module):
             embeds = nn.functional.pad(embeds, (0, 0, 0, surplus))
         return partial(self.family.run, self.model, embeds, mask)
 
-    def _precision(self, device: torch.device) -> torch.autocast:
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return the context in which matrix products have the precision of `set_compute`."""
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute == torch.bfloat16)
+        if self.compute == torch.bfloat16:
+            return torch.autocast(device.type, dtype=torch.bfloat16)
+        return nullcontext()  # exported programs of models without autocast have no node for it
 
     def _mask(self, lengths: Tensor, tokens: int, is_full: bool | None) -> Tensor | None:
         """Return the mask of `Family.run` for sequences that are padded to ``tokens``; None if it needs no mask."""

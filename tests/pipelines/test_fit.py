@@ -586,6 +586,7 @@ def test_features_that_a_device_decodes_are_those_of_the_cache(stored_columns):
             assert x.shape == expected.shape and x.nbytes <= expected.nbytes and len(x) == len(expected)
 
 
+@pytest.mark.parametrize("stored_columns", ["float16"], indirect=True)
 @pytest.mark.parametrize("select", ["valid", "auto"])
 def test_a_fit_on_a_device_is_that_of_the_host(stored_columns, select, monkeypatch):
     settings = {"select": select, "columns": "final/last,final/segments2,block01/last+final/last"}

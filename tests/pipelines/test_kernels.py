@@ -40,7 +40,7 @@ def fitted(features):
 def test_the_entry_records_the_family_its_settings_and_the_seed(series, features, tmp_path):
     spec = features.store.entry.spec
     assert (spec.backbone.family, spec.init.kind, spec.input.kind) == ("kernels", "random", "kernels")
-    assert spec.compute == "float32" and features.store.entry.path.name.startswith("kernels-random-")
+    assert spec.compute == "float32" and features.store.entry.path.name.startswith("kernels-")
     others = [
         extract(str(series), cache=tmp_path, limit=8, layers="embed", pool="max", backbone=backbone, seed=seed)
         for backbone, seed in (("kernels", 0), ("kernels", 1), ("kernels:width=64", 0), ("kernels:width=72", 0))

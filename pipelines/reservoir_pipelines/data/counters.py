@@ -7,6 +7,7 @@ reads it in either form.
 """
 
 from shlex import quote
+from typing import Any
 
 import numpy as np
 
@@ -139,7 +140,8 @@ def change_between_neighbours(labels: np.ndarray) -> float:
     """
     import pandas as pd
 
-    numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64)
+    cells: Any = pd.to_numeric(pd.Series(labels), errors="coerce")
+    numbers = cells.to_numpy(np.float64)
     count = len(labels)
     if np.isfinite(numbers).all():
         # The mean square of the difference of two values at random is twice their variance.
