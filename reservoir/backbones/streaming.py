@@ -132,8 +132,15 @@ def find_slots(
 
 def fill(slots: Sequence[Sequence[Slot]]) -> None:
     """Read all tensors, one after the other."""
-    for slot in (slot for of_block in slots for slot in of_block):
-        slot.put(slot.read())
+    all_slots = [slot for of_block in slots for slot in of_block]
+    # The memory of rounded tensors is reserved before any is expanded, because what is expanded between them and freed
+    # would leave gaps.
+    memory = SpareMemory()
+    reserved = [memory.take(slot) for slot in all_slots if slot.tensor.dtype != torch.float32]
+    for tensor in reserved:
+        memory.give(tensor)
+    for slot in all_slots:
+        slot.put(slot.read(memory))
 
 
 class StreamedBlocks:
