@@ -65,7 +65,8 @@ class _Shape:
 class RepeatedBatches:
     """Computes small batches, as graphs from the ninth batch of each shape on.
 
-    Captured and other batches run the same kernels, so features are the same.
+    Captured and other batches run the same kernels, so features are the same. The first batch of each graph is also
+    computed without it, to make sure: if the values differ in a bit, no graph is used any more.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -86,6 +87,8 @@ class RepeatedBatches:
         if shape.graph is None and shape.count > CAPTURED_AFTER and self._graphs_left:
             shape.buffers = [tensor.clone() for tensor in tensors]
             shape.graph = self._capture(partial(compute, shape.buffers))
+            if shape.graph is not None:
+                self._check(shape.graph, self._recorder.run(partial(compute, tensors)))
         if shape.graph is None:
             return self._recorder.run(partial(compute, tensors))
         for buffer, tensor in zip(shape.buffers, tensors, strict=True):
@@ -93,20 +96,38 @@ class RepeatedBatches:
         shape.graph.replay()
         return shape.graph.values
 
+    def _check(self, graph: Graph, values: Any) -> None:
+        """Give up all graphs if a replay on the same batch does not give these values; waits for the device."""
+        graph.replay()
+        replayed, expected = _tensors_of(graph.values), _tensors_of(values)
+        if len(replayed) != len(expected) or not all(map(torch.equal, replayed, expected)):
+            self._give_up("a graph gives other values than the same kernels without it")
+
     def _capture(self, work: Callable[[], Any]) -> Graph | None:
         """Return the graph of a batch; None, now and for all further batches, if it cannot be captured."""
         try:
             graph = self._recorder.capture(work)
         except RuntimeError as error:
-            self._graphs_left = 0
-            for shape in self._shapes.values():  # other graphs share memory with the one that failed
-                shape.graph = None
             # Ending a capture that has failed raises an error, too; the one before it says why.
-            reason = str(error.__context__ or error).split("\n", 1)[0]
-            warnings.warn(f"small batches run without CUDA graphs, which is slower: {reason}", stacklevel=2)
+            self._give_up(str(error.__context__ or error).split("\n", 1)[0])
             return None
         self._graphs_left -= 1
         return graph
+
+    def _give_up(self, reason: str) -> None:
+        """Compute all further batches without graphs: others share memory with the one that failed."""
+        self._graphs_left = 0
+        for shape in self._shapes.values():
+            shape.graph = None
+        warnings.warn(f"small batches run without CUDA graphs, which is slower: {reason}", stacklevel=3)
+
+
+def _tensors_of(values: Any) -> list[Tensor]:
+    """Return the tensors in nested lists and dictionaries, in their order."""
+    if isinstance(values, Tensor):
+        return [values]
+    parts = values.values() if isinstance(values, dict) else values
+    return [tensor for part in parts for tensor in _tensors_of(part)]
 
 
 class CudaRecorder:

@@ -115,7 +115,7 @@ def test_a_guide_names_only_flags_of_the_commands_that_read_data(guide):
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= set().union(*known.values())
     # The flags that choose data and a model are those of fit, too; data.md names the others.
     others = {"--layers", "--pool", "--batch-rows", "--compute", "--store", "--workers", "--scheduler", "--dry-run"}
-    others |= {"--each-token", "--stream"}
+    others |= {"--each-token", "--stream", "--compile-blocks"}
     assert {flag for flag in known["extract"] - known["fit"] if flag.startswith("--")} == others
 
 

@@ -315,6 +315,15 @@ def test_a_batch_that_cannot_be_captured_runs_without_a_graph_and_is_not_tried_a
     assert tape.captures == 1 and all(torch.equal(value, 2 * x) for value in values)
 
 
+def test_graphs_are_given_up_if_the_first_replay_of_one_gives_other_values(monkeypatch):
+    batches, x = RepeatedBatches(tape := BatchTape()), torch.ones(2, 3)
+    work = lambda tensors: {"a": 2 * tensors[0]}  # noqa: E731
+    monkeypatch.setattr(tape, "capture", lambda _: BatchTape().capture(lambda: {"a": torch.zeros(2, 3)}))
+    with pytest.warns(UserWarning, match="other values"):
+        values = [batches(work, [x], "double") for _ in range(20)]
+    assert tape.replays == 0 and all(torch.equal(value["a"], 2 * x) for value in values)
+
+
 class BatchTape:
     """Records batches as a GPU does: a replay computes on what the buffers hold, into the same tensors."""
 
