@@ -88,7 +88,7 @@ def our_steps(
     if form in (Form.CAPTURED, Form.WHOLE_CAPTURED):
         capture = capture_on_gpu(model, options, Processes(), print)
     convert = partial(raw_batch, model, None)
-    rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
+    rows = TrainingRows(train=StoredRows(split, 0), valid=split, convert=convert, scored=batch)
     engine = FPTSteps(model.fpt, forward, rows, options, TRAIN_RATE, 0, Processes(), capture=capture)
 
     def run(steps: int) -> None:

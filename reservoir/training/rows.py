@@ -56,14 +56,14 @@ class TrainingBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRows:
-    """Data of a training run: endless training rows, rows to score (``scored`` at a time), and their conversion.
+    """What a training sees: endless training rows, validation rows, and their conversion; test rows are out of reach.
 
-    ``convert`` returns rows on the host, in page-locked memory if the model is on a GPU. It may run in any thread.
+    Rows are scored ``scored`` at a time. ``convert`` returns rows on the host, in page-locked memory if the model is
+    on a GPU. It may run in any thread.
     """
 
     train: Rows
     valid: Split
-    test: Split
     convert: Callable[[Split], TrainingBatch]
     scored: int
 

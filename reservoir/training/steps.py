@@ -13,6 +13,7 @@ from reservoir.fpt import FPT
 from reservoir.options import TrainOptions
 from reservoir.random import random_key
 from reservoir.readouts.linear import Tally, Targets
+from reservoir.tasks.task import Split
 from reservoir.training.rows import TrainingBatch, TrainingRows, read_ahead
 from reservoir.training.trainer import Processes
 
@@ -122,7 +123,7 @@ class FPTSteps:
 
     def validate(self, step: int) -> dict[str, float]:
         """Return loss and score on the validation rows."""
-        valid = self.score("valid")
+        valid = self.score(self.rows.valid)
         return {"valid_loss": valid.loss, "valid_score": valid.score}
 
     def better(self, values: dict[str, float], best: dict[str, float]) -> bool:
@@ -133,9 +134,8 @@ class FPTSteps:
         return self.keeps_last or not is_as_good_before
 
     @torch.no_grad()
-    def score(self, name: str) -> Score:
-        """Score the model, in evaluation mode, on a split; the processes share the batches."""
-        split = self.rows.valid if name == "valid" else self.rows.test
+    def score(self, split: Split) -> Score:
+        """Score the model, in evaluation mode, on rows; the processes share the batches."""
         classes = self._classes
         outputs = split.y[0].size
         # A line for each row: its loss, its predictions and, for two classes, its margins. Each process fills in the

@@ -77,7 +77,6 @@ class Inputs(ABC):
         rows = TrainingRows(
             train=self._training_rows(),
             valid=self.split("valid"),
-            test=self.split("test"),
             convert=self.convert,
             scored=max(1, BATCH_TOKENS[devices.kind(model.device)] // model.fpt.task.max_tokens),
         )

@@ -11,6 +11,7 @@ import numpy as np
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.readouts.linear import metric_name
 from reservoir.records import from_json
+from reservoir.tasks.task import Split
 from reservoir.training.steps import FPTSteps
 from reservoir_pipelines.fitting.predictions_csv import (
     BEST,
@@ -135,9 +136,9 @@ class _TestScores:
 
 
 def training_result(
-    job: Job, folder: RunFolder, steps: FPTSteps, trained: TrainedSteps, *, test: bool
+    job: Job, folder: RunFolder, steps: FPTSteps, trained: TrainedSteps, test_rows: Split | None
 ) -> Training:
-    """Return the result, with the score of the saved weights on the test rows in the unit of the data."""
+    """Return the result, with the score of the saved weights on the test rows, if any, in the unit of the data."""
     fpt = job.model.fpt
     task = job.prepared.task
     state = trained.state
@@ -148,7 +149,7 @@ def training_result(
         if line.get("valid_score") is not None
     ]
     converged = converged_step(scores, floor)
-    tested = _test(job, folder, steps) if state.step and test else None
+    tested = _test(job, folder, steps, test_rows) if state.step and test_rows is not None else None
     trained_parameters = [parameter for parameter in fpt.parameters() if parameter.requires_grad]
     return Training(
         run=str(folder.path),
@@ -172,12 +173,11 @@ def training_result(
     )
 
 
-def _test(job: Job, folder: RunFolder, steps: FPTSteps) -> _TestScores:
+def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestScores:
     """Score the best weights, which the model has, on the test rows, and write their predictions."""
     task = job.prepared.task
-    rows = steps.rows.test
     job.model.fpt.eval()
-    scored = steps.score("test")
+    scored = steps.score(rows)
     # 1. Labels and predictions, both (rows, labels per row). A regression has targets, which go back from standardised
     # values to the unit of the data.
     y = rows.y.reshape(len(rows.y), -1)

@@ -90,7 +90,8 @@ def train_once(
         if job.keeps_last and ranks.first:
             notify(f"{task}: the test rows are the validation rows, so the last step is scored")
         with frozen_unchanged(job.model.fpt):
-            steps = inputs_of(job).steps()
+            inputs = inputs_of(job)
+            steps = inputs.steps()
             trained = train_in_folder(
                 folder,
                 job.config,
@@ -102,8 +103,9 @@ def train_once(
                 patience=job.patience,
                 on_divergence=options.on_divergence,
             )
-        # 5. The scores on the test rows, and the plots.
-        result = training_result(job, folder, steps, trained, test=test)
+        # 5. The scores on the test rows, which nothing before this has, and the plots.
+        test_rows = inputs.split("test") if test else None
+        result = training_result(job, folder, steps, trained, test_rows)
         if ranks.first:
             plot_training(
                 folder.path / CURVE, folder.history, result.best_step, job.title, metric=result.metric
