@@ -141,6 +141,22 @@ def test_with_many_equations_some_rows_show_which_penalties_are_worth_trying(sel
     assert len(replace(fitter, narrows=False).fit(source).results) == len(exact.results)
 
 
+def test_all_penalties_are_tried_on_all_rows_if_the_sample_may_miss_a_fold(tmp_path, monkeypatch):
+    x, y = motifs(200, 0.6)
+    groups = np.where(np.arange(200) < 2, "rare", "common")
+    np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 3, split=np.array(["train", "test"]).repeat([160, 40]))
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max", **MODEL)
+    fitter = replace(
+        candidates_of_fit(FitData.open_entries(features).known, FitOptions(select="cv2")).fitter, narrows=True
+    )
+    source = FitData.open_entries(features).known.source(parse_columns("embed/max"))
+    monkeypatch.setattr("reservoir_pipelines.fitting.ridge_fitter.MANY_EQUATIONS", 10)
+    monkeypatch.setattr("reservoir_pipelines.fitting.ridge_fitter.CHOICE_SAMPLES", 60)
+    fold_of_rows = np.where(groups[:160] == "rare", 0, 1)[:, None]
+    monkeypatch.setattr("reservoir_pipelines.fitting.ridge_fitter.assign_folds", lambda *_: fold_of_rows)
+    assert len(fitter.fit(source).results) == len(fitter.alphas)
+
+
 def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_path, monkeypatch):
     """Logistic regression, which is the better one for the raw input, is too expensive on all rows."""
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines.MIN_ROWS", 20)

@@ -109,11 +109,15 @@ class IdentityReadout:
 
     def probabilities(self, x: np.ndarray, /) -> np.ndarray:
         """Return the share of each class, (n, outputs, classes), among the occurrences of words."""
+        return self.shares(self.scores(x))
+
+    def shares(self, scores: np.ndarray) -> np.ndarray:
+        """Return the shares of the classes, (n, outputs, classes), that scores (n, T) stand for."""
         # Labels are coded by -1 and 1, so a mean of m stands for the share (m + 1) / 2.
-        shares = (self.scores(x) + 1) / 2
+        shares = (scores + 1) / 2
         if self.targets.classes == 2:
             return np.stack([1 - shares, shares], axis=-1)
-        return shares.reshape(len(x), self.targets.outputs, self.targets.classes)
+        return shares.reshape(len(scores), self.targets.outputs, self.targets.classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +135,9 @@ class IdentityFitter(Fitter):
 
     def fit(self, source: Source) -> ColumnFit:
         """Try each smoothing on valid, or by cross-validation over train and valid."""
-        targets = targets_of(source, self.classes, balanced=self.balanced)
+        # Class weights count all rows to which the final means are fitted.
+        counted: Sequence[KnownSplit] = KNOWN if self.folds or self.refits else ("train",)
+        targets = targets_of(source, self.classes, balanced=self.balanced, splits=counted)
         x, y = _samples(source, KNOWN)
         if self.folds:
             fold = assign_folds(source, self.folds, self.classes)[:, 0]
@@ -141,6 +147,7 @@ class IdentityFitter(Fitter):
             masks = [(~is_valid, is_valid)]
         held_out = np.concatenate([np.flatnonzero(is_held_out) for _, is_held_out in masks])
         results: list[Result] = []
+        held_out_scores: dict[float, np.ndarray] = {}  # in the order of the samples
         for smoothing in SMOOTHINGS:
             scores = np.concatenate(
                 [
@@ -148,6 +155,8 @@ class IdentityFitter(Fitter):
                     for is_fitted, is_held_out in masks
                 ]
             )
+            held_out_scores[smoothing] = np.empty((len(y), scores.shape[1]))
+            held_out_scores[smoothing][held_out] = scores
             tally = Tally(targets).update(scores[None], y[held_out])
             results.append(
                 Result(
@@ -165,6 +174,7 @@ class IdentityFitter(Fitter):
             results=tuple(results),
             best=results.index(best),
             solve=partial(self._fitted, source, targets, best.alpha, ("train",)),
+            held_out=(lambda: (held_out_scores[best.alpha or 0.0], y)) if self.folds else None,
         )
 
     def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:

@@ -17,6 +17,7 @@ from reservoir_pipelines.fitting.control import Control, fit_control
 from reservoir_pipelines.fitting.cost import refit_work, work_meter
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter
 from reservoir_pipelines.fitting.folds import code_length
+from reservoir_pipelines.fitting.identity import IdentityReadout
 from reservoir_pipelines.fitting.predictions_csv import Predicted
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import Selection
@@ -187,7 +188,7 @@ def _predict_known(fit: ColumnFit, source: EntrySource, calibrated: Readout) -> 
         return {
             "valid": join_predictions([predict_block(calibrated, x) for x, _ in source.blocks("valid")])
         }
-    assert isinstance(calibrated, LinearReadout), "cross-validation fits linear readouts"
+    assert isinstance(calibrated, LinearReadout | IdentityReadout), "other readouts are chosen on valid"
     # The held-out scores (n, T) are those of the samples of train, then of valid. Folds in time never hold out the
     # oldest samples.
     scores, _ = fit.held_out()
@@ -199,7 +200,9 @@ def _predict_known(fit: ColumnFit, source: EntrySource, calibrated: Readout) -> 
         if not len(part):
             continue
         labels, chances = calibrated.targets.predict(part), None
-        if calibrated.has_probabilities:
+        if isinstance(calibrated, IdentityReadout):
+            chances = calibrated.shares(part) if calibrated.has_probabilities else None
+        elif calibrated.has_probabilities:
             chances = calibrated.targets.probabilities(part, calibrated.temperature, calibrated.link)
         predictions[split] = _predicted(labels, chances)
     return predictions

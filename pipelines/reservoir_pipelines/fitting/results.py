@@ -273,7 +273,8 @@ class Fit:
     evaluation : Evaluation
         Its scores on the test split.
     raw : Result, optional
-        The best readout of the raw input; None if the prepared data was removed.
+        The first baseline: the best readout of the raw input, or what words or tokens with labels tell alone; None
+        if the prepared data was removed.
     baselines : tuple of Result
         The best readout of each baseline, the raw input first; chosen as ``best`` is.
     against : tuple of Against

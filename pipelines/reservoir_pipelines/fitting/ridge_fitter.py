@@ -15,7 +15,7 @@ from reservoir.readouts.moments import Moments, accumulate, fold_moments, traini
 from reservoir.readouts.penalties import prefers_large_penalty
 from reservoir.readouts.products import LARGE_MATRIX
 from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather, head, ridge_path
-from reservoir.readouts.sweep import Sweep, best_for_some, cross_sweep, sweep
+from reservoir.readouts.sweep import CHOICE_SAMPLES, Sweep, best_for_some, cross_sweep, sweep
 from reservoir.readouts.tridiagonal import FEW_PENALTIES
 from reservoir_pipelines.fitting.fitter import (
     ColumnFit,
@@ -42,6 +42,7 @@ MANY_EQUATIONS = LARGE_MATRIX
 NEXT = (
     2  # numbers from one promising penalty to the next: scores change little between neighbours of the grid
 )
+MIN_IN_FOLD = 16  # samples of each fold, expected, that choose penalties: fewer may be none
 CURVE_DRAWS = 5  # random draws of the rows
 SMALL_WORK = 1e9
 """Multiplications below which moments are not stored: to write and sync their files takes longer than to compute them.
@@ -127,7 +128,9 @@ class RidgeFitter(PenaltyFitter):
         moments = stored_moments(source, targets, stream, numbers) if self.repeats == 1 else None
         blocks = in_memory_if_small(stream)
         samples, width = len(numbers), source.width()
-        tries_few = self.tries_few(samples, width)
+        # The sample of rows must have some of each fold: groups, and so folds, may differ in size.
+        expected_in_fold = np.bincount(numbers[:, 0]).min() * CHOICE_SAMPLES / samples
+        tries_few = self.tries_few(samples, width) and bool(expected_in_fold >= MIN_IN_FOLD)
         if tries_few and moments is None and samples >= width and self.repeats == 1:
             moments = fold_moments(blocks, targets, self.folds)  # once for all penalties
 
