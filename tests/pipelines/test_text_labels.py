@@ -181,6 +181,12 @@ def test_the_baseline_is_ridge_of_the_word_or_token_alone(words, select, fitted,
     assert baseline.control_score > 0.9 and baseline.description_bits is None
     assert baseline.name in {comparison.name for comparison in done.against}
     assert not done.best.name.startswith("the ")
+    # Of folds, the file has the held-out predictions of train, too.
+    with done.predictions.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["split"] != "test" and line[baseline.name]]
+    assert {line["split"] for line in lines} == ({"train", "valid"} if select == "cv4" else {"valid"})
+    accuracy = np.mean([line[baseline.name] == line["label"] for line in lines])
+    assert accuracy == pytest.approx(baseline.valid_score)
 
 
 def test_folds_keep_the_words_of_a_text_or_of_a_group_together(model, tmp_path):
