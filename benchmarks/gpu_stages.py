@@ -262,7 +262,7 @@ class Case:
             **self.options,
             cache=root,
             device=context.device.type,
-            compile_blocks="always" if compiled else "never",
+            compile_blocks=compiled,
         )
 
 

@@ -138,7 +138,9 @@ class CudaRecorder:
         # workspaces for each stream, and those that a capture would allocate belonged to its graph.
         with torch.cuda.device(device):
             self._device = torch.device("cuda", torch.cuda.current_device())
-            self._stream = torch.cuda.Stream()
+            # Of high priority, because torch hands out the 32 other streams in turn: a thread that copies features
+            # (`devices.fetch`) would get this one while it captures.
+            self._stream = torch.cuda.Stream(priority=-1)
             self._pool = torch.cuda.graph_pool_handle()
         self._failed: torch.cuda.CUDAGraph | None = None
 

@@ -41,6 +41,9 @@ class FPT(nn.Module):
         # For compiled poolings: torch takes whole numbers inside a module, such as the K of a pooling, for constants.
         self._poolings: dict[str, Pooling] = {}
         self._compiled_pool: Callable[..., list[Tensor]] = self._pool_alone
+        self.compiled_for: int | None = (
+            None  # rows of the batch for which the model was compiled, if it was
+        )
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         # ``linear`` draws as `torch.nn.Linear` does, uniformly, but the same values on every machine.
         if output_init == "linear":
@@ -101,15 +104,17 @@ class FPT(nn.Module):
     def compile_for_gpu(self, rows: int, columns: Sequence[Column], masks: Collection[str] = ()) -> None:
         """Compile blocks and poolings for `features` of ``columns``, which read ``masks``, on a GPU.
 
-        Code that torch makes may depend on the first batch that it sees, and must not depend on the block with which a
-        resumed run begins. So the first one is always a batch of ``rows`` sequences of full length.
+        Code that torch makes may depend on the first batch that it sees, and should not depend on the block with which
+        a resumed run begins. So the first one has about ``rows`` sequences of full length.
         """
+        self.compiled_for = rows
         self.backbone.compile_steps()
         self._poolings = {column.pooling: find_pooling(column.pooling) for column in columns}
         self._compiled_pool = devices.compile_safely(self._pool_alone, dynamic=True, fullgraph=True)
-        tokens = self.task.max_tokens
-        # torch takes sizes that are equal in the first batch for the same size.
-        rows = rows - 1 if rows == tokens else rows
+        # torch takes sizes that are equal in the first batch for the same size, also those of parameters.
+        taken = {size for parameter in self.backbone.parameters() for size in parameter.shape}
+        tokens = _size_without(self.task.max_tokens, taken)
+        rows = _size_without(max(rows, 2), taken | {tokens})
         device = self.output.weight.device
         embeds = torch.zeros(rows, tokens, self.backbone.width, device=device)
         lengths = torch.full((rows,), tokens, device=device)
@@ -161,3 +166,8 @@ class FPT(nn.Module):
         sizes = self.task.readout_tokens, self.task.max_tokens
         states = HiddenStates(hidden, real_tokens.lengths, *sizes, self.inputs.special, real_tokens)
         return [pooling.of(states) for pooling in poolings]
+
+
+def _size_without(size: int, taken: Collection[int]) -> int:
+    """Return the largest number from ``size`` down to 2 that is not ``taken``; ``size`` itself if all are."""
+    return next((number for number in range(size, 1, -1) if number not in taken), size)

@@ -333,10 +333,8 @@ class FeatureOptions(LayerOptions, PrecisionOptions, panel="Features"):
         False, "Texts: store every token as a row of its own, with the label of its text if there is one."
     )
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
-    compile_blocks: str = option(
-        "auto",
-        "Compile the model and its poolings for a GPU: always, never, or auto (for long runs).",
-        one_of("auto", "always", "never"),
+    compile_blocks: bool = option(
+        False, "Compile the blocks of the model and its poolings; for long extractions on a GPU."
     )
 
 

@@ -25,12 +25,6 @@ IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 
-# Products of blocks, in operations, above which compiled blocks save more time than compiling takes. By a model of the
-# memory traffic of GPT-2 small on an H200 they take 80% of the time, and products run at 3e14 operations a second, so
-# that 5e16 of them save half a minute. Neither is measured.
-COMPILED_WORK = 5e16
-
-
 @dataclass(frozen=True)
 class Precision:
     """The device of a plan and its precisions."""
@@ -71,18 +65,8 @@ class Blocks:
     reasons: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Compilation:
-    """Whether blocks and poolings are compiled."""
-
-    compiled: bool
-    reasons: Mapping[str, str]
-
-
-def choose_compilation(
-    options: ExtractOptions, view: ModelView, device: torch.device, rows: Mapping[str, int]
-) -> Compilation:
-    """Decide by the sizes of a run whether blocks are compiled; refuse what cannot be compiled."""
+def check_compilation(options: ExtractOptions, view: ModelView, device: torch.device) -> None:
+    """Refuse ``--compile-blocks`` for blocks that cannot be compiled, or not with profit."""
     obstacle = ""
     if not view.depth or not view.family.compiles:
         obstacle = f"the blocks of {view.family.name} cannot be compiled"
@@ -90,15 +74,8 @@ def choose_compilation(
         obstacle = "compiled blocks are faster on GPUs only"
     elif device.type == "cuda" and not find_spec("triton"):
         obstacle = "triton is not installed"
-    if obstacle and options.compile_blocks == "always":
-        raise InputError(f"--compile-blocks always: {obstacle}", "leave it out")
-    # The products of a block have 12 width^2 weights in most families, each of which multiplies and adds.
-    tokens = sum(rows.values()) * view.seen.max_tokens * view.pieces
-    work = 24 * view.width**2 * view.depth * tokens
-    is_long = work >= COMPILED_WORK
-    why = obstacle or f"{'more' if is_long else 'less'} work than {COMPILED_WORK:.0e} operations"
-    chosen = {"always": True, "never": False, "auto": is_long and not obstacle}[options.compile_blocks]
-    return Compilation(chosen, reasons_of(options, {"compile_blocks": why}))
+    if obstacle and options.compile_blocks:
+        raise InputError(f"--compile-blocks: {obstacle}", "leave it out")
 
 
 def choose_blocks(
@@ -107,6 +84,7 @@ def choose_blocks(
     """Return the rows of a block and of a batch; an explicit batch is at most a block."""
     block_rows, batch_rows = rows_at_a_time(view.seen, view.reader, shapes, device_kind, view.pieces)
     reasons = {
+        "compile_blocks": "compiled features differ in their last bits",
         "block_rows": "a killed run loses little",
         "batch_rows": f"about {BATCH_TOKENS[device_kind]:,} tokens, or a block",
     }

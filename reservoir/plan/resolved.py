@@ -14,7 +14,7 @@ from reservoir.options import ExtractOptions
 from reservoir.plan.basis import GIVEN, ModelView, kind_of
 from reservoir.plan.candidates import choose_candidates
 from reservoir.plan.columns import choose_columns
-from reservoir.plan.precision import choose_blocks, choose_compilation, choose_precision
+from reservoir.plan.precision import check_compilation, choose_blocks, choose_precision
 from reservoir.plan.windows import choose_model
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
@@ -62,7 +62,7 @@ class Plan:
             "device": self.device,
             "compute": self.compute,
             "store": self.store,
-            "compile_blocks": "always" if self.compiled else "never",
+            "compile_blocks": self.compiled,
             "block_rows": self.block_rows,
             "batch_rows": self.batch_rows,
             "select": select,
@@ -126,10 +126,10 @@ def resolve(
     view = ModelView.of(task, model.reservoir)
     columns = choose_columns(task, kind, options, view, rows)
     precision = choose_precision(options, view.family, kind, columns.poolings, native=view.native)
-    compilation = choose_compilation(options, view, precision.device, rows)
+    check_compilation(options, view, precision.device)
     blocks = choose_blocks(options, view, columns.shapes, devices.kind(precision.device))
     readouts = choose_candidates(task, kind, options, columns.shapes, rows, native=view.native)
-    steps = (model, columns, precision, compilation, blocks, readouts)
+    steps = (model, columns, precision, blocks, readouts)
     return Plan(
         task=task,
         reservoir=model.reservoir,
@@ -142,7 +142,7 @@ def resolve(
         device=str(precision.device),
         compute=precision.compute,
         store=precision.store,
-        compiled=compilation.compiled,
+        compiled=options.compile_blocks,
         block_rows=blocks.block_rows,
         batch_rows=blocks.batch_rows,
         folds=readouts.folds,

@@ -60,9 +60,12 @@ class FPTSteps:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         # The fused Adam computes the same with and without ``capturable``, which only allows its capture on a GPU.
+        captures = self.capture is not None and self._device.type == "cuda"
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            self._parameters, lr=self.learning_rate, fused=True, capturable=self._device.type == "cuda"
+            self._parameters, lr=self.learning_rate, fused=True, capturable=captures
         )
+        # torch would warn of the steps before a capture, which are not captured.
+        vars(self.optimizer)["_warned_capturable_if_run_uncaptured"] = True
         self._captured = self.capture(self._take_one_pass) if self.capture else None
         self._classes = self.model.task.classes
         self.names: tuple[str, ...] = ("loss", "accuracy", "norm") if self._classes else ("loss", "norm")

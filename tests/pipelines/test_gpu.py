@@ -126,9 +126,9 @@ def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeyp
 def test_compiled_features_are_those_of_eager_blocks_and_the_same_in_a_second_run(kind, tmp_path):
     model = str(save(kind, tmp_path / kind))
     settings = {"backbone": model, "device": DEVICE, "input": "orthogonal", "patch": 1, **SMALL}
-    eager = extract("digits", cache=tmp_path, compile_blocks="never", compute="float32", **settings)
+    eager = extract("digits", cache=tmp_path, compile_blocks=False, compute="float32", **settings)
     compiled, again = (
-        extract("digits", cache=tmp_path / name, compile_blocks="always", compute="float32", **settings)
+        extract("digits", cache=tmp_path / name, compile_blocks=True, compute="float32", **settings)
         for name in ("first", "second")
     )
     assert compiled.store.entry.key != eager.store.entry.key

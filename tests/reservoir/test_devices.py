@@ -273,8 +273,9 @@ def traced(monkeypatch):
     counters.clear()
 
 
-def test_compiled_blocks_and_poolings_are_made_once_and_compute_the_same(tmp_path, gpu, traced):
-    task = Task(name="t", form=Vectors(5), max_tokens=14, classes=3)
+@pytest.mark.parametrize(("tokens", "rows"), [(14, 14), (16, 12), (14, 16), (14, 2)])  # the width is 16
+def test_compiled_blocks_and_poolings_are_made_once_and_compute_the_same(tokens, rows, tmp_path, gpu, traced):
+    task = Task(name="t", form=Vectors(5), max_tokens=tokens, classes=3)
     fpt = make_fpt(task, load_backbone(str(save("bert", tmp_path / "bert")), "pretrained"), seed=3)
     columns = [Column(layer, "segments3") for layer in fpt.backbone.layers]
 
@@ -286,7 +287,7 @@ def test_compiled_blocks_and_poolings_are_made_once_and_compute_the_same(tmp_pat
 
     shapes = [(*size, is_full) for size in ((5, 14), (14, 9), (2, 13), (1, 13)) for is_full in (True, False)]
     expected = [features(*shape) for shape in shapes]
-    fpt.compile_for_gpu(14, columns)
+    fpt.compile_for_gpu(rows, columns)
     graphs = counters["stats"]["unique_graphs"]
     assert graphs == 4  # of the blocks and of the pooling, with and without padding
     for shape, eager in zip(shapes, expected, strict=True):
@@ -298,7 +299,7 @@ def test_compiled_blocks_and_poolings_are_made_once_and_compute_the_same(tmp_pat
 def test_compiled_features_have_an_entry_of_their_own_and_a_resumed_run_gives_their_bytes(gpu, traced, tmp_path):
     settings = {**SETTINGS, "layers": "block01,final", "pool": "last", "batch_rows": 16}
     eager = extract("digits", cache=tmp_path, **settings)
-    settings |= {"compile_blocks": "always"}
+    settings |= {"compile_blocks": True}
     compiled = extract("digits", cache=tmp_path, **settings)
     assert compiled.store.entry.spec.backbone.compiled == "blocks" and compiled.entry != eager.entry
     for column in compiled.columns:
@@ -311,8 +312,8 @@ def test_compiled_features_have_an_entry_of_their_own_and_a_resumed_run_gives_th
 
 def test_a_model_that_torch_cannot_compile_is_refused_with_the_option_that_helps(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "compile", Mock(side_effect=RuntimeError("no compiler")))
-    message = outcome(extract, "digits", cache=tmp_path, compile_blocks="always", **SETTINGS)
-    assert "no compiler" in message and "--compile-blocks never" in message
+    message = outcome(extract, "digits", cache=tmp_path, compile_blocks=True, **SETTINGS)
+    assert "no compiler" in message and "--compile-blocks" in message
 
 
 def test_nothing_is_compiled_into_a_folder_that_others_can_write(tmp_path, monkeypatch):

@@ -246,23 +246,26 @@ class Extractor:
 
     def compute(self, entry: Entry, advance: Advance = lambda rows, written: None) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
-        if self.model.compiled and missing_blocks(entry, self.splits, self.columns):
-            self._compile(entry.layout.batch_rows)
+        if missing_blocks(entry, self.splits, self.columns):
+            self.make_ready(entry)
         computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
         if note := self.model.reader.note if self.model.reader else "":
             notify(f"{self.spec.task_name}: {note}")
         return computed
 
-    def _compile(self, batch_rows: int) -> None:
-        """Compile the model and its poolings before the first batch."""
+    def make_ready(self, entry: Entry) -> None:
+        """Compile the model and its poolings before the first batch, if the entry has compiled features."""
+        batch_rows = entry.layout.batch_rows
+        if not self.model.compiled or self.model.fpt.compiled_for == batch_rows:
+            return
         columns, masks = [*map(Column.parse, self.columns)], column_masks(self.columns)
         try:
-            self.model.fpt.compile_for_gpu(max(batch_rows, 2), columns, masks)
+            self.model.fpt.compile_for_gpu(batch_rows, columns, masks)
         except Exception as error:
             if devices.is_out_of_memory(error):
                 raise
             problem = f"{self.spec.task_name}: torch cannot compile the model ({first_line(error)})"
-            raise InputError(problem, "pass --compile-blocks never") from error
+            raise InputError(problem, "leave out --compile-blocks") from error
 
     def with_smaller_batches(self, entry: Entry) -> "Extractor":
         """Return the same extractor with half as many rows in a batch, for an entry that has no features yet.

@@ -91,6 +91,7 @@ def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tu
     with _one_pass, silenced():
         extractor = _extractors.get(share.key) or open_share(share)
         entry = Entry.open(path)
+        extractor.make_ready(entry)
         return compute_blocks(entry, blocks, columns, *extractor.steps(entry))
 
 
