@@ -248,8 +248,12 @@ class Layout:
         return [self.block(rows, block) for block in range(self.count(rows))]
 
 
-def rows_per_block(row_bytes: int, unit: int, most: int, block_bytes: int = BLOCK_BYTES) -> int:
-    """Return the number of rows of a block: a multiple of ``unit``, at most ``most`` but at least one unit."""
+def rows_per_block(row_bytes: int, unit: int, most: int, block_bytes: int | None = None) -> int:
+    """Return the number of rows of a block of ``block_bytes``, by default `BLOCK_BYTES`.
+
+    It is a multiple of ``unit``, at most ``most`` but at least one unit.
+    """
+    block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
     return max(1, min(block_bytes // max(row_bytes, 1), most) // unit) * unit
 
 

@@ -232,6 +232,8 @@ def test_arrays_that_may_be_images_are_refused_or_read_as_the_user_says(tmp_path
     square = RNG.integers(0, 256, (30, 9, 9)).astype(np.uint8)
     y = np.arange(30) % 2
     assert open_source(str(save(tmp_path / "a.npz", x=square, y=y)), values=True).task.form == Vectors(9)
+    steps = save(tmp_path / "s.npz", x=square, y=RNG.integers(0, 2, (30, 9)))  # every step has a label
+    assert open_source(str(steps)).task.labels_each_token
     floats = np.repeat(square[..., None] / 255, 3, -1)
     assert_refused(r"float64 values; give images as bytes \(uint8\)", save(tmp_path / "b.npz", x=floats, y=y))
     assert_refused("height, width, 3", save(tmp_path / "c.npz", x=np.moveaxis(floats, -1, 1).astype(np.uint8), y=y))

@@ -237,6 +237,17 @@ def test_one_recording_is_cut_in_stretches_that_windows_never_cross(tmp_path, fo
     assert "40 stretches of one recording make 160 windows" in " ".join(source.notes())
 
 
+def test_rows_without_a_time_are_the_only_ones_that_are_skipped(tmp_path):
+    values, _ = log(tmp_path / "log.csv")
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    lines[1] = lines[1][lines[1].index(",") :]  # the first row has no time
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    source = open_source(str(tmp_path / "log.csv"), label="state", window=10, skip_bad_rows=True)
+    assert f"skipped 1 of {STEPS:,} rows" in " ".join(source.notes())
+    for _, begin, x, _, _ in windows_of(source):
+        assert np.array_equal(x, values[1 + begin : 1 + begin + len(x)].astype(np.float32))
+
+
 @pytest.mark.parametrize(
     ("steps", "window", "lengths"), [(119, 10, [10] * 10 + [19]), (1010, 10, [30] * 32 + [50]), (7, 9, [7])]
 )

@@ -220,6 +220,8 @@ REFUSALS = {
                             "changes little", "--time t --window 2"),
     "a log with a target": ({"time": range(ROWS), **WIDE, "y": VALUES[:, 0].cumsum()}, {}, "changes little",
                             "--window 2"),
+    "a clock that steps back": ({"time": [5.5, *range(1, ROWS)], **WIDE, "y": np.repeat(["a", "b"], 20)}, {},
+                                "changes little", "--window 2"),
     "digits": ({"bits": [f"{n % 16:04b}" for n in range(ROWS)], "label": LABEL}, {}, "neither single", "--text bits"),
 }  # fmt: skip
 

@@ -20,6 +20,9 @@ from reservoir_pipelines.data.table import Table
 MIN_COUNTED_ROWS = 20
 """Fewest rows that a column is taken to count; in a smaller table, such numbers may be meant as values."""
 
+IN_ORDER = 0.95
+"""Share of the rows that are later than the row before, in a table in the order of its times: clocks may step back."""
+
 MIN_COUNTED_STEPS = 4
 """Fewest steps of a sequence that a column is taken to count: three numbers may follow each other by chance."""
 
@@ -72,8 +75,7 @@ def _id_of_steps(table: Table, roles: Roles, name: str, numbers: np.ndarray) -> 
 def refuse_steps_in_time(table: Table, roles: Roles, options: OwnDataOptions) -> None:
     """Refuse values with times that begin again with each group, or where another column changes.
 
-    A flag says that each row is a whole sequence: ``--group`` that its groups are not sequences, ``--drop``
-    that the times have no meaning.
+    ``--group`` says that its groups are not sequences, so that each row is one.
     """
     if not roles.time or roles.sequence or len(table.frame) < MIN_COUNTED_ROWS:
         return
@@ -93,7 +95,7 @@ def refuse_steps_in_time(table: Table, roles: Roles, options: OwnDataOptions) ->
         raise InputError(
             f"{table.path}: the times in {roles.time!r} begin again with each {sequence_id!r}",
             f"pass --id {quote(sequence_id)} to read the rows of each {sequence_id!r} as one sequence, or "
-            f"--drop {quote(roles.time)} if each row is a whole sequence, for example: "
+            f"--group {quote(sequence_id)} if each row is a whole sequence, for example: "
             f"{example(table.path, options, id=sequence_id)}",
         )
 
@@ -128,7 +130,8 @@ def are_in_order(table: Table, roles: Roles) -> bool:
     times = times_of(table.frame[roles.time].ffill().bfill())
     if times is None:
         return False
-    return bool((times[1:] > times[:-1]).all() or (times[1:] < times[:-1]).all())
+    later, earlier = (times[1:] > times[:-1]).mean(), (times[1:] < times[:-1]).mean()
+    return bool(max(later, earlier) >= IN_ORDER)
 
 
 def change_between_neighbours(labels: np.ndarray) -> float:
@@ -143,6 +146,8 @@ def change_between_neighbours(labels: np.ndarray) -> float:
     cells: Any = pd.to_numeric(pd.Series(labels), errors="coerce")
     numbers = cells.to_numpy(np.float64)
     count = len(labels)
+    if count < 2:
+        return 1.0
     if np.isfinite(numbers).all():
         # The mean square of the difference of two values at random is twice their variance.
         between_neighbours = np.square(np.diff(numbers)).mean() if count > 1 else 0.0

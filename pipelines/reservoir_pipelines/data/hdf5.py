@@ -39,7 +39,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     _check_apart(path)
     arrays = datasets(path)
     rows = rows_of_arrays(origin, arrays, _piece_rows(arrays))
-    return rows_of_images(origin, rows) if holds_images(rows.x, options, task) else rows
+    return rows_of_images(origin, rows) if holds_images(rows, options, task) else rows
 
 
 class Dataset:

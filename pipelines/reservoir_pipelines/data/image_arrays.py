@@ -33,16 +33,21 @@ class ImageArray:
         return np.fromiter(map(_png, self._pixels[rows]), object)
 
 
-def holds_images(x: Sequences, options: OwnDataOptions, task: Task | None) -> bool:
-    """Return whether an array holds images: bytes with channels last, or square ones of one channel.
+def holds_images(rows: Rows, options: OwnDataOptions, task: Task | None) -> bool:
+    """Return whether rows are images in an array: bytes with channels last, or square ones of one channel.
 
-    ``--values`` reads square bytes as steps of several channels. New rows are read as those of their ``task``.
+    Square bytes are steps of several channels if every step has a label, or with an option of sequences, such as
+    ``--values``. New rows are read as those of their ``task``.
     """
+    x = rows.x
     is_of_bytes, has_channels = x.dtype == np.uint8, len(x.shape) == 4
     is_square = len(x.shape) == 3 and x.shape[1] == x.shape[2] >= MIN_SIDE
     if task is not None:
         return task.pictures > 0 and len(x.shape) in (3, 4)
-    return has_channels or (is_of_bytes and is_square and not options.values)
+    labels_steps = rows.y is not None and rows.y.shape[:2] == x.shape[:2]
+    of_sequences = options.values or options.symbols or options.window or options.resample
+    are_steps = labels_steps or of_sequences or options.missing != "refuse"
+    return has_channels or (is_of_bytes and is_square and not are_steps)
 
 
 def rows_of_images(where: str, rows: Rows) -> Rows:

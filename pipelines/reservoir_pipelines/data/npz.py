@@ -20,7 +20,7 @@ SUFFIXES = (".npz",)
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of an archive with the arrays of `NAMES`."""
     rows = rows_of_arrays(origin, read_arrays(Path(origin), NAMES))
-    return rows_of_images(origin, rows) if holds_images(rows.x, options, task) else rows
+    return rows_of_images(origin, rows) if holds_images(rows, options, task) else rows
 
 
 def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:

@@ -5,12 +5,15 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir_pipelines.data.columns import (
     as_texts,
+    filled,
     holds_lists,
     listed,
     require_column,
+    separated,
     times_of,
     values_of,
 )
+from reservoir_pipelines.data.roles import conventional
 from reservoir_pipelines.data.rows import RecordingSteps
 from reservoir_pipelines.data.table_forms import TableArrays
 
@@ -46,6 +49,7 @@ def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
     table, roles = reading.table, reading.roles
     if reading.new:
         require_column(table.path, table.names, reading.options.time, fitted=reading.remembered["columns"])
+        _refuse_several_recordings(reading)
     if reading.options.resample:
         raise InputError(
             f"{table.path}: --resample changes the steps, each of which is a row of the table",
@@ -82,6 +86,17 @@ def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
     return RecordingSteps(names=written_times, row_of_step=row_of_step, problems=problems, y=y)
 
 
+def _refuse_several_recordings(reading: TableArrays) -> None:
+    """Refuse a new table with several ids or groups: steps of several recordings would be joined by their times."""
+    frame = reading.table.frame
+    names = [name for name in frame if name not in separated(reading.options.drop)]
+    for name in (*conventional("id", names), *conventional("group", names)):
+        if as_texts(frame[name]).nunique() > 1:
+            raise InputError(
+                f"{reading.table.path}: several recordings, by the column {name!r}", "give a file for each"
+            )
+
+
 def _values(reading: TableArrays, names: list[str]) -> np.ndarray:
     """Return the values of the rows, (rows, channels), or with ``--symbols`` and one column (rows,)."""
     values = values_of(reading.table, names, reading.options, fill=reading.fill)
@@ -98,11 +113,12 @@ def _times(reading: TableArrays) -> np.ndarray:
     times = times_of(column.ffill().bfill())
     if times is None:
         raise InputError(
-            f"{table.path}, column {name!r}: times like {str(column.iloc[0])[:40]!r} cannot be sorted",
+            f"{table.path}, column {name!r}: times like {str(next(iter(filled(column)), ''))[:40]!r} cannot be sorted",
             "write ISO 8601 dates such as 2024-12-31T08:00, or numbers",
         )
-    first_rows = np.unique(times, return_index=True)[1]
-    for row in np.setdiff1d(np.arange(len(times)), first_rows):
+    present = np.flatnonzero(column.notna())
+    first_rows = present[np.unique(times[present], return_index=True)[1]]
+    for row in np.setdiff1d(present, first_rows):
         table.bad.add(
             row,
             f"a second row at {name} {column[row]}",
