@@ -147,7 +147,7 @@ class Backbone(nn.Module):
         """Return the context in which matrix products have the precision of `set_compute`."""
         if self.compute == torch.bfloat16:
             return torch.autocast(device.type, dtype=torch.bfloat16)
-        return nullcontext()  # exported programs of models without autocast have no node for it
+        return nullcontext()  # torch.export cannot save an autocast that is disabled
 
     def _mask(self, lengths: Tensor, tokens: int, is_full: bool | None) -> Tensor | None:
         """Return the mask of `Family.run` for sequences that are padded to ``tokens``; None if it needs no mask."""

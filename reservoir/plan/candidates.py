@@ -74,8 +74,8 @@ def choose_candidates(
     }
     columns = [*shapes]
     candidates = readout_candidates(task, columns, widths, train, cross_validated=folds > 0, native=native)
-    known = _candidates_of_kernels(task, columns) or _known_candidates(task, columns)
-    are_known = task.horizon or known == candidates
+    best_of_kind = _candidates_of_kernels(task, columns) or _known_candidates(task, columns)
+    are_known = task.horizon or best_of_kind == candidates
     few_rows = f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"
     reasons = {
         "select": "each fold is later than the rows that its readout is fitted to"

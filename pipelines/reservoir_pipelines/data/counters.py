@@ -121,7 +121,7 @@ def refuse_one_recording(table: Table, roles: Roles, options: OwnDataOptions, wi
 
 
 def are_in_order(table: Table, roles: Roles) -> bool:
-    """Return whether the rows, without ids, groups and sequences, are many and in the order of different times."""
+    """Return whether many rows, without ids, groups and sequences, are nearly all in the order of their times."""
     has_sequences = bool(roles.id or roles.group or roles.sequence)
     if not roles.time or has_sequences or len(table.frame) < MIN_COUNTED_ROWS:
         return False
@@ -137,9 +137,9 @@ def are_in_order(table: Table, roles: Roles) -> bool:
 def change_between_neighbours(labels: np.ndarray) -> float:
     """Return the change from label to label (n,) as a share of that between two labels at random, about 1 if shuffled.
 
-    The change of numbers is the square of their difference, so that the share is that of von Neumann (1941), The
-    ratio of the mean square successive difference to the variance; that of names is 1 if they differ. The share is
-    1 if all labels are the same.
+    The change of numbers is the square of their difference, so that the share is half of von Neumann's ratio, the
+    mean square of successive differences over the variance; that of names is 1 if they differ. The share is
+    1 if all labels are the same, or if there are fewer than two.
     """
     import pandas as pd
 
@@ -150,8 +150,8 @@ def change_between_neighbours(labels: np.ndarray) -> float:
         return 1.0
     if np.isfinite(numbers).all():
         # The mean square of the difference of two values at random is twice their variance.
-        between_neighbours = np.square(np.diff(numbers)).mean() if count > 1 else 0.0
-        at_random = 2 * numbers.var(ddof=1) if count > 1 else 0.0
+        between_neighbours = np.square(np.diff(numbers)).mean()
+        at_random = 2 * numbers.var(ddof=1)
     else:
         # Two labels at random are of one class with the chance of a pair of that class among all pairs.
         of_class = np.unique(labels, return_counts=True)[1]

@@ -15,7 +15,7 @@ CHANNELS = (1, 3)
 """Numbers of channels of an image in an array, last: grey, or red, green and blue."""
 
 MIN_SIDE = 8
-"""Pixels of the smallest grey images that are told from values by their shape."""
+"""Fewest pixels of a side of grey images: smaller square arrays are steps of several channels."""
 
 PIECE_ROWS = 1024  # images that are in memory at a time
 

@@ -30,7 +30,7 @@ UNUSED = {
 """The options that do not apply, by what the sequences hold."""
 
 IMAGE_NOTE = f"without a vision model, images are read as {SIDE}x{SIDE} pixels"
-"""What users are told of their images."""
+"""The note of every reader of images."""
 
 Skipped = dict[int, tuple[str | int | None, str]]
 """The rows of a source that cannot be read, by their numbers: the id, if rows have ids, and the reason."""

@@ -142,9 +142,8 @@ def _logistic(
         axes = min(rows, width)
         moments = axes * rows * width
         principal_axes = 10 * axes**3
-        passes = (
-            1000 * axes * rows * outputs * classes
-        )  # about a hundred, of ten multiplications for each value
+        # About a hundred passes, of ten multiplications for each value.
+        passes = 1000 * axes * rows * outputs * classes
         calls = CALLS * outputs * max(1, classes / 4)
         return fits_of_logistic * (moments + principal_axes + passes + calls)
 

@@ -30,8 +30,8 @@ CHANGES = "ridge of changes"  # the readout of the changes from the last value
 # the first two 0.984 and 1.07 times.
 MEAN = "mean of both ridges"
 LAST_VALUE = "the last value"
-# The readout that adds to the forecasts of the raw past a share of what the hidden state changes in them. A forecast of
-# two models in between has smaller errors than either where they err differently (Bates and Granger 1969).
+# The readout that adds to the forecasts of the raw past a share of what the hidden state changes in them. A forecast
+# between those of two models can have smaller errors than either, if they err differently.
 WEIGHTED = "weighted with raw"
 # Share of the folds in which the weighted forecasts must be better than those of the raw past: few large errors, as in
 # a crisis, move a standard error. On 124 forecasts of generated, UCR and economic series, errors were 0.845 times those

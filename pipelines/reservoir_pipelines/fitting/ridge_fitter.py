@@ -84,7 +84,7 @@ class RidgeFitter(PenaltyFitter):
         train, valid = _stream(source, "train"), _stream(source, "valid")
         # No features of train are read again if the grid is widened.
         moments = stored_moments(source, targets, train)
-        training = moments[0] if moments else gather(train, targets)
+        training = moments[0] if moments else gather(train, targets)  # without folds, a list of one
         weights = source.feature_weights
         sweep_of = partial(sweep, train, valid, targets, training=training, feature_weights=weights)
         samples, width = len(source.labels("train")), source.width()
@@ -110,9 +110,9 @@ class RidgeFitter(PenaltyFitter):
         seen: set[int] = set()
         while True:
             seen.add(number)
-            tried = np.unique(np.clip([number - NEXT, number, number + NEXT], 0, last))
-            fit = column_fit(self.kind, source.columns, sweep_of(self.alphas[tried]))
-            best = int(tried[fit.best])
+            neighbours = np.unique(np.clip([number - NEXT, number, number + NEXT], 0, last))
+            fit = column_fit(self.kind, source.columns, sweep_of(self.alphas[neighbours]))
+            best = int(neighbours[fit.best])
             if best in (0, last) and self.widens:  # all penalties, and wider ones, as without samples
                 return self.best_of(source, sweep_of)
             if best in seen:

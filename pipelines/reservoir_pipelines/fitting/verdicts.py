@@ -168,13 +168,10 @@ def threshold_cautions(points: Sequence[OperatingPoint]) -> list[str]:
         for point in points
         if point.false_positive_interval and point.false_positive_interval[0] > point.rate
     ]
-    parts = [f"{point.false_positive_rate:.1%} instead of {point.rate:.0%}" for point in missed]
-    remedy = "set thresholds on new rows"
-    return (
-        [f"CAUTION: false positives on test exceed their targets ({', '.join(parts)}); {remedy}"]
-        if parts
-        else []
-    )
+    if not missed:
+        return []
+    rates = ", ".join(f"{point.false_positive_rate:.1%} instead of {point.rate:.0%}" for point in missed)
+    return [f"CAUTION: false positives on test exceed their targets ({rates}); set thresholds on new rows"]
 
 
 def layer_scores(
