@@ -1,8 +1,8 @@
 """Labels of words: `extract` and `fit` beside a short script with transformers and scikit-learn.
 
-    python benchmarks/tokens.py STORIES TEXT [--rows 1500]
+    python benchmarks/tokens.py MODEL TEXT [--rows 1500]
 
-STORIES is the folder of stories15M, TEXT is enwik8.gz. The rows are paragraphs of Wikipedia in lower case, and the
+MODEL is the folder of a language model, TEXT is enwik8.gz. The rows are paragraphs of Wikipedia in lower case, and the
 label of a word says whether it began with a capital. Both ways run the model in float32 on the same rows, keep the
 first token of each word of every layer in float16, choose a layer and a penalty of ridge regression on the validation
 rows, and score the readout that is then fitted to train and valid on the test rows. The script keeps what is needed
@@ -26,7 +26,7 @@ import torch
 from reservoir_pipelines import extract, fit
 from sklearn.linear_model import RidgeClassifier
 from sklearn.preprocessing import StandardScaler
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 SPLITS = ("train", "valid", "test")
 BATCH_ROWS = 32
@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stories")
+    parser.add_argument("model")
     parser.add_argument("text", type=Path)
     parser.add_argument("--rows", type=int, default=1500)
     options = parser.parse_args()
@@ -156,20 +156,21 @@ def main() -> None:
         write_paragraphs(options.text, options.rows, path)
         rows = [json.loads(line) for line in path.open()]
         # Both ways import the same modules, which takes longer than a small extraction.
-        AutoModel.from_pretrained(options.stories)
+        AutoModel.from_pretrained(options.model)
         # The script first, and then `extract` and `fit`.
         (root / "script").mkdir()
         times = [time.process_time()]
         for split in SPLITS:
             of_split = [row for row in rows if row["split"] == split]
-            features_by_script(options.stories, of_split, root / "script" / f"{split}.npz")
+            features_by_script(options.model, of_split, root / "script" / f"{split}.npz")
         times.append(time.process_time())
         layer, script_score = fit_by_script(root / "script")
         times.append(time.process_time())
-        # The last layer of transformers is that behind the final norm.
-        layers = "embed,block01,block02,block03,block04,block05,final"
+        # Layer k of transformers lies behind block k, and the last one behind the final norm, too.
+        blocks = AutoConfig.from_pretrained(options.model).num_hidden_layers
+        layers = ",".join(["embed", *(f"block{block:02d}" for block in range(1, blocks)), "final"])
         features = extract(
-            path, backbone=options.stories, cache=root / "cache", compute="float32", layers=layers
+            path, backbone=options.model, cache=root / "cache", compute="float32", layers=layers
         )
         times.append(time.process_time())
         columns = ",".join(features.columns)
