@@ -79,6 +79,21 @@ class RealTokens:
 
         return self.shared(f"segments{segments}", compute)
 
+    def fading_weights(self, number: int) -> Tensor:
+        """Return the weights (batch, 2 number, tokens) of means that fade from both ends; see `pooling.Fading`."""
+
+        def compute() -> Tensor:
+            from_start = self.positions.expand(len(self.lengths), -1)
+            from_end = self.lengths[:, None] - 1 - self.positions
+            distance = torch.stack([from_start, from_end], dim=1)[:, :, None].float()
+            half_lives = torch.exp2(torch.arange(1, number + 1, device=self.lengths.device))[:, None]
+            # (batch, 2, number, tokens). Padding, which is behind the end, has no weight.
+            is_real = (from_end >= 0)[:, None, None]
+            weights = torch.where(is_real, torch.exp2(-distance / half_lives), 0.0)
+            return (weights / weights.sum(dim=3, keepdim=True)).flatten(1, 2)
+
+        return self.shared(f"fading{number}", compute)
+
 
 class HiddenStates:
     """The hidden states (batch, tokens, width) of a layer, float32, of which padding may hold any values.

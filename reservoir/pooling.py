@@ -132,6 +132,24 @@ class Segments(Pooling):
         return side_by_side(states.segment_means(self.number))
 
 
+class Fading(Pooling):
+    """Means whose weights halve every 2, 4, ... 2^K tokens, from the first token on, then back from the last.
+
+    So the order near both ends can be seen, finely, and that in the middle coarsely.
+    """
+
+    pattern = "fadingK"
+    note = "means that fade from both ends, with half-lives of 2, 4, ... 2^K tokens"
+
+    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        return 1, width * 2 * self.number
+
+    def of(self, states: HiddenStates) -> Tensor:
+        import torch
+
+        return side_by_side(torch.bmm(states.real_tokens.fading_weights(self.number), states.filled(0.0)))
+
+
 class Quantiles(Pooling):
     """For each channel the quantiles at (i + 1) / (K + 1) for i < K, interpolated, side by side."""
 
@@ -404,6 +422,7 @@ _KINDS: tuple[type[Pooling], ...] = (
     *(Last, Mean, Words, LastPrompt, Assistant, Span, Std, Min, Max, First, ClassToken),
     *(
         Segments,
+        Fading,
         Quantiles,
         Shares,
         Compete,

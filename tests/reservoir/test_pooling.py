@@ -69,6 +69,13 @@ def places(h, number):
     return np.ravel(of_level)
 
 
+def fading(h, number):
+    distance = np.arange(len(h))
+    from_start = [np.average(h, axis=0, weights=0.5 ** (distance / 2**k)) for k in range(1, number + 1)]
+    from_end = [np.average(h[::-1], axis=0, weights=0.5 ** (distance / 2**k)) for k in range(1, number + 1)]
+    return np.concatenate([*from_start, *from_end])
+
+
 def sustained(h, number):
     stretches = [4**power for power in range(number)]
     of_stretch = []
@@ -88,6 +95,7 @@ PLAIN = {
     **{f"compete{size}": partial(compete, size=size) for size in (1, 5)},
     **{f"above{number}": partial(above, number=number) for number in (1, 3)},
     **{f"places{number}": partial(places, number=number) for number in (1, 3)},
+    **{f"fading{number}": partial(fading, number=number) for number in (1, 3)},
     **{f"sustained{number}": partial(sustained, number=number) for number in (1, 3, 6)},
     "words": partial(np.mean, axis=0),
     "tokens": lambda h: np.pad(h, ((0, LONGEST - len(h)), (0, 0))).ravel(),
