@@ -27,8 +27,8 @@ BITS = (2, 4, 8)  # of an integer, so that none lies in two words
 # The outputs of a word of AWQ, from the lowest bits upwards, which suits the instructions of a GPU.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
-# Values that are expanded at a time; the temporary tensors of 4 MB stay in the cache of a processor.
-SLAB = 2**20
+# Values that are expanded at a time; the temporary tensors of 256 KB stay in the cache of a processor.
+SLAB = 2**16
 
 
 def unpack(words: Tensor, bits: int, dimension: int, order: Sequence[int] | None = None) -> Tensor:

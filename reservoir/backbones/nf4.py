@@ -18,14 +18,11 @@ from reservoir.backbones.stored import QuantisedMatrix, StoredTensor
 MAX_JSON = 4096  # bytes of the description of a matrix; bitsandbytes writes some 200
 BLOCKS = tuple(2**power for power in range(5, 13))  # values of a block; bitsandbytes has 32 to 4,096
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TYPE_BYTES = {
-    "U8": 1,
-    "I8": 1,
-    "F16": 2,
-    "BF16": 2,
-    "F32": 4,
-}  # of the numbers in which bytes may be stored
-SLAB = 2**20  # values that are expanded at a time; a multiple of each block
+# The bytes may be stored as numbers of another type.
+TYPE_BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4}
+
+# Values that are expanded at a time, a multiple of each block; the temporary tensors are as small as those of integers.
+SLAB = 2**16
 
 
 @dataclass(frozen=True)
