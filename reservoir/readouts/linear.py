@@ -164,12 +164,12 @@ class Readout(Protocol):
     """A fitted readout of any kind, such as `LinearReadout`."""
 
     @property
-    def targets(self) -> Targets: ...
+    def targets(self) -> Targets: ...  # noqa: D102
     @property
-    def has_probabilities(self) -> bool: ...
-    def scores(self, x: np.ndarray, /) -> np.ndarray: ...
-    def predict(self, x: np.ndarray, /) -> np.ndarray: ...
-    def probabilities(self, x: np.ndarray, /) -> np.ndarray: ...
+    def has_probabilities(self) -> bool: ...  # noqa: D102
+    def scores(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
+    def predict(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
+    def probabilities(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
