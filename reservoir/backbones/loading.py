@@ -23,12 +23,11 @@ from reservoir.backbones.gguf_file import (
 )
 from reservoir.backbones.gguf_file import RULE as GGUF_RULE
 from reservoir.backbones.names import find, folder_of, may_have_weights, usable_configuration
+from reservoir.backbones.quantised import expanded, rule_of
 from reservoir.backbones.stored import (
-    RULES,
     WEIGHTS,
     StoredTensor,
     common_half,
-    expanded,
     is_finite,
     open_folder,
     quantisation_of,
@@ -96,6 +95,12 @@ class StoredModel:
     rule: str | None  # of the dequantisation; None if the weights are not quantised
     gguf: GGUFFile | None
 
+    def is_empty_bias(self, key: str) -> bool:
+        """Return whether a tensor of a quantised model is a bias of zeros, which older writers add to each matrix."""
+        if self.rule is None or not key.endswith(".bias") or key not in self.tensors:
+            return False
+        return not self.tensors[key][...].any()
+
 
 def _open(name: str, family: Family, config: Any, depth: int | None, *, words: bool) -> StoredModel:
     """Open the files of a pretrained model."""
@@ -111,7 +116,7 @@ def _open(name: str, family: Family, config: Any, depth: int | None, *, words: b
     if path is None:
         tensors = open_folder(folder)
         if quantisation := quantisation_of(folder):
-            tensors, rule = expanded(tensors, quantisation), RULES[quantisation["quant_method"]]
+            tensors, rule = expanded(tensors, quantisation, config.model_type), rule_of(quantisation)
     else:
         gguf, rule = open_gguf(path), GGUF_RULE
         tensors = tensors_by_name(gguf, family.loader.outline(lean), config, family.shape(lean).depth)
@@ -154,7 +159,7 @@ def load_pretrained(
         # Tensors of blocks are read later, if they are streamed or rounded.
         deferred = _deferred(source, family, dtype) if is_streamed or is_rounded else {}
         model, info = family.loader.load(source.lean, {**source.tensors, **deferred}, dtype)
-        _check_tensors(name, family, source.config, depth, model, info, native=native)
+        _check_tensors(name, family, source, depth, model, info, native=native)
         slots = None
         if deferred:
             blocks = cast(nn.ModuleList, model.get_submodule(family.blocks))[:depth]
@@ -226,7 +231,7 @@ def _digest_of(source: StoredModel, family: Family, info: Mapping[str, Any]) -> 
 def _check_tensors(
     name: str,
     family: Family,
-    config: Any,
+    source: StoredModel,
     depth: int | None,
     model: nn.Module,
     info: Mapping[str, Any],
@@ -246,7 +251,9 @@ def _check_tensors(
         "has an extra": [
             key
             for key in info["unexpected_keys"]
-            if key != ROPE_FACTORS and not _is_of_head(key, prefix, family, config, depth)
+            if key != ROPE_FACTORS
+            and not _is_of_head(key, prefix, family, source.config, depth)
+            and not source.is_empty_bias(key)
         ],
         "has another shape for": [
             str(key) for key, *_shapes in info.get("mismatched_keys", ()) if not key.startswith(may_miss)

@@ -15,8 +15,9 @@ from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT, gguf_path
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
 from reservoir.backbones.generic import excessive_count, generic_family
 from reservoir.backbones.gguf_file import gguf_package, open_gguf, write_settings
+from reservoir.backbones.quantised import check_method
 from reservoir.backbones.registry import families
-from reservoir.backbones.stored import check_method, quantisation_of
+from reservoir.backbones.stored import quantisation_of
 from reservoir.errors import InputError, as_input_error, first_line, nearest
 
 MAX_BLOCKS = 1000
@@ -232,7 +233,7 @@ def _from_folder(name: str) -> Any:
 
         silence_transformers()
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        vars(config).pop("quantization_config", None)  # `stored.expanded` expands the tensors
+        vars(config).pop("quantization_config", None)  # `quantised.expanded` expands the tensors
         return config
 
 

@@ -1,0 +1,306 @@
+r"""Matrices that are stored as small integers: those of GPTQ, AWQ, compressed-tensors and LLM.int8.
+
+.. math::
+
+    w_{oi} = (q_{io} - z_{g(i)o}) \, s_{g(i)o}
+
+An input :math:`i` belongs to the group :math:`g(i)`, whose scale :math:`s` and zero point :math:`z` each output
+:math:`o` has. Integers of 2, 4 or 8 bits are packed into words of 32 bits, the first in the lowest bits. The formats
+differ in the dimension along which they are packed, in their order in a word, and in what a zero point means. The
+products are exact in float32 if scales have half precision.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reservoir.backbones.stored import QuantisedMatrix
+
+WORD = 32  # bits
+
+BITS = (2, 4, 8)  # of an integer, so that none lies in two words
+
+# The outputs of a word of AWQ, from the lowest bits upwards, which suits the instructions of a GPU.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+# Values that are expanded at a time; the temporary tensors of 256 KB stay in the cache of a processor.
+SLAB = 2**16
+
+
+def unpack(words: Tensor, bits: int, dimension: int, order: Sequence[int] | None = None) -> Tensor:
+    """Return the integers (uint8) of words along a dimension, the first in the lowest bits, or those in this order."""
+    fields = WORD // bits
+    shape = list(words.shape)
+    shape[dimension] *= fields
+    integers = torch.empty(shape, dtype=torch.uint8)
+    by_word = integers.unflatten(dimension, (words.shape[dimension], fields))
+    for field, place in enumerate(order or range(fields)):
+        by_word.select(dimension + 1, place).copy_((words >> (field * bits)) & (2**bits - 1))
+    return integers
+
+
+@dataclass(frozen=True)
+class Integers:
+    """The integers of a matrix, with the zero points and scales of its groups."""
+
+    integers: Tensor  # (inputs, outputs)
+    zeros: Tensor  # (groups, outputs)
+    scales: Tensor  # (groups, outputs)
+    groups: Tensor  # (inputs,), int64: the number of the group of each input
+
+    def matrix(self) -> Tensor:
+        """Return the matrix (outputs, inputs), float32."""
+        inputs, outputs = self.integers.shape
+        zeros, scales = self.zeros.float(), self.scales.float()
+        matrix = torch.empty(outputs, inputs)
+        # Some outputs at a time, so that nothing but the matrix has a float32 for each of its values.
+        step = max(1, SLAB // inputs)
+        for start in range(0, outputs, step):
+            slab = slice(start, start + step)
+            values = self.integers[:, slab].float()
+            values -= zeros[:, slab][self.groups]
+            values *= scales[:, slab][self.groups]
+            matrix[slab] = values.T
+        return matrix
+
+
+class IntegerMatrix(QuantisedMatrix):
+    """A stored matrix of integers whose inputs have groups."""
+
+    scales: str
+    """Ending of the part with the scales."""
+
+    indices = ""
+    """Ending of the part with the group of each input, which some checkpoints have."""
+
+    @abstractmethod
+    def integers(self) -> Integers:
+        """Return the unpacked integers with their zero points and scales."""
+
+    def matrix(self) -> Tensor:
+        self.shape()  # checks the parts
+        return self.integers().matrix()
+
+    def group_sizes(self) -> set[Any]:
+        """Return the numbers of inputs that a group may have, as config.json says."""
+        return {self.settings.get("group_size"), self.settings.get("q_group_size")}
+
+    def check_groups(self, inputs: int, count: int) -> None:
+        """Raise `ValueError` unless each input has a group."""
+        if self.has(self.indices):
+            if self.shape_of(self.indices, 1) != (inputs,):
+                raise self.misfit(self.indices)
+        # Shapes do not show where groups begin if the last one is smaller, so the configuration has to agree.
+        elif count > 1 and (inputs % count or inputs // count not in self.group_sizes()):
+            raise self.misfit(self.scales)
+
+    def groups(self, inputs: int, count: int) -> Tensor:
+        """Return the number of the group of each input."""
+        if not self.has(self.indices):
+            return torch.arange(inputs) // (inputs // count)
+        groups = self.part(self.indices)[...].long()
+        if int(groups.min()) < 0 or int(groups.max()) >= count:
+            raise ValueError(f"{self.path[:100]}{self.indices} names groups that have no scale")
+        return groups
+
+
+def gptq_format(settings: Mapping[str, Any]) -> str:
+    """Return the name of the layout of GPTQ in the settings of config.json."""
+    return str(settings.get("checkpoint_format") or settings.get("format") or "gptq")
+
+
+class GPTQMatrix(IntegerMatrix):
+    """A matrix of GPTQ.
+
+    | part | shape | a word holds the integers of |
+    |---|---|---|
+    | ``qweight`` | (inputs * bits / 32, outputs) | several inputs |
+    | ``qzeros`` | (groups, outputs * bits / 32) | several outputs |
+    | ``scales`` | (groups, outputs) | |
+    | ``g_idx`` | (inputs,), the group of each | |
+    """
+
+    marker, marker_type = ".qweight", "I32"
+    others = (".qzeros", ".scales", ".g_idx")
+    scales, indices = ".scales", ".g_idx"
+
+    def bits(self) -> int:
+        """Return the bits of an integer, which the configuration may set for each matrix."""
+        bits, rest = divmod(self.shape_of(".qzeros")[1] * WORD, self.shape_of(".qweight")[1])
+        if rest or bits not in BITS:
+            raise self.misfit(".qzeros")
+        return bits
+
+    def shape(self) -> tuple[int, int]:
+        words, outputs = self.shape_of(".qweight")
+        count, _ = self.shape_of(".qzeros")
+        if self.shape_of(".scales") != (count, outputs):
+            raise self.misfit(".scales")
+        inputs = words * WORD // self.bits()
+        self.check_groups(inputs, count)
+        return outputs, inputs
+
+    def integers(self) -> Integers:
+        bits = self.bits()
+        integers = unpack(self.part(".qweight")[...], bits, 0)
+        scales, zeros = self.part(".scales")[...], self.part(".qzeros")[...]
+        if gptq_format(self.settings) == "gptq":
+            # Zero points are stored minus one. GPTQModel subtracts the ones from whole words, so that a zero point of
+            # 0 borrows from its neighbour; adding them to whole words restores both.
+            zeros = zeros.long() + sum(1 << place for place in range(0, WORD, bits))
+        return Integers(integers, unpack(zeros, bits, 1), scales, self.groups(len(integers), len(scales)))
+
+
+class AWQMatrix(IntegerMatrix):
+    """A matrix of AWQ in the layout "gemm".
+
+    | part | shape | a word holds the integers of |
+    |---|---|---|
+    | ``qweight`` | (inputs, outputs / 8) | eight outputs, in the order `AWQ_ORDER` |
+    | ``qzeros`` | (groups, outputs / 8) | the same |
+    | ``scales`` | (groups, outputs) | |
+    """
+
+    marker, marker_type = ".qweight", "I32"
+    others = (".qzeros", ".scales")
+    scales = ".scales"
+
+    def shape(self) -> tuple[int, int]:
+        inputs, words = self.shape_of(".qweight")
+        count, outputs = self.shape_of(".scales")
+        if outputs != words * len(AWQ_ORDER):
+            raise self.misfit(".scales")
+        if self.shape_of(".qzeros") != (count, words):
+            raise self.misfit(".qzeros")
+        self.check_groups(inputs, count)
+        return outputs, inputs
+
+    def integers(self) -> Integers:
+        integers, zeros = (unpack(self.part(e)[...], 4, 1, AWQ_ORDER) for e in (".qweight", ".qzeros"))
+        scales = self.part(".scales")[...]
+        return Integers(integers, zeros, scales, self.groups(len(integers), len(scales)))
+
+
+class CompressedMatrix(IntegerMatrix):
+    """A matrix of compressed-tensors in the format int-quantized.
+
+    ``weight`` (outputs, inputs) has integers of 8 bits; ``weight_scale`` and, if they are not 0, ``weight_zero_point``
+    have the shape (outputs, groups), (outputs, 1) or (1,).
+    """
+
+    marker, marker_type = ".weight", "I8"
+    others = (".weight_scale", ".weight_zero_point")
+    scales = ".weight_scale"
+
+    def group_sizes(self) -> set[Any]:
+        groups = (self.settings.get("config_groups") or {}).values()
+        return {(group.get("weights") or {}).get("group_size") for group in groups}
+
+    def shape(self) -> tuple[int, int]:
+        outputs, inputs = self.shape_of(".weight")
+        self.check_groups(inputs, self.count_of_groups(outputs))
+        return outputs, inputs
+
+    def count_of_groups(self, outputs: int) -> int:
+        """Return the number of groups of inputs, after a check of the shapes of scales and zero points."""
+        shape = tuple(self.part(".weight_scale").get_shape())
+        if shape not in ((), (1,)) and (len(shape) != 2 or shape[0] != outputs or shape[1] < 1):
+            raise self.misfit(".weight_scale")
+        return shape[1] if len(shape) == 2 else 1
+
+    def integers(self) -> Integers:
+        integers = self.part(".weight")[...].T
+        inputs, outputs = integers.shape
+        scales = self.spread(".weight_scale", outputs)
+        zeros = torch.zeros(1, 1).expand(scales.shape)
+        if self.has(".weight_zero_point"):
+            zeros = self.spread(".weight_zero_point", outputs)
+            if zeros.shape != scales.shape:
+                raise self.misfit(".weight_zero_point")
+        return Integers(integers, zeros, scales, self.groups(inputs, len(scales)))
+
+    def spread(self, ending: str, outputs: int) -> Tensor:
+        """Return the values (groups, outputs) of a part that has them for each output, or one for all."""
+        values = self.part(ending)[...]
+        return values.T if values.dim() == 2 else values.reshape(1, 1).expand(1, outputs)
+
+
+class CompressedPackedMatrix(CompressedMatrix):
+    """A matrix of compressed-tensors in the format pack-quantized.
+
+    | part | shape | a word holds the integers of |
+    |---|---|---|
+    | ``weight_packed`` | (outputs, inputs * bits / 32) | several inputs |
+    | ``weight_shape`` | (2,), outputs and inputs | |
+    | ``weight_scale`` | (outputs, groups), (outputs, 1) or (1,) | |
+    | ``weight_zero_point`` | (outputs * bits / 32, groups), if there are any | several outputs |
+    | ``weight_g_idx`` | (inputs,), the group of each, if groups do not follow each other | |
+
+    Integers with a sign are stored with an offset of half their range. Words at the end may have unused bits.
+    """
+
+    marker, marker_type = ".weight_packed", "I32"
+    others = (".weight_shape", ".weight_scale", ".weight_zero_point", ".weight_g_idx")
+    indices = ".weight_g_idx"
+
+    def shape(self) -> tuple[int, int]:
+        outputs, _ = self.shape_of(".weight_packed")
+        if self.shape_of(".weight_shape", 1) != (2,):
+            raise self.misfit(".weight_shape")
+        rows, inputs = self.part(".weight_shape")[...].tolist()
+        if rows != outputs or inputs < 1:
+            raise ValueError(f"{self.path[:100]}.weight_shape says {rows} x {inputs}")
+        self.bits(inputs)
+        self.check_groups(inputs, self.count_of_groups(outputs))
+        return outputs, inputs
+
+    def bits(self, inputs: int) -> int:
+        """Return the bits of an integer, which config.json has for groups of matrices."""
+        words = self.shape_of(".weight_packed")[1]
+        choices = [bits for bits in BITS if -(-inputs * bits // WORD) == words]
+        if len(choices) != 1:
+            raise self.misfit(".weight_packed")
+        return choices[0]
+
+    def integers(self) -> Integers:
+        outputs, inputs = self.shape()
+        bits = self.bits(inputs)
+        integers = unpack(self.part(".weight_packed")[...], bits, 1)[:, :inputs].T
+        scales = self.spread(".weight_scale", outputs)
+        zeros = torch.full((1, 1), 2 ** (bits - 1)).expand(scales.shape)
+        if self.has(".weight_zero_point"):
+            words, count = self.shape_of(".weight_zero_point")
+            if count != len(scales) or words != -(-outputs * bits // WORD):
+                raise self.misfit(".weight_zero_point")
+            zeros = unpack(self.part(".weight_zero_point")[...], bits, 0)[:outputs].T
+        return Integers(integers, zeros, scales, self.groups(inputs, len(scales)))
+
+
+class LLMInt8Matrix(IntegerMatrix):
+    """A matrix of bitsandbytes' LLM.int8, whose ``SCB`` (outputs,) has the largest absolute value of each output."""
+
+    marker, marker_type = ".weight", "I8"
+    others = (".SCB", ".weight_format")
+    scales = ".SCB"
+
+    def shape(self) -> tuple[int, int]:
+        outputs, inputs = self.shape_of(".weight")
+        if self.shape_of(".SCB", 1) != (outputs,):
+            raise self.misfit(".SCB")
+        return outputs, inputs
+
+    def matrix(self) -> Tensor:
+        if self.has(".weight_format") and int(self.part(".weight_format")[...]) != 0:
+            raise ValueError(f"weight {self.path[:100]} is ordered for a GPU")
+        # In this order, as the package computes it.
+        return super().matrix().mul_(1 / 127)
+
+    def integers(self) -> Integers:
+        integers = self.part(".weight")[...].T
+        scales = self.part(".SCB")[...][None]
+        zeros = torch.zeros(1, 1).expand(scales.shape)
+        return Integers(integers, zeros, scales, self.groups(len(integers), 1))
