@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from reservoir.errors import InputError
 from reservoir.level_poolings import Counts
-from reservoir.masked_pooling import Assistant, LastPrompt, Span, Words
 from reservoir.picture_poolings import Excess, Mirrored
 from reservoir.pooling_base import Pooling, side_by_side, weighted_average
+from reservoir.weighted_poolings import Assistant, Attention, LastPrompt, Span, Words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -423,6 +423,7 @@ _KINDS: tuple[type[Pooling], ...] = (
     *(
         Segments,
         Fading,
+        Attention,
         Quantiles,
         Shares,
         Compete,

@@ -391,7 +391,7 @@ def test_tf_idf_is_that_of_scikit_learn():
 
 @pytest.mark.parametrize("limit", [3, 10])
 def test_tf_idf_has_the_most_frequent_words(limit, monkeypatch):
-    monkeypatch.setattr(statistics_module, "MAX_FEATURES", limit)
+    monkeypatch.setattr(statistics_module, "MAX_WORDS", limit)
     texts = [" ".join("abcdefghijkl"[:length]) for length in range(1, 13)]
     task = Task(name="own", form=Tokens(9), max_tokens=300, classes=2, alphabet=" ab")
     (statistic,) = learn_statistics(task, lambda: [codes_of("", texts)])

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
 from reservoir.errors import InputError
+from reservoir.hidden_states import HiddenStates
+from reservoir.pooling import find_pooling
 from tests.processes import COMMAND, Child
 from tests.reservoir.models import save_with_tokenizer
 
@@ -61,6 +63,11 @@ def states_of(folder, row):
     return load_file(folder / f"hs_{row}.safetensors")["hidden_states"].float().numpy()
 
 
+def pooled_by_torch(name, states):
+    hidden = HiddenStates(torch.from_numpy(states)[None], torch.tensor([len(states)]))
+    return find_pooling(name).of(hidden)[0, 0].numpy()
+
+
 POOLED = {
     "last": lambda states: states[-1],
     "first": lambda states: states[0],
@@ -69,6 +76,7 @@ POOLED = {
     "max": lambda states: states.max(axis=0),
     "min": lambda states: states.min(axis=0),
     "quantiles1": lambda states: np.median(states, axis=0),
+    "attention2": lambda states: pooled_by_torch("attention2", states),
 }
 
 

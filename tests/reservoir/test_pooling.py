@@ -23,6 +23,7 @@ from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, row_forms
+from reservoir.weighted_poolings import attention_weights, random_queries
 
 TOKENS, WIDTH, LONGEST = 12, 5, 15
 
@@ -85,11 +86,23 @@ def sustained(h, number):
     return np.concatenate(of_stretch)
 
 
+def attention(h, number):
+    """Return the weighted means as the docstring of `Attention` has them, token by token."""
+    heads = []
+    for query in random_queries(number, h.shape[1]):
+        scores = np.array([(token - token.mean()) / token.std() @ query for token in h])
+        spread = np.sqrt(np.mean((scores - scores.mean()) ** 2))
+        weights = [np.exp(0.5 * (score - scores.mean()) / (spread + 1e-3)) for score in scores]
+        heads.append(sum(weight * token for weight, token in zip(weights, h, strict=True)) / sum(weights))
+    return np.concatenate(heads)
+
+
 PLAIN = {
     **{name: partial(getattr(np, name), axis=0) for name in ("mean", "std", "min", "max")},
     "first": lambda h: h[0],
     **{f"segments{number}": partial(stretches, number=number) for number in (1, 3, 8, 20)},
     **{f"quantiles{number}": partial(quantiles, number=number) for number in (1, 4, 9)},
+    **{f"attention{number}": partial(attention, number=number) for number in (1, 8)},
     "shares1": lambda h: (h > 0).mean(0),
     **{f"shares{number}": partial(shares, number=number) for number in (4, 13)},
     **{f"compete{size}": partial(compete, size=size) for size in (1, 5)},
@@ -132,6 +145,29 @@ def test_words_are_the_mean_without_special_tokens(special):
             np.testing.assert_allclose(values[row, 0], expected, rtol=1e-6, atol=1e-6)
     if any(special):  # a text of which the tokenizer leaves only special tokens
         assert not pool(hidden, torch.full((4,), sum(special)), "words", special=special).any()
+
+
+def test_queries_of_zeros_give_the_mean_and_more_queries_begin_with_the_same_ones():
+    hidden, lengths = torch.randn(3, TOKENS, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([12, 1, 7])
+    states = HiddenStates(hidden, lengths)
+    means = attention_weights(states, torch.zeros(2, 16)) @ hidden
+    torch.testing.assert_close(means, pool(hidden, lengths, "mean").expand(-1, 2, -1))
+    few, many = pool(hidden, lengths, "attention2")[:, 0], pool(hidden, lengths, "attention5")[:, 0]
+    torch.testing.assert_close(few, many[:, :32])
+    assert not torch.allclose(few[[0, 2], :16], few[[0, 2], 16:])
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e4])
+def test_attention_ignores_the_scale_of_each_token_and_a_channel_that_is_large_everywhere(scale):
+    hidden, lengths = torch.randn(4, 40, 64, generator=torch.Generator().manual_seed(0)), torch.tensor([40, 9, 25, 40])
+    queries = torch.tensor(random_queries(3, 64))
+    weights = attention_weights(HiddenStates(hidden, lengths), queries)
+    scales = scale * torch.linspace(1, 1000, 40)[:, None]
+    torch.testing.assert_close(attention_weights(HiddenStates(scales * hidden, lengths), queries), weights)
+    hidden[:, :, 5] = scale  # for 1e4: if scores were not standardised, all tokens would weigh nearly the same
+    with_large = attention_weights(HiddenStates(hidden, lengths), queries)
+    assert np.corrcoef(with_large[0].ravel(), weights[0].ravel())[0, 1] > 0.9
+    assert with_large[0].amax() > 2 * with_large[0].amin()
 
 
 def test_the_levels_of_channels_are_spread_over_each_range_of_channels():

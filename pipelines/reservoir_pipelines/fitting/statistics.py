@@ -15,7 +15,9 @@ from reservoir.column import ROLLING
 from reservoir.tasks.task import Task, Vectors
 from reservoir.tasks.words import are_words, texts_of
 
-MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
+MAX_FEATURES = 1000  # k-mers, the most frequent ones
+# Words of tf-idf, the most frequent ones. With 1,000, tf-idf falls behind that of all words as rows become more.
+MAX_WORDS = 3000
 MAX_LETTERS = 150  # letters of k-mers, the most frequent ones: a table of all triples then has 27 MB
 WORDS = re.compile(r"\w+|[^\w\s]")  # words of one letter and punctuation are included
 MEAN = "the mean"
@@ -139,7 +141,7 @@ def _learn_words(rows: ReadRows) -> Statistic:
             occurrences.update(words_of_text)
             texts_with.update({*words_of_text})
             texts += 1
-    most_frequent = sorted(occurrences, key=lambda word: (-occurrences[word], word))[:MAX_FEATURES]
+    most_frequent = sorted(occurrences, key=lambda word: (-occurrences[word], word))[:MAX_WORDS]
     words = sorted(most_frequent)
     # The inverse document frequency, as if one more text had every word.
     idf = [math.log((1 + texts) / (1 + texts_with[word])) + 1 for word in words]

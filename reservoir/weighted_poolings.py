@@ -1,0 +1,110 @@
+"""Poolings that are weighted means of tokens: of those of a mask, or of those that random queries attend to.
+
+A mask comes with each row, such as the tokens of a span, and has the name of the pooling that reads it.
+`reservoir.inputs.token_masks` makes masks from the places of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from reservoir.pooling_base import Pooling, side_by_side
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from reservoir.hidden_states import HiddenStates
+
+# Factor of the standardised scores of tokens before the softmax. Of 0.25, 0.5, 1, 2 and 4, validation rows of two tasks
+# of Wikipedia preferred 0.25 to 1; larger ones read few tokens of a row (docs/log.md).
+SHARPNESS = 0.5
+# Is added to the standard deviation of scores, which are about 1: without differences all tokens weigh the same.
+LEAST_DEVIATION = 1e-3
+
+
+class MeanOverMask(Pooling):
+    """The mean of the tokens of a mask; zero if the mask has none."""
+
+    def of(self, states: HiddenStates) -> Tensor:
+        return states.mask_weights(self.mask).bmm(states.filled(0.0))
+
+
+class Words(MeanOverMask):
+    """The mean without the special tokens that a model's tokenizer or chat template adds."""
+
+    pattern = mask = "words"
+    note = "mean without special tokens"
+
+
+class LastPrompt(MeanOverMask):
+    """The last token before the answer that ends a chat; of other texts, the last token."""
+
+    pattern = mask = "last-prompt"
+    note = "the last token before the answer of a chat"
+
+
+class Assistant(MeanOverMask):
+    """The mean of what the assistant says in a chat."""
+
+    pattern = mask = "assistant"
+    note = "mean of the answers of a chat"
+
+
+class Span(MeanOverMask):
+    """The mean of a marked span of a text, such as an entity."""
+
+    pattern = mask = "span"
+    note = "mean of the letters of --span"
+
+
+class Attention(Pooling):
+    """For each of K random queries the mean of all real tokens, weighted by attention to the query, side by side.
+
+    With real tokens h_1 to h_n and a query q, both of w channels, the feature vector of the query is sum_t a_t h_t:
+
+        s_t = q . (h_t - mean(h_t)) / (std(h_t) sqrt(w))      the mean and deviation over the channels of token t
+        a_t = exp(c z_t) / sum_u exp(c z_u),  z_t = (s_t - mean(s)) / std(s)      over the tokens of the row
+
+    with c = `SHARPNESS`. The first standardisation bounds the influence of single tokens with large states; the second
+    takes away what all tokens share, such as a channel that is large everywhere, and makes the weights independent of
+    the scale of a model's states. To first order, a query adds c cov(z, h) to the mean: how the channels of a row's
+    tokens vary together, which means do not show. The readout of all K vectors replaces the trained query of attentive
+    probes, and stays linear.
+
+    The queries are constants of the pooling, whatever ``--seed`` is, so that a column's name tells its features. Those
+    of ``attention8`` are the first eight of ``attention16``. Pieces of a long text attend separately.
+    """
+
+    pattern = "attentionK"
+    note = "means by attention to K random queries"
+
+    def of(self, states: HiddenStates) -> Tensor:
+        queries = states.constant(random_queries, self.number, states.values.shape[2])
+        return side_by_side(attention_weights(states, queries).bmm(states.filled(0.0)))
+
+
+def random_queries(number: int, width: int) -> list[list[float]]:
+    """Return the queries of ``attentionK``: K vectors of ``width`` channels, whose expected squared norm is 1."""
+    from reservoir.random import generator
+
+    draws = [generator("attention query", query, width).standard_normal(width) for query in range(number)]
+    return [(draw / math.sqrt(width)).tolist() for draw in draws]
+
+
+def attention_weights(states: HiddenStates, queries: Tensor) -> Tensor:
+    """Return the weights (batch, queries, tokens) of `Attention`, which are 0 at padding, for queries (K, width)."""
+    import torch
+
+    # The smallest variance only prevents 0 / 0: states of a model may be tiny.
+    normalised = torch.nn.functional.layer_norm(states.filled(0.0), queries.shape[1:], eps=1e-30)
+    # Scores (batch, tokens, queries) are summed in float64: in float32 the sums depend on the length of the padding.
+    scores = (normalised @ queries.T).double()
+    # Standardise over the real tokens of each row; scores of padding are 0 and do not count.
+    lengths = states.lengths[:, None, None]
+    deviations = states.zero_at_padding(scores - scores.sum(dim=1, keepdim=True) / lengths)
+    spread = (deviations.square().sum(dim=1, keepdim=True) / lengths).sqrt()
+    standardised = SHARPNESS * deviations / (spread + LEAST_DEVIATION)
+    if states.padding is not None:
+        standardised = standardised.masked_fill(states.padding, float("-inf"))
+    return standardised.softmax(dim=1).transpose(1, 2).float()
