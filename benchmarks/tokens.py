@@ -21,6 +21,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,7 +142,7 @@ def megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
-def row_of_script(model: str, rows: list[dict], folder: Path) -> tuple[object, ...]:
+def row_of_script(model: str, rows: list[dict], folder: Path) -> tuple[Any, ...]:
     """Return the row of the table for the script, which writes its features to a new folder."""
     folder.mkdir()
     times = [time.process_time()]
@@ -154,7 +155,7 @@ def row_of_script(model: str, rows: list[dict], folder: Path) -> tuple[object, .
     return "script", layer, score, *np.diff(times), megabytes(folder)
 
 
-def row_of_extract(model: str, data: Path, compute: str, folder: Path) -> tuple[object, ...]:
+def row_of_extract(model: str, data: Path, compute: str, folder: Path) -> tuple[Any, ...]:
     """Return the row of the table for `extract` in some precision and `fit`, whose cache is a new folder."""
     # Layer k of transformers lies behind block k, and the last one behind the final norm, too.
     blocks = AutoConfig.from_pretrained(model).num_hidden_layers
