@@ -41,9 +41,8 @@ class FPT(nn.Module):
         # For compiled poolings: torch takes whole numbers inside a module, such as the K of a pooling, for constants.
         self._poolings: dict[str, Pooling] = {}
         self._compiled_pool: Callable[..., list[Tensor]] = self._pool_alone
-        self.compiled_for: int | None = (
-            None  # rows of the batch for which the model was compiled, if it was
-        )
+        # Rows of the batch for which the model was compiled, if it was.
+        self.compiled_for: int | None = None
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         # ``linear`` draws as `torch.nn.Linear` does, uniformly, but the same values on every machine.
         if output_init == "linear":

@@ -80,11 +80,11 @@ class RealTokens:
         return self.shared(f"segments{segments}", compute)
 
     def fading_weights(self, number: int) -> Tensor:
-        """Return the weights (batch, 2 number, tokens) of means that fade from both ends; see `pooling.Fading`."""
+        """Return the weights (batch, 2 number, tokens) of `weighted_poolings.Fading`."""
 
         def compute() -> Tensor:
-            from_start = self.positions.expand(len(self.lengths), -1)
             from_end = self.lengths[:, None] - 1 - self.positions
+            from_start = self.positions.expand_as(from_end)
             distance = torch.stack([from_start, from_end], dim=1)[:, :, None].float()
             half_lives = torch.exp2(torch.arange(1, number + 1, device=self.lengths.device))[:, None]
             # (batch, 2, number, tokens). Padding, which is behind the end, has no weight.

@@ -18,7 +18,7 @@ from reservoir.errors import InputError
 from reservoir.level_poolings import Counts
 from reservoir.picture_poolings import Excess, Mirrored
 from reservoir.pooling_base import Pooling, side_by_side, weighted_average
-from reservoir.weighted_poolings import Assistant, Attention, LastPrompt, Span, Words
+from reservoir.weighted_poolings import Assistant, Attention, Fading, LastPrompt, Span, Words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,24 +130,6 @@ class Segments(Pooling):
 
     def of(self, states: HiddenStates) -> Tensor:
         return side_by_side(states.segment_means(self.number))
-
-
-class Fading(Pooling):
-    """Means whose weights halve every 2, 4, ... 2^K tokens, from the first token on, then back from the last.
-
-    So the order near both ends can be seen, finely, and that in the middle coarsely.
-    """
-
-    pattern = "fadingK"
-    note = "means that fade from both ends, with half-lives of 2, 4, ... 2^K tokens"
-
-    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-        return 1, width * 2 * self.number
-
-    def of(self, states: HiddenStates) -> Tensor:
-        import torch
-
-        return side_by_side(torch.bmm(states.real_tokens.fading_weights(self.number), states.filled(0.0)))
 
 
 class Quantiles(Pooling):

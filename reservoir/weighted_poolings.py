@@ -1,4 +1,4 @@
-"""Poolings that are weighted means of tokens: of those of a mask, or of those that random queries attend to.
+"""Poolings that are weighted means of tokens: those of a mask, those near an end, or those that queries attend to.
 
 A mask comes with each row, such as the tokens of a span, and has the name of the pooling that reads it.
 `reservoir.inputs.token_masks` makes masks from the places of tokens.
@@ -56,6 +56,22 @@ class Span(MeanOverMask):
 
     pattern = mask = "span"
     note = "mean of the letters of --span"
+
+
+class Fading(Pooling):
+    """Means whose weights halve every 2, 4, ... 2^K tokens: K from the first token on, then K from the last one back.
+
+    Differences between them show in which order tokens stand, in more detail the nearer they are to an end.
+    """
+
+    pattern = "fadingK"
+    note = "means that fade from both ends, with half-lives of 2, 4, ... 2^K tokens"
+
+    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        return 1, width * 2 * self.number
+
+    def of(self, states: HiddenStates) -> Tensor:
+        return side_by_side(states.real_tokens.fading_weights(self.number).bmm(states.filled(0.0)))
 
 
 class Attention(Pooling):

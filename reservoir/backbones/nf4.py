@@ -5,15 +5,14 @@ eight bits themselves: they are a value of a table of 256, times the largest one
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from reservoir.backbones.stored import QuantisedMatrix, StoredTensor
+from reservoir.backbones.stored import QuantisedMatrix
 
 MAX_JSON = 4096  # bytes of the description of a matrix; bitsandbytes writes some 200
 BLOCKS = tuple(2**power for power in range(5, 13))  # values of a block; bitsandbytes has 32 to 4,096
@@ -75,18 +74,12 @@ class _TableMatrix(QuantisedMatrix):
         ".weight.nested_quant_map",
     )
 
-    def __init__(
-        self,
-        path: str,
-        parts: Mapping[str, StoredTensor],
-        settings: Mapping[str, Any],
-        *,
-        is_transposed: bool,
-    ) -> None:
-        super().__init__(path, parts, settings, is_transposed=is_transposed)
+    @cached_property
+    def description(self) -> Description:
+        """What the JSON text says."""
         if self.shape_of(self.marker, 1)[0] > MAX_JSON:
             raise self.misfit(self.marker)
-        self.description = Description.read(self.part(self.marker)[...])
+        return Description.read(self.part(self.marker)[...])
 
     def shape(self) -> tuple[int, int]:
         stored = self.part(".weight")

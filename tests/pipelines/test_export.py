@@ -27,7 +27,7 @@ CASES = {
     "regression": {"layers": "block01", "pool": "all"},
     "tokens": {"layers": "block01", "pool": "last"},
     "symbols": {"layers": "block03", "pool": "first"},
-    "quantiles": {"layers": "block01", "pool": "quantiles3"},
+    "quantiles": {"layers": "block01", "pool": "quantiles3,fading2,attention2"},
     "beside": {"layers": "embed", "pool": "tokens"},
     "windows": {"layers": "block02", "pool": "mean", "patch": 4, "stride": 2},
     "kernels": {"backbone": "kernels:width=64", "pool": "compete8,above3,sustained4,places3"},
