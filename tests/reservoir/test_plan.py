@@ -7,6 +7,7 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -439,6 +440,15 @@ def test_arm_has_a_list_of_features_and_other_systems_have_none(monkeypatch, tmp
         assert processor.faster_precision() == precision
 
 
-def test_the_precision_is_decided_without_torch():
-    code = "import sys, reservoir.processor as p; p.faster_precision(); print('torch' in sys.modules)"
+def test_without_a_driver_torch_has_no_gpu(monkeypatch):
+    assert processor.may_have_gpu() or not torch.cuda.is_available()
+    loads = Mock(return_value=None)
+    monkeypatch.setattr("ctypes.CDLL", loads)
+    assert processor.may_have_gpu()
+    loads.side_effect = OSError("libcuda.so.1: cannot open shared object file")
+    assert processor.may_have_gpu() == (sys.platform != "linux" or Path("/dev/kfd").exists())
+
+
+def test_the_precision_and_a_driver_are_found_without_torch():
+    code = "import sys, reservoir.processor as p; p.faster_precision(); p.may_have_gpu(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"

@@ -21,7 +21,7 @@ from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
 from reservoir.plan.resolved import resolve
 from reservoir.pooling import POOLINGS, channel_levels, check_poolings, find_pooling
 from reservoir.raw_input import raw_features
-from reservoir.sequence_model import Branch
+from reservoir.sequence_model import Branch, RawInput
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, row_forms
 
@@ -294,3 +294,13 @@ def test_the_raw_input_of_a_long_row_takes_memory_for_a_few_rows_only():
     assert peak < 3 * 4 * 2**22, "of 400 * 9,000 * 4 one-hot values, at most 2**22 are in memory, twice"
     np.testing.assert_array_equal(found[[7]], raw_features(task, None, x[[7]], lengths[[7]]))
     assert (np.delete(found, 7, axis=0) == raw_features(task, None, x[:1, :6], lengths[:1])).all()
+
+
+@pytest.mark.parametrize("task", [
+    SYMBOLS, replace(SYMBOLS, form=Vectors(3)), replace(SYMBOLS, form=Vectors(3), max_tokens=3000),
+])  # fmt: skip
+def test_the_raw_input_that_is_exported_equals_the_features_of_a_fit(task):
+    rng, lengths = np.random.default_rng(0), np.array([40, 9, 30, 1])
+    x = rng.integers(0, 4, (4, 40)) if isinstance(task.form, Tokens) else rng.normal(size=(4, 40, 3)).astype(np.float32)
+    (exported,) = RawInput(task)(torch.from_numpy(x), torch.from_numpy(lengths))
+    np.testing.assert_array_equal(exported.numpy(), raw_features(task, None, x, lengths))
