@@ -15,8 +15,9 @@ from unittest.mock import patch
 import torch
 from reservoir_pipelines.training import trainable
 
+from reservoir.loaded_model import LoadedModel
 from reservoir.options import TrainOptions
-from reservoir.reservoir import LoadedModel, Reservoir
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
 
 CASES = (("mini", 64, 8), ("mini", 512, 4), ("gpt2:n_layer=3", 64, 16), ("gpt2:n_layer=3", 1024, 2))

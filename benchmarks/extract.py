@@ -43,9 +43,9 @@ from transformers import GPT2Config, GPT2Model
 
 from reservoir.backbones import find
 from reservoir.batches import load
+from reservoir.devices import choose_compute, choose_device
 from reservoir.features import launch
 from reservoir.options import ExtractOptions
-from reservoir.reservoir import choose_compute, choose_device
 
 BATCH = 16  # the authors'
 DIM = 4

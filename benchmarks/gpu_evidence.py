@@ -39,7 +39,7 @@ from gpu_stages import (
 from gpu_tables import write_tables
 from train import Form
 
-from reservoir.reservoir import choose_device
+from reservoir.devices import choose_device
 
 
 @dataclass(frozen=True)

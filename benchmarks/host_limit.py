@@ -26,9 +26,9 @@ from reservoir_pipelines import prepare
 from reservoir_pipelines.extraction.extractor import load_extractor
 from reservoir_pipelines.output import silenced
 
-from reservoir import plan
 from reservoir.fpt import FPT
 from reservoir.options import ExtractOptions
+from reservoir.plan import precision
 
 COLUMNS, WIDTH, TOKENS = 16, 256, 64
 GOAL = 50_000  # rows per second
@@ -100,8 +100,8 @@ def main() -> None:
     speeds = []
     with tempfile.TemporaryDirectory(dir=arguments.dir) as folder, ExitStack() as stack, silenced():
         stack.enter_context(patch.object(FPT, "features", at_once()))
-        stack.enter_context(patch.dict(plan.BATCH_TOKENS, cpu=plan.BATCH_TOKENS["cuda"]))
-        stack.enter_context(patch.dict(plan.BLOCK_ROWS, cpu=plan.BLOCK_ROWS["cuda"]))
+        stack.enter_context(patch.dict(precision.BATCH_TOKENS, cpu=precision.BATCH_TOKENS["cuda"]))
+        stack.enter_context(patch.dict(precision.BLOCK_ROWS, cpu=precision.BLOCK_ROWS["cuda"]))
         draw, rows, file = np.random.default_rng(0), arguments.rows, Path(folder) / "random.npz"
         split = np.array(["valid", "test", *["train"] * (rows - 2)])
         x = draw.normal(size=(rows, TOKENS, 1)).astype(np.float32)

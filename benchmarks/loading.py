@@ -21,7 +21,8 @@ CHILD = """
 import sys, threading, time
 import transformers
 from transformers import LlamaModel
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.loaded_model import load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
 folder, depth, compute = sys.argv[1], int(sys.argv[2]) or None, sys.argv[3]
 

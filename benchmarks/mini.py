@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from reservoir.backbones.names import SHIPPED
+from reservoir.devices import choose_compute, choose_device
 from reservoir.pretraining.corpora import BYTES, HeldOut, Text
 from reservoir.pretraining.language_model import LanguageModel, LanguageSteps, PretrainRecipe
-from reservoir.reservoir import choose_compute, choose_device
 
 SAMPLES, SAMPLE_BYTES, TEMPERATURE, PROMPT = 3, 400, 0.8, b"\n"
 

@@ -39,7 +39,7 @@ from typing import Any
 
 from reservoir_pipelines.fitting.results import Result
 
-from reservoir.reservoir import choose_compute, choose_device
+from reservoir.devices import choose_compute, choose_device
 
 HERE = Path(__file__).parent
 TABLES, RESULTS = HERE / "results.toml", HERE / "RESULTS.md"

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from transformers import LlamaModel
 from reservoir.features import forward
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.loaded_model import load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
 folder, stream, compute, rows, limit = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 

@@ -33,9 +33,10 @@ from torch import Tensor, nn
 
 from reservoir.cuda_graphs import WARM_UP
 from reservoir.devices import compile_blocks, compile_safely
+from reservoir.loaded_model import LoadedModel
 from reservoir.options import TrainOptions
 from reservoir.plan.rates import TRAIN_RATE
-from reservoir.reservoir import LoadedModel, Reservoir
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
 from reservoir.training.captured import capture_on_gpu
 from reservoir.training.rows import StoredRows, TrainingRows, raw_batch

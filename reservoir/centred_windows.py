@@ -10,23 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-NARROWEST = 9  # values of the narrowest window: as many as a kernel reads
-MOST = 4  # windows by default: wider ones than 243 steps added nothing on recordings of 500 to 2,000 steps
-FACTOR = 3  # of the width of a window and that of the next one
-
 # A variance below this share of that of its sequence is a rounding error: sums of 100,000 values have 11 exact digits.
 CONSTANT = 1e-10
 FLOAT32 = 1e-7  # distance of neighbouring values, as a share of the values
-
-
-def window_widths(number: int) -> tuple[int, ...]:
-    """Return the widths of ``number`` windows around a token: 9, 27, 81 and so on."""
-    return tuple(NARROWEST * FACTOR**power for power in range(number))
-
-
-def widths_within(tokens: int) -> int:
-    """Return how many of the `MOST` narrowest windows have at most ``tokens`` values, and at least one."""
-    return max(1, sum(width <= tokens for width in window_widths(MOST)))
 
 
 class CentredWindows:

@@ -1,4 +1,4 @@
-"""What a readout reads: columns of cached entries and baselines of the input, alone or side by side.
+"""What a readout reads: columns of cached entries, from the layers of a model, and baselines of the input.
 
 Their names are parsed and printed only where they enter or leave the program: in options, in JSON and CSV
 files, in the names of the cache, and on the terminal. All other code reads the fields.
@@ -6,11 +6,15 @@ files, in the names of the cache, and on the terminal. All other code reads the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from reservoir.errors import InputError
+from reservoir.pooling import find_pooling
+
+if TYPE_CHECKING:
+    from reservoir.tasks.task import Task
 
 JOIN = "+"  # between the names of columns side by side
 
@@ -126,3 +130,40 @@ def common_place(columns: Columns) -> str | None:
 def layers_first_to_last(places: Iterable[str]) -> list[str]:
     """Return layers in the order in which a model computes them, `RAW` last."""
     return sorted(places, key=lambda place: (place == RAW.name, place != "embed", place))
+
+
+def layer_names(depth: int) -> tuple[str, ...]:
+    """Return the names of all layers of a backbone with ``depth`` blocks, from the input side to the output side."""
+    if not depth:
+        return ("embed",)
+    return ("embed", *(block_name(i) for i in range(1, depth + 1)), "final")
+
+
+def check_layers(layers: Iterable[str], family: str, depth: int) -> None:
+    """Raise `InputError` if a backbone of this ``family`` and depth lacks one of the ``layers``."""
+    for layer in layers:
+        if not depth and layer != "embed":
+            raise InputError(
+                f"layer {layer!r}: {family} has no blocks, only the layer embed",
+                "leave out --layers, or choose another --backbone, such as mini",
+            )
+        if layer not in layer_names(depth):
+            raise InputError(
+                f"layer {layer!r}: this {family} has embed, {block_name(1)} to {block_name(depth)} and final",
+                "choose among them",
+            )
+
+
+def block_name(number: int) -> str:
+    """Return the name of a block: ``block01`` for the first."""
+    return f"block{number:02d}"
+
+
+def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Column, tuple[int, int]]:
+    """Return the tokens and the width of one row of each column, at the hidden ``width`` of a model."""
+    # If each token has a label, a row keeps as many tokens as labels. Words and tokens of texts are rows themselves.
+    is_row = task.labels_text_tokens
+    most = 1 if is_row else task.readout_tokens if task.labels_each_token else task.max_tokens
+    return {
+        column: find_pooling(column.pooling).shape(width, most, task.readout_tokens) for column in columns
+    }

@@ -13,13 +13,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.private_torch import compiled_code_folder
+from reservoir.processor import faster_precision
 
 
 def on_gpu(device: torch.device) -> bool:
     """Return whether a device is a GPU, which has separate memory and a queue of work."""
     return device.type != "cpu"
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called ``name``; ``auto`` is a GPU if there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    with as_input_error(f"device {name!r}: not available here", "use --device cpu, cuda or auto"):
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    return device
+
+
+def choose_compute(name: str, device: torch.device) -> str:
+    """Return the precision of the products; ``auto`` is bfloat16 if the hardware multiplies it natively and faster."""
+    if name != "auto":
+        return name
+    if on_gpu(device):
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if native else "float32"
+    return faster_precision() if device.type == "cpu" else "float32"
 
 
 def kind(device: torch.device) -> str:

@@ -9,23 +9,13 @@ import torch
 from torch import Tensor
 
 from reservoir.batches import Batch, Loaded, load, load_tokens
-from reservoir.column import Column
+from reservoir.column import Column, column_shapes
 from reservoir.cuda_graphs import MOST_TOKENS
 from reservoir.devices import exact_products, fetch
 from reservoir.inputs.text_tokens import TokenPart
+from reservoir.loaded_model import LoadedModel
 from reservoir.pooling import find_pooling, masks_of
-from reservoir.reservoir import LoadedModel
-from reservoir.tasks.task import Scaling, Task
-
-
-def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Column, tuple[int, int]]:
-    """Return the tokens and the width of one row of each column, at the hidden ``width`` of a model."""
-    # If each token has a label, a row keeps as many tokens as labels. Words and tokens of texts are rows themselves.
-    is_row = task.labels_text_tokens
-    most = 1 if is_row else task.readout_tokens if task.labels_each_token else task.max_tokens
-    return {
-        column: find_pooling(column.pooling).shape(width, most, task.readout_tokens) for column in columns
-    }
+from reservoir.tasks.task import Scaling
 
 
 def column_masks(names: Sequence[str]) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
 MAX_WINDOWS_AROUND = 10  # the widest has 177,147 tokens
+NARROWEST_WINDOW = 9  # values of the narrowest window around a token: as many as a kernel reads
+WINDOW_FACTOR = 3  # of the width of a window around a token and that of the next one
+DEFAULT_WINDOWS = 4  # wider ones than 243 steps added nothing on recordings of 500 to 2,000 steps
 # Smallest response of a kernel that competes, for kernels of norm 6 and values of variance 1. Where a row is
 # constant, the responses are rounding errors, of which the largest would win by chance.
 LEAST_RESPONSE = 1e-3
@@ -371,6 +374,16 @@ class AllTokens(Pooling):
         return states.filled_copy(0.0)
 
 
+def window_widths(number: int) -> tuple[int, ...]:
+    """Return the widths of ``number`` windows around a token: 9, 27, 81 and so on."""
+    return tuple(NARROWEST_WINDOW * WINDOW_FACTOR**power for power in range(number))
+
+
+def widths_within(tokens: int) -> int:
+    """Return how many of the `DEFAULT_WINDOWS` narrowest windows have at most ``tokens`` values, and at least one."""
+    return max(1, sum(width <= tokens for width in window_widths(DEFAULT_WINDOWS)))
+
+
 class Around(Pooling):
     """For each token and channel, the root of the deviation in each of K windows around the token, side by side.
 
@@ -386,14 +399,14 @@ class Around(Pooling):
         if self.number > MAX_WINDOWS_AROUND:
             raise InputError(
                 f"pooling {self.name}: at most {MAX_WINDOWS_AROUND} windows around a token",
-                f"use around{MAX_WINDOWS_AROUND}, whose widest has {9 * 3 ** (MAX_WINDOWS_AROUND - 1):,} tokens",
+                f"use around{MAX_WINDOWS_AROUND}, whose widest has {window_widths(MAX_WINDOWS_AROUND)[-1]:,} tokens",
             )
         return max_tokens, width * self.number
 
     def of(self, states: HiddenStates) -> Tensor:
         import torch
 
-        from reservoir.centred_windows import CentredWindows, window_widths
+        from reservoir.centred_windows import CentredWindows
 
         windows = CentredWindows(states.filled(0.0), states.lengths)
         deviations = [windows.deviation(width).float() for width in window_widths(self.number)]

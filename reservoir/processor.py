@@ -1,4 +1,4 @@
-"""The precision in which this processor multiplies faster, decided by its model and instruction sets without torch.
+"""What is known of this machine without torch: the precision in which its processor multiplies faster, and a GPU.
 
 The precision is part of the cache key, so nothing is timed: on a busy machine a trial can give either answer.
 
@@ -14,7 +14,9 @@ On Linux the instruction sets are those of ``/proc/cpuinfo``, which leaves out w
 machine has disabled. Other systems count as having none.
 """
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -23,6 +25,17 @@ AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 """Instruction sets without which oneDNN, torch's library for products, converts bfloat16 to float32."""
 
 TILES = {"amx_tile", "amx_bf16"}
+
+
+def may_have_gpu() -> bool:
+    """Return whether torch may find a GPU here; on Linux it finds none without a driver."""
+    if sys.platform != "linux" or Path("/dev/kfd").exists():  # the driver of AMD's GPUs
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")  # that of NVIDIA's, which torch loads by the same name
+    except OSError:
+        return False
+    return True
 
 
 def faster_precision() -> str:

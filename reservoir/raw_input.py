@@ -3,12 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
-from reservoir.hidden_states import HiddenStates
-from reservoir.pooling import find_pooling
+from reservoir.pooling import Pooling, find_pooling
 from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir.tasks.windows import Windows
@@ -18,31 +14,6 @@ MAX_VALUES = 2**22  # values, such as one-hot letters, that are computed at a ti
 MAX_WIDTH = 6144  # wider inputs are pooled, because a sweep's time grows with the cube
 
 
-class RawInput(nn.Module):
-    """The baseline's features: the flattened sequences of a task, or means of 8 segments for wide inputs and words."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.form = task.form
-        self.longest = task.max_tokens
-        width = task.form.vocabulary if isinstance(task.form, Tokens) else task.form.dim
-        self.size = self.longest * width  # values of a row
-        # The letters of words have no fixed positions.
-        flat = self.size <= MAX_WIDTH and not are_words(task.alphabet)
-        self.pooling = find_pooling("tokens" if flat else "segments8")
-
-    def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Return the features of scaled vectors or of symbols, (rows, width) of float32."""
-        states = HiddenStates(self.values(x, lengths), lengths, max_tokens=self.longest)
-        return [self.pooling.of(states).flatten(1)]
-
-    def values(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Return (rows, tokens, dim) of float32, zero at padding; symbols are one-hot."""
-        values = one_hot(x.long(), self.form.vocabulary) if isinstance(self.form, Tokens) else x
-        padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
-        return values.float().masked_fill(padding[:, :, None], 0.0)
-
-
 def read_values(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return stored sequences as patches of pictures, as symbols, or as scaled values."""
     x = as_patches(x) if task.pictures else x
@@ -50,18 +21,44 @@ def read_values(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.
     return scaling(x) if scaling else x
 
 
+def raw_pooling(task: Task) -> Pooling:
+    """Return the pooling of the raw input: all values side by side, or means of 8 segments if it is wide or words."""
+    # The letters of words have no fixed positions.
+    is_flat = _row_values(task) <= MAX_WIDTH and not are_words(task.alphabet)
+    return find_pooling("tokens" if is_flat else "segments8")
+
+
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the `RawInput` of stored sequences, (rows, width), or the values of every token if each has a label."""
-    raw = RawInput(task)
-    most_rows = max(1, MAX_VALUES // raw.size)
+    """Return the raw input of stored sequences as features of a baseline, float32.
+
+    They are the `raw_pooling` of each row (rows, width), or the values of every token (rows, tokens, width) if each
+    has a label.
+    """
+    most_rows = max(1, MAX_VALUES // _row_values(task))
     if len(x) > most_rows:
         parts = (slice(start, start + most_rows) for start in range(0, len(x), most_rows))
         return np.concatenate([raw_features(task, scaling, x[part], lengths[part]) for part in parts])
+    # The values (rows, tokens, dim) as float32, zero at padding; symbols are one-hot.
     x = read_values(task, scaling, x, lengths)[:, : lengths.max()]
-    values, counts = torch.from_numpy(np.asarray(x)), torch.from_numpy(lengths.astype(np.int64))
+    if isinstance(task.form, Tokens):
+        x = np.eye(task.form.vocabulary, dtype=np.float32)[x]
+    is_padding = np.arange(x.shape[1]) >= lengths[:, None]
+    values = np.where(is_padding[:, :, None], np.float32(0), x.astype(np.float32, copy=False))
     if task.labels_each_token:
-        return with_tokens(raw.values(values, counts).numpy(), task.readout_tokens)
-    return raw(values, counts)[0].numpy()
+        return with_tokens(values, task.readout_tokens)
+    if raw_pooling(task).by_position:
+        return with_tokens(values, task.max_tokens).reshape(len(x), -1)
+    import torch  # means of segments are those of hidden states
+
+    from reservoir.hidden_states import HiddenStates
+
+    states = HiddenStates(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)))
+    return raw_pooling(task).of(states).flatten(1).numpy()
+
+
+def _row_values(task: Task) -> int:
+    """Return the number of values of the longest row, of which a symbol has one for each of the vocabulary."""
+    return task.max_tokens * (task.form.vocabulary if isinstance(task.form, Tokens) else task.form.dim)
 
 
 @dataclass(frozen=True)

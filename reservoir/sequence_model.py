@@ -6,16 +6,17 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
-from reservoir.column import Column
+from reservoir.column import Column, column_shapes
 from reservoir.errors import InputError
-from reservoir.features import column_shapes
+from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.native import PixelReader
+from reservoir.loaded_model import LoadedModel
 from reservoir.pooling import find_pooling
-from reservoir.raw_input import RawInput
+from reservoir.raw_input import raw_pooling
 from reservoir.readouts.linear import LinearReadout, check_width
-from reservoir.reservoir import LoadedModel
-from reservoir.tasks.task import Scaling, Task
+from reservoir.tasks.task import Scaling, Task, Tokens
 
 PIECES = 32  # parts of a sequence that are hidden one by one
 DRAWS = 4  # random replacements of hidden symbols
@@ -50,6 +51,22 @@ class Branch(nn.Module):
             sample_per_token = 1 < tokens == self.fpt.task.readout_tokens
             samples.append(values.flatten(0, 1) if sample_per_token else values.flatten(1))
         return samples
+
+
+class RawInput(nn.Module):
+    """The raw input of a task as a branch: `raw_features`, which `torch.export` can trace."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.form, self.longest = task.form, task.max_tokens
+        self.pooling = raw_pooling(task)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
+        """Return the features of scaled vectors or of symbols, (rows, width) of float32."""
+        values = one_hot(x.long(), self.form.vocabulary) if isinstance(self.form, Tokens) else x
+        # Poolings read no padding.
+        states = HiddenStates(values, lengths, max_tokens=self.longest)
+        return [self.pooling.of(states).flatten(1)]
 
 
 class SequenceModel(nn.Module):

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from reservoir_cache import Entry
 
-from reservoir.backbones.stored import WEIGHTS
 from reservoir.errors import InputError, first_line
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
 from reservoir_pipelines.output import notify
 
@@ -16,6 +15,8 @@ def weight_stamps(settings: Reservoir) -> dict[str, list[int]]:
 
     These two survive a copy of folder and cache to another machine.
     """
+    from reservoir.backbones.stored import WEIGHTS  # imports torch, which reading an entry does not need
+
     place = Path(settings.backbone)
     if settings.init not in ("pretrained", "statistics"):
         return {}
@@ -38,6 +39,8 @@ def caution_if_changed(entry: Entry, task: Task) -> None:
     now = weight_stamps(settings)
     if not now or now == before:  # the folder was removed, or is the same
         return
+    from reservoir.loaded_model import load_model
+
     problem = "have changed since"
     try:
         model = load_model(task, settings, "cpu", "float32", stream="auto")

@@ -11,7 +11,7 @@
 * `registry.py`: these families, those of `reservoir.paper`, and those of other packages.
 """
 
-from reservoir.backbones.backbone import Backbone, attention_maps, check_layers, layer_names
+from reservoir.backbones.backbone import Backbone, attention_maps
 from reservoir.backbones.family import GROUPS
 from reservoir.backbones.names import choose_init, find, find_shape
 from reservoir.backbones.registry import families, register
@@ -27,14 +27,12 @@ __all__ = [
     "GROUPS",
     "Backbone",
     "attention_maps",
-    "check_layers",
     "choose_init",
     "content_digest",
     "describe_weights",
     "families",
     "find",
     "find_shape",
-    "layer_names",
     "load_backbone",
     "load_native",
     "register",

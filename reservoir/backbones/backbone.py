@@ -1,7 +1,7 @@
 """A frozen sequence model behind one interface, whatever its family; its attention maps and numbers of parameters."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from reservoir.backbones.block_loop import BlockLoop, run_block
 from reservoir.backbones.family import GROUPS, Family, attention_name
 from reservoir.backbones.gpt2 import Projection
 from reservoir.backbones.streaming import StreamedBlocks
+from reservoir.column import block_name, check_layers, layer_names
 from reservoir.errors import InputError
 from reservoir.tasks.task import Task, Vectors
 
@@ -93,7 +94,7 @@ class Backbone(nn.Module):
         The other arguments are those of `forward`. A block runs when its layer is taken, and padding may have any
         values.
         """
-        check_layers(layers, self.family, self.depth)
+        check_layers(layers, self.family.name, self.depth)
         deepest = max(self.layers.index(layer) for layer in layers)
         tokens = embeds.shape[1]
         run, precision = self._prepared(embeds, lengths, None, is_full), self._precision(embeds.device)
@@ -231,33 +232,6 @@ class Backbone(nn.Module):
         """Return the group of a parameter, by its name in ``named_parameters``."""
         groups = self.family.groups.items()
         return next(group for group, pieces in groups if any(piece in parameter for piece in pieces))
-
-
-def layer_names(depth: int) -> tuple[str, ...]:
-    """Return the names of all layers of a backbone with ``depth`` blocks, from the input side to the output side."""
-    if not depth:
-        return ("embed",)
-    return ("embed", *(block_name(i) for i in range(1, depth + 1)), "final")
-
-
-def check_layers(layers: Iterable[str], family: Family, depth: int) -> None:
-    """Raise `InputError` if a backbone with this family and depth lacks one of the ``layers``."""
-    for layer in layers:
-        if not depth and layer != "embed":
-            raise InputError(
-                f"layer {layer!r}: {family.name} has no blocks, only the layer embed",
-                "leave out --layers, or choose another --backbone, such as mini",
-            )
-        if layer not in layer_names(depth):
-            raise InputError(
-                f"layer {layer!r}: this {family.name} has embed, {block_name(1)} to {block_name(depth)} and final",
-                "choose among them",
-            )
-
-
-def block_name(number: int) -> str:
-    """Return the name of a block: ``block01`` for the first."""
-    return f"block{number:02d}"
 
 
 def _to_float32(module: nn.Module) -> None:

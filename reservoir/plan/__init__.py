@@ -15,27 +15,3 @@ The steps and learning rates of `train` and `pretrain` are in `rates.py`.
 The defaults were tuned on six sets of series (``benchmarks/series.py``) and on generated symbols
 (``benchmarks/symbols.py``). Named tasks follow the paper.
 """
-
-from reservoir.plan.basis import Kind, kind_of
-from reservoir.plan.candidates import choose_folds, default_columns, default_folds, readout_candidates
-from reservoir.plan.columns import split_names
-from reservoir.plan.precision import BATCH_TOKENS, BLOCK_ROWS, rows_at_a_time
-from reservoir.plan.resolved import Plan, resolve
-from reservoir.plan.windows import is_native, resolve_model
-
-__all__ = [
-    "BATCH_TOKENS",
-    "BLOCK_ROWS",
-    "Kind",
-    "Plan",
-    "choose_folds",
-    "default_columns",
-    "default_folds",
-    "is_native",
-    "kind_of",
-    "readout_candidates",
-    "resolve",
-    "resolve_model",
-    "rows_at_a_time",
-    "split_names",
-]

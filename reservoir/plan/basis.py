@@ -1,16 +1,19 @@
 """What every decision of a plan starts from: the kind of data, the model's view of it, and the reasons of options."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from reservoir.backbones import find_shape
-from reservoir.backbones.family import Family
-from reservoir.inputs.native import Reader, open_reader
 from reservoir.option_fields import Options
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Tokens
+
+if TYPE_CHECKING:
+    from reservoir.backbones.family import Family
+    from reservoir.inputs.native import Reader
 
 Kind = Literal[
     "named task", "labels of every token", "forecasts", "series", "symbols", "tokens", "pictures", "vectors"
@@ -59,8 +62,11 @@ class ModelView:
         return self.reader is not None
 
     @classmethod
-    def of(cls, task: Task, reservoir: Reservoir) -> "ModelView":
+    def of(cls, task: Task, reservoir: Reservoir) -> ModelView:
         """Return the view of a task; raise `InputError` if the model cannot read it."""
+        from reservoir.backbones import find_shape  # these import torch, which fit does not need
+        from reservoir.inputs.native import open_reader
+
         family, shape = find_shape(reservoir.backbone, reservoir.depth)
         seen = reservoir.windowed(task)
         reader = None

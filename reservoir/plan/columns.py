@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from reservoir.backbones import check_layers, layer_names
-from reservoir.centred_windows import widths_within
-from reservoir.column import Column
+from reservoir.column import Column, check_layers, column_shapes, layer_names
 from reservoir.errors import InputError
-from reservoir.features import column_shapes
-from reservoir.inputs.native import Reader, TextReader
 from reservoir.options import ExtractOptions
 from reservoir.plan.basis import Kind, ModelView, is_given, reasons_of
-from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling
+from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling, widths_within
 from reservoir.tasks.task import Task, Tokens, Vectors, holds_samples
 from reservoir.tasks.words import are_words
+
+if TYPE_CHECKING:
+    from reservoir.inputs.native import Reader
 
 Names: TypeAlias = tuple[str, ...]
 
@@ -123,7 +122,7 @@ def choose_columns(
     layers = split_names(default_layers_text if options.layers is None else options.layers)
     layers = layer_names(depth) if layers == ("all",) else layers
     poolings = split_names(default_pool if options.pool is None else options.pool)
-    check_layers(layers, view.family, depth)
+    check_layers(layers, view.family.name, depth)
     _check_columns(task, view.reader, layers, poolings)
     in_order = tuple(layer for layer in layer_names(depth) if layer in layers)
     columns, more = ColumnSet(in_order, poolings), ""
@@ -318,6 +317,8 @@ def _mask_obstacle(reader: Reader | None, mask: str) -> str:
     """Return why rows come without a mask of tokens, with what to do; ``words`` are known for all rows."""
     if mask in ("", "words"):
         return ""
+    from reservoir.inputs.native import TextReader  # imports torch, which fit does not need
+
     if not isinstance(reader, TextReader):
         return "only models that read texts by their own tokenizer have this pooling; take last or mean"
     return reader.mask_obstacle(mask)

@@ -9,12 +9,12 @@ import torch
 from reservoir import devices
 from reservoir.backbones.family import Family
 from reservoir.column import Column
+from reservoir.devices import choose_compute, choose_device
 from reservoir.errors import InputError
 from reservoir.inputs.native import Reader
 from reservoir.options import ExtractOptions
 from reservoir.plan.basis import Kind, ModelView, reasons_of
 from reservoir.pooling import find_pooling
-from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.task import Task, Vectors
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches

@@ -11,8 +11,8 @@ from reservoir.backbone_names import DEFAULT_BACKBONE, KERNELS, full_name
 from reservoir.backbones import choose_init, find
 from reservoir.backbones.kernels import GROUP_SIZE
 from reservoir.backbones.names import SHIPPED
+from reservoir.column import column_shapes
 from reservoir.errors import InputError
-from reservoir.features import column_shapes
 from reservoir.inputs.counter import Brackets
 from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer

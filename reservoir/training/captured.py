@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from reservoir.cuda_graphs import WARM_UP, CudaRecorder, Graph, Recorder
+from reservoir.loaded_model import LoadedModel
 from reservoir.options import TrainOptions
-from reservoir.reservoir import LoadedModel
 from reservoir.training.rows import TrainingBatch
 from reservoir.training.steps import Step
 from reservoir.training.trainer import Processes

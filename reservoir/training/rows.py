@@ -11,8 +11,8 @@ from torch import Tensor
 
 from reservoir import devices
 from reservoir.batches import padded_lengths, to_tokens
+from reservoir.loaded_model import LoadedModel
 from reservoir.random import epoch_order
-from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Split
 
 Rows = Callable[[np.ndarray], Split]  # argument: positions (n,) in an endless sequence of rows

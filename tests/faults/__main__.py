@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 
+from reservoir.plan.precision import BLOCK_ROWS
+
 # Processes are forked after the imports; other threads would not survive that.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
@@ -28,7 +30,6 @@ from pathlib import Path
 
 import torch
 
-from reservoir import plan
 from tests.faults import bits, fuzz, kills, power_loss
 from tests.faults.power_stages import CACHE, EXTRACT, PIPELINES, fitted, run_train
 from tests.faults.rounds import Count
@@ -55,7 +56,7 @@ def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iter
         yield from fuzz.fuzz(fuzz.readers(folder), size["inputs"], 11)
     if not {"kills", "together", "machine"} & {*parts}:
         return
-    plan.BLOCK_ROWS["cpu"] = 16  # many blocks give many moments at which a fault can occur
+    BLOCK_ROWS["cpu"] = 16  # many blocks give many moments at which a fault can occur
     every = (EXTRACT, *(stage for stage in (*CACHE, *PIPELINES) if stage.name.split(":")[0] in DISTURBED))
     stages = [kills.Disturbed(stage, folder / f"stage{number}") for number, stage in enumerate(every)]
     for seed, stage in enumerate(stages):

@@ -9,7 +9,7 @@ import threading
 import pytest
 from reservoir_cache import repair, write_targets
 
-from reservoir import plan
+from reservoir.plan.precision import BLOCK_ROWS
 from tests.cache.conftest import SHAPES, digest, features, make_entry, targets, write_block
 from tests.faults import kills
 from tests.faults.power_loss import replay
@@ -77,7 +77,7 @@ def test_killed_at_any_line_and_rerun_the_bytes_are_those_of_an_undisturbed_run(
 def extraction(tmp_path_factory):
     """Return an extraction that can be disturbed; blocks of 16 rows give many moments for a kill."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+        patch.setitem(BLOCK_ROWS, "cpu", 16)
         yield kills.Disturbed(EXTRACT, tmp_path_factory.mktemp("extraction"))
 
 

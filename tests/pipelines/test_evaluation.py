@@ -29,7 +29,7 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir import InputError
 from reservoir.options import FitOptions
-from reservoir.plan import choose_folds
+from reservoir.plan.candidates import choose_folds
 from reservoir.readouts.evaluation import (
     accuracy_interval,
     evaluate_classes,

@@ -18,7 +18,7 @@ from reservoir_pipelines.extraction import export_features as stage
 from reservoir_pipelines.extraction.feature_files import FORMATS, Stored
 from reservoir_pipelines.files import write_checked
 
-from reservoir import plan
+from reservoir.plan.precision import BLOCK_ROWS
 from tests.cache.conftest import features as toy_features
 from tests.cache.conftest import make_entry, write_block, write_targets
 from tests.tasks.samples import write_csv
@@ -29,7 +29,7 @@ pytest.importorskip("pyarrow")
 @pytest.fixture
 def own(cache, tmp_path, narrow_mini, monkeypatch):
     """Return a file of 80 rows with ids and groups, which are extracted to shards of 16 rows, two offsets each."""
-    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 8)
+    monkeypatch.setitem(BLOCK_ROWS, "cpu", 8)
     monkeypatch.setattr(entries, "MIN_BLOCKS", 5)
     draw, split = np.random.default_rng(0), np.repeat(["train", "valid", "test"], [40, 20, 20])
     x, ids = draw.normal(size=(80, 6, 1)), [f"é{row}" for row in range(80)]

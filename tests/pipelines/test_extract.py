@@ -18,20 +18,19 @@ from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
 from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.extraction import entries, estimate, sharing
-from reservoir_pipelines.extraction.spec import draw_rows
-from reservoir_pipelines.preparation.prepared import PreparedSplit
+from reservoir_pipelines.preparation.prepared import PreparedSplit, draw_rows
 from safetensors.torch import load_file, save_file
 from scipy.io import wavfile
 
-from reservoir import plan
 from reservoir.batches import padded_lengths, token_batches
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.fpt import FPT
+from reservoir.loaded_model import load_model
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ReservoirOptions
-from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
-from reservoir.reservoir import load_model
+from reservoir.plan.precision import BATCH_TOKENS, BLOCK_ROWS
+from reservoir.plan.windows import resolve_model
 from reservoir.tasks import task_named
 from tests.files import contents, flip
 from tests.reservoir.models import save_with_extractor
@@ -219,7 +218,7 @@ def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monke
     lengths = draw.integers(4, 31, 270) if varied else np.full(270, 30)
     split = np.repeat(["train", "valid", "test"], 90)
     np.savez(task, x=draw.normal(size=(270, 30, 2)), y=np.arange(270) % 2, lengths=lengths, split=split)
-    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+    monkeypatch.setitem(BLOCK_ROWS, "cpu", 16)
     monkeypatch.setattr(entries, "MIN_BLOCKS", 2)
     made = []
     for tokens in (1, 10**9):

@@ -23,8 +23,9 @@ from reservoir_pipelines import cluster as cluster_module
 from reservoir_pipelines import extract, prepare, workers
 from reservoir_pipelines.extraction import entries, extractor, sharing
 
-from reservoir import InputError, plan
+from reservoir import InputError
 from reservoir.options import ExtractOptions
+from reservoir.plan.precision import BLOCK_ROWS
 from tests.files import contents
 
 SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
@@ -34,7 +35,7 @@ SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
 def short_blocks():
     """Cut 600 rows into 39 blocks, one block per task of a worker."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+        patch.setitem(BLOCK_ROWS, "cpu", 16)
         patch.setitem(entries.MAX_TOKENS, "cpu", 1)
         patch.setattr(workers, "PAYS_OFF", 0)  # use processes even for little work
         yield

@@ -27,9 +27,10 @@ from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, S
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
-from reservoir import InputError, plan
+from reservoir import InputError
 from reservoir.column import RAW, Column
 from reservoir.options import FitOptions
+from reservoir.plan.precision import BLOCK_ROWS
 from reservoir.readouts.evaluation import evaluate_blocks
 from reservoir.readouts.linear import RereadableBlocks, Targets, balanced_weights
 from reservoir.readouts.moments import accumulate, fold_moments
@@ -565,7 +566,7 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path, monke
 @pytest.fixture(params=STORES)
 def stored_columns(request, tiny_gpt2, tmp_path, monkeypatch):
     """Return features in several blocks, with several offsets in a block."""
-    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 60)
+    monkeypatch.setitem(BLOCK_ROWS, "cpu", 60)
     monkeypatch.setattr("reservoir_pipelines.extraction.entries.MIN_BLOCKS", 3)
     settings = {"backbone": str(tiny_gpt2), "layers": "block01,final", "pool": "last,segments2"}
     return extract("digits", limit=600, store=request.param, cache=tmp_path, **settings)
@@ -627,10 +628,12 @@ def test_fit_says_that_the_weights_of_the_model_folder_have_changed_since(
     from reservoir_pipelines import weight_files
     from safetensors.torch import load_file, save_file
 
+    from reservoir.loaded_model import load_model
+
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
     done = extract("digits", backbone=str(folder), limit=60, layers="final", pool="mean", compute="float32")
-    loads = Mock(side_effect=weight_files.load_model)
-    monkeypatch.setattr(weight_files, "load_model", loads)
+    loads = Mock(side_effect=load_model)
+    monkeypatch.setattr("reservoir.loaded_model.load_model", loads)
 
     task = Task.from_dict(done.store.entry.spec.task)
 

@@ -15,13 +15,14 @@ from reservoir_pipelines.extraction import entries, extractor
 from reservoir_pipelines.training import inputs
 
 from reservoir import batches
-from reservoir import plan as defaults
 from reservoir.backbones import load_backbone
 from reservoir.batches import load
 from reservoir.column import Column
 from reservoir.features import forward, launch
+from reservoir.loaded_model import load_model
 from reservoir.options import ExtractOptions
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.plan import precision as defaults
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
 from reservoir.training import captured
 from tests.files import contents

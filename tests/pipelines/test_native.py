@@ -20,9 +20,10 @@ from reservoir_pipelines.cli import run
 from reservoir_pipelines.training.trainable import load_run
 from scipy.io import wavfile
 
-from reservoir import InputError, plan
+from reservoir import InputError
 from reservoir.fpt import FPT
 from reservoir.inputs.native import SoundReader
+from reservoir.plan.precision import BLOCK_ROWS
 from reservoir.tasks.pictures import decoded
 from reservoir.tasks.words import texts_of
 from tests.files import contents
@@ -199,7 +200,7 @@ def test_no_thread_of_an_extraction_sees_tf32_however_the_threads_are_delayed(ca
     """The loader convolves sounds while the main thread computes features; TF32 is a setting of the whole process."""
     pytest.importorskip("soundfile")
     folder, sounds = save_with_extractor("wav2vec2", tmp_path / "model"), write_sounds(tmp_path / "sounds", 40)
-    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 4)  # many blocks, so that loading and computing overlap
+    monkeypatch.setitem(BLOCK_ROWS, "cpu", 4)  # many blocks, so that loading and computing overlap
     seen: dict[str, set[tuple[str, bool]]] = {"load": set(), "compute": set()}
     delays = random.Random(0)
 

@@ -21,7 +21,7 @@ from reservoir_pipelines.prediction.prediction import Prediction
 from sklearn import metrics
 
 from reservoir.errors import InputError
-from reservoir.plan import BATCH_TOKENS
+from reservoir.plan.precision import BATCH_TOKENS
 
 predictions_module = importlib.import_module("reservoir_pipelines.prediction.predictions")
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}

@@ -109,7 +109,8 @@ def test_moments_that_were_stored_are_added_to_those_of_a_device(place):
     ((9, 0), "auto", "cuda"), ((8, 6), "auto", None), ((8, 6), "cuda", "cuda"), ((10, 3), "auto", None),
 ])  # fmt: skip
 def test_readouts_are_fitted_on_the_cpu_beside_a_gpu_that_is_slow_in_float64(monkeypatch, capability, name, expected):
-    monkeypatch.setattr(fit, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(fit, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(devices, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(devices, "describe", lambda device: "a card")
     assert fit._arithmetic(DeviceOptions(device=name)) == Arithmetic(expected)

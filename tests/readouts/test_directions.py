@@ -11,9 +11,10 @@ from reservoir_pipelines.preparation.prepared import Prepared
 
 from reservoir import InputError
 from reservoir.features import forward
+from reservoir.loaded_model import load_model
 from reservoir.readouts.directions import ReadColumn
 from reservoir.readouts.linear import LinearReadout, Targets
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.reservoir import Reservoir
 
 POOLINGS = "last,mean,std,min,max,first,segments2,quantiles3,sustained2"
 

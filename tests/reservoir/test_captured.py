@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from reservoir import devices
 from reservoir.cuda_graphs import WARM_UP, RepeatedBatches
 from reservoir.features import forward
+from reservoir.loaded_model import load_model
 from reservoir.options import TrainOptions
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
 from reservoir.training import captured
 from reservoir.training.captured import CapturedSteps, capture_on_gpu

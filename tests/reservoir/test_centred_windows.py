@@ -5,10 +5,10 @@ import pytest
 import torch
 from reservoir_pipelines.fitting.statistics import Statistic, rolling_statistics
 
-from reservoir.centred_windows import CentredWindows, widths_within, window_widths
+from reservoir.centred_windows import CentredWindows
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
-from reservoir.pooling import find_pooling
+from reservoir.pooling import find_pooling, widths_within, window_widths
 from reservoir.tasks.task import Task, Vectors
 
 LENGTHS = [60, 1, 33, 60, 9]

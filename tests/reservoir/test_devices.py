@@ -22,12 +22,12 @@ from reservoir import devices
 from reservoir.backbones.weights import load_backbone
 from reservoir.batches import Loaded
 from reservoir.column import Column
+from reservoir.devices import choose_compute
 from reservoir.errors import InputError
 from reservoir.features import Launched
 from reservoir.hidden_states import HiddenStates
 from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.pooling import find_pooling
-from reservoir.reservoir import choose_compute
 from reservoir.tasks.task import Task, Vectors
 from tests.files import contents
 from tests.refusals import outcome

@@ -14,7 +14,8 @@ from reservoir.backbones.generic import generic_family
 from reservoir.backbones.loading import check_memory
 from reservoir.batches import token_batches
 from reservoir.column import Column
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.loaded_model import load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Task, Vectors
 from tests.refusals import outcome

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from reservoir import InputError
-from reservoir.backbones import find, find_shape, layer_names, load_backbone
+from reservoir.backbones import find, find_shape, load_backbone
 from reservoir.backbones.kernels import GROUP_SIZE
-from reservoir.column import Column
+from reservoir.column import Column, layer_names
 from reservoir.features import forward
 from reservoir.inputs.kernels import KernelConvolution
+from reservoir.loaded_model import load_model
 from reservoir.pooling import share_levels
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 

@@ -11,9 +11,9 @@ import torch
 from reservoir.features import forward
 from reservoir.inputs import chat_template
 from reservoir.inputs.chat_template import ChatTemplate
+from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import ReservoirOptions
-from reservoir.plan import resolve_model
-from reservoir.reservoir import LoadedModel, load_model
+from reservoir.plan.windows import resolve_model
 from reservoir.tasks.marked_texts import MarkedText, parse_marks, with_span
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import codes_of

@@ -7,24 +7,22 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from reservoir import InputError, options, processor, reservoir
+from reservoir import InputError, options, processor
 from reservoir.column import ROLLING, Column, joined_name, names_of
+from reservoir.devices import choose_compute
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
-from reservoir.plan import (
-    default_columns,
-    default_folds,
-    kind_of,
-    readout_candidates,
-    resolve,
-    resolve_model,
-)
+from reservoir.plan.basis import kind_of
+from reservoir.plan.candidates import default_columns, default_folds, readout_candidates
 from reservoir.plan.columns import FEWER_KERNEL_POOLINGS, KERNEL_POOLINGS, VALUE_POOLINGS
+from reservoir.plan.resolved import resolve
+from reservoir.plan.windows import resolve_model
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -325,7 +323,7 @@ def test_an_option_of_the_windows_replaces_only_its_own_default():
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(given, message, monkeypatch):
-    monkeypatch.setattr("reservoir.reservoir.load_model", None)
+    monkeypatch.setattr("reservoir.loaded_model.load_model", None)
     with pytest.raises(InputError, match=message):
         plan_of(SERIES, **given)
 
@@ -430,8 +428,8 @@ def test_the_processor_decides_the_precision_without_a_trial(monkeypatch, tmp_pa
     (tmp_path / "cpuinfo").write_text(first + second)
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert {reservoir.choose_compute("auto", torch.device("cpu")) for _ in range(20)} == {precision}
-    assert reservoir.choose_compute("float32", torch.device("cpu")) == "float32"
+    assert {choose_compute("auto", torch.device("cpu")) for _ in range(20)} == {precision}
+    assert choose_compute("float32", torch.device("cpu")) == "float32"
 
 
 def test_arm_has_a_list_of_features_and_other_systems_have_none(monkeypatch, tmp_path):
@@ -442,6 +440,15 @@ def test_arm_has_a_list_of_features_and_other_systems_have_none(monkeypatch, tmp
         assert processor.faster_precision() == precision
 
 
-def test_the_precision_is_decided_without_torch():
-    code = "import sys, reservoir.processor as p; p.faster_precision(); print('torch' in sys.modules)"
+def test_without_a_driver_torch_has_no_gpu(monkeypatch):
+    assert processor.may_have_gpu() or not torch.cuda.is_available()
+    loads = Mock(return_value=None)
+    monkeypatch.setattr("ctypes.CDLL", loads)
+    assert processor.may_have_gpu()
+    loads.side_effect = OSError("libcuda.so.1: cannot open shared object file")
+    assert processor.may_have_gpu() == (sys.platform != "linux" or Path("/dev/kfd").exists())
+
+
+def test_the_precision_and_a_driver_are_found_without_torch():
+    code = "import sys, reservoir.processor as p; p.faster_precision(); p.may_have_gpu(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 
@@ -15,12 +16,12 @@ from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.random_input import draw_input, kernels
+from reservoir.loaded_model import load_model
 from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
-from reservoir.plan import resolve
+from reservoir.plan.resolved import resolve
 from reservoir.pooling import POOLINGS, channel_levels, check_poolings, find_pooling
 from reservoir.raw_input import raw_features
-from reservoir.reservoir import load_model
-from reservoir.sequence_model import Branch
+from reservoir.sequence_model import Branch, RawInput
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, row_forms
 from reservoir.weighted_poolings import attention_weights, random_queries
@@ -327,11 +328,23 @@ def test_windows_of_symbols_equal_those_of_one_hot_vectors():
         chosen(SYMBOLS, 5).windowed(replace(SYMBOLS, form=Tokens(300)))
 
 
-def test_the_raw_input_of_a_long_row_takes_memory_for_a_few_rows_only(monkeypatch):
+def test_the_raw_input_of_a_long_row_takes_memory_for_a_few_rows_only():
     task, x, lengths = replace(SYMBOLS, max_tokens=9000), np.full((400, 9000), 2, np.uint8), np.full(400, 6)
-    lengths[7], asked, one_hot = 9000, [], torch.nn.functional.one_hot
-    monkeypatch.setattr("reservoir.raw_input.one_hot", lambda x, n: asked.append(x.numel() * n) or one_hot(x, n))
+    lengths[7] = 9000
+    tracemalloc.start()
     found = raw_features(task, None, x, lengths)
-    assert max(asked) <= 2**22
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * 4 * 2**22, "of 400 * 9,000 * 4 one-hot values, at most 2**22 are in memory, twice"
     np.testing.assert_array_equal(found[[7]], raw_features(task, None, x[[7]], lengths[[7]]))
     assert (np.delete(found, 7, axis=0) == raw_features(task, None, x[:1, :6], lengths[:1])).all()
+
+
+@pytest.mark.parametrize("task", [
+    SYMBOLS, replace(SYMBOLS, form=Vectors(3)), replace(SYMBOLS, form=Vectors(3), max_tokens=3000),
+])  # fmt: skip
+def test_the_raw_input_that_is_exported_equals_the_features_of_a_fit(task):
+    rng, lengths = np.random.default_rng(0), np.array([40, 9, 30, 1])
+    x = rng.integers(0, 4, (4, 40)) if isinstance(task.form, Tokens) else rng.normal(size=(4, 40, 3)).astype(np.float32)
+    (exported,) = RawInput(task)(torch.from_numpy(x), torch.from_numpy(lengths))
+    np.testing.assert_array_equal(exported.numpy(), raw_features(task, None, x, lengths))

@@ -10,7 +10,8 @@ from reservoir.backbones import load_backbone, load_native, weights_digest
 from reservoir.backbones.streaming import StreamedBlocks
 from reservoir.errors import InputError
 from reservoir.features import forward
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.loaded_model import load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
 from tests.reservoir.models import MODELS, save
 
@@ -111,7 +112,7 @@ def test_a_model_that_fits_is_not_streamed_and_a_larger_one_is(tmp_path, monkeyp
     folder = str(save("llama", tmp_path / "llama"))
     settings = Reservoir(backbone=folder, init="pretrained")
     assert load_model(TASK, settings, "cpu", "float32", stream="auto").fpt.backbone.streamed is None
-    monkeypatch.setattr("reservoir.reservoir.free_memory", lambda: 1000)
+    monkeypatch.setattr("reservoir.loaded_model.free_memory", lambda: 1000)
     assert load_model(TASK, settings, "cpu", "float32", stream="auto").fpt.backbone.streamed
     assert load_model(TASK, settings, "cpu", "float32", stream="never").fpt.backbone.streamed is None
 

@@ -17,9 +17,10 @@ from reservoir.backbones import load_backbone
 from reservoir.batches import load
 from reservoir.column import Column
 from reservoir.features import launch
+from reservoir.loaded_model import load_model
 from reservoir.options import TrainOptions
 from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.training.groups import default_groups, set_dropout, unfreeze
 from reservoir.training.rows import TrainingBatch

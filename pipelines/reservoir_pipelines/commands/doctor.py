@@ -53,7 +53,7 @@ def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[F
     import torch
 
     from reservoir import devices
-    from reservoir.reservoir import choose_compute, choose_device
+    from reservoir.devices import choose_compute, choose_device
     from reservoir_pipelines.preparation.prepare import task_table
 
     device = choose_device("auto")

@@ -16,10 +16,10 @@ from reservoir import options as opt
 from reservoir.batches import check_lengths
 from reservoir.column import RAW, Baseline, Column, Columns
 from reservoir.errors import nearest
+from reservoir.loaded_model import LoadedModel
 from reservoir.option_fields import keyword
-from reservoir.plan import Plan, resolve
+from reservoir.plan.resolved import Plan, resolve
 from reservoir.raw_input import raw_features
-from reservoir.reservoir import LoadedModel
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.estimators.padded_rows import (

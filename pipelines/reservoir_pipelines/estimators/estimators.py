@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from reservoir.features import column_shapes
+from reservoir.column import column_shapes
 from reservoir.readouts.estimators import code_labels
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir_pipelines.estimators.base import ReservoirEstimator, with_parameters

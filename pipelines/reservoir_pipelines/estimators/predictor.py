@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from reservoir.column import RAW, Baseline, Column, Columns, parse_columns
-from reservoir.plan import default_columns
+from reservoir.plan.candidates import default_columns
 from reservoir.readouts.estimators import check_sample_weights, fold_numbers, renumbered
 from reservoir.readouts.linear import Block, LinearReadout, Targets
 from reservoir.readouts.penalties import DEFAULT_ALPHAS

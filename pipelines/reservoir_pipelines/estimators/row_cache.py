@@ -13,8 +13,9 @@ from reservoir_cache import DataSpec
 from reservoir.batches import load
 from reservoir.devices import exact_products
 from reservoir.features import launch
-from reservoir.plan import Plan
-from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.loaded_model import LoadedModel, load_model
+from reservoir.plan.resolved import Plan
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.extraction.spec import model_spec
 from reservoir_pipelines.files import stamp

@@ -4,6 +4,8 @@ A run that is killed leaves whole shards, and claims on blocks that end with the
 `missing_blocks` lists. Reading, computing, encoding and writing each have their own thread.
 """
 
+from __future__ import annotations
+
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ from functools import partial
 from itertools import groupby, islice, repeat
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from reservoir_cache import (
@@ -33,10 +35,11 @@ from reservoir_cache import (
     write_targets,
 )
 
-from reservoir import devices
-from reservoir.plan import Plan
 from reservoir_pipelines.output import count_text, notify, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+
+if TYPE_CHECKING:
+    from reservoir.plan.resolved import Plan
 
 # Tokens of a block of several parts, which a killed run loses: a minute of GPT-2 on two cores, or seconds on a GPU.
 MAX_TOKENS = {"cpu": 2**17, "cuda": 2**22}
@@ -86,6 +89,8 @@ def token_layout(plan: Plan, rows: int) -> Layout:
 def _kind(plan: Plan) -> str:
     """Return the kind of a plan's device, ``cpu`` or ``cuda``."""
     import torch
+
+    from reservoir import devices
 
     return devices.kind(torch.device(plan.device))
 
@@ -231,9 +236,11 @@ def compute_blocks(
     advance: Advance = lambda rows, written: None,
 ) -> int:
     """Compute the blocks that no other process has claimed; return the number of rows computed."""
+    from reservoir.devices import exact_products  # imports torch, which reading an entry does not need
+
     computed_rows = 0
     # Loading, encoding and writing run in three other threads, so that a GPU need not wait.
-    with devices.exact_products(), ShardWriter(entry) as writer:
+    with exact_products(), ShardWriter(entry) as writer:
         parts = _claimed_parts(writer, entry, blocks, columns, read)
         with closing(ahead(parts, LOADED_AHEAD)) as loaded:
             for (split, block), parts_of_block in groupby(loaded, attrgetter("split", "block")):

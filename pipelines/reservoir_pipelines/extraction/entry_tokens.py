@@ -10,7 +10,7 @@ from reservoir.batches import Loaded, load_tokens
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
 from reservoir.inputs.text_tokens import TextTokens, read_tokens
-from reservoir.reservoir import LoadedModel
+from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Split, Task
 from reservoir_pipelines.preparation.prepared import Prepared
 

@@ -27,13 +27,14 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.data.table import data_exists
+from reservoir_pipelines.extraction.entries import row_count, write_labels
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared, split_order
+from reservoir_pipelines.preparation.prepared import Prepared, data_digest, draw_rows, split_order
 
 if TYPE_CHECKING:
-    from reservoir.plan import Plan
+    from reservoir.plan.resolved import Plan
     from reservoir_pipelines.extraction.extractor import Extractor
 
 
@@ -142,8 +143,7 @@ def _compute(
     extractor: "Extractor", call: Mapping[str, Any], options: ExtractOptions, cluster: ClusterOptions
 ) -> tuple[Entry, int]:
     """Compute what the entry of an extraction lacks; return the entry and the number of rows computed."""
-    from reservoir.devices import is_out_of_memory
-    from reservoir_pipelines.extraction.entries import row_count  # these import torch
+    from reservoir.devices import is_out_of_memory  # these import torch
     from reservoir_pipelines.extraction.sharing import share_blocks
 
     while True:
@@ -272,9 +272,6 @@ def _holds(entry: Entry, reading: Prepared | InputError, limit: int | None) -> b
     """Return whether an entry holds up to ``limit`` rows of prepared data; if so, it gets the present ids."""
     if isinstance(reading, InputError):
         return False
-    from reservoir_pipelines.extraction.entries import write_labels  # these import torch
-    from reservoir_pipelines.extraction.spec import data_digest, draw_rows
-
     rows = draw_rows(reading, limit)
     if entry.spec.data.digest != data_digest(reading, rows):
         return False

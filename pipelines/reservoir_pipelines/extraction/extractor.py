@@ -24,13 +24,14 @@ from reservoir.column import Column
 from reservoir.errors import InputError, first_line
 from reservoir.features import column_masks, launch
 from reservoir.inputs.native import TextReader
-from reservoir.inputs.picture_patches import UNITS, PatchUnits, draw_units
+from reservoir.inputs.patch_units import UNITS, PatchUnits, draw_units
+from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
-from reservoir.plan import Plan, resolve
+from reservoir.plan.resolved import Plan, resolve
 from reservoir.random import generator
 from reservoir.raw_input import read_values
-from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.patches import joined
 from reservoir.tasks.picture_windows import Picture
 from reservoir_pipelines.extraction.encoding import start_encoding
@@ -53,10 +54,10 @@ from reservoir_pipelines.extraction.entry_tokens import (
     require_tokenizer,
     task_of_entry,
 )
-from reservoir_pipelines.extraction.spec import draw_rows, make_spec
+from reservoir_pipelines.extraction.spec import make_spec
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import notify
-from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.preparation.prepared import Prepared, draw_rows
 from reservoir_pipelines.weight_files import weight_stamps
 
 CHECKED_ROWS = 256  # texts that are tokenized at a time before an extraction

@@ -40,11 +40,10 @@ from reservoir_pipelines.extraction.entries import (
 )
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.feature_folder import FeatureFolder, read_folder
-from reservoir_pipelines.extraction.spec import data_digest, draw_rows
 from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.preparation.prepared import Prepared, data_digest, draw_rows
 
 Columns = dict[str, dict[str, Any]]  # the array of each split of each column
 

@@ -28,11 +28,10 @@ from reservoir_pipelines.extraction.engine_folder import (
 from reservoir_pipelines.extraction.entries import data_record, write_labels
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.import_features import UNKNOWN_FORM, imported_spec, write_entry
-from reservoir_pipelines.extraction.spec import data_digest, draw_rows
 from reservoir_pipelines.files import cache_root, versions
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.preparation.prepared import Prepared, data_digest, draw_rows
 
 DEFAULT_POOLINGS = "mean,last"  # what `extract` stores of a causal language model by default
 

@@ -1,7 +1,5 @@
 """The specification of an entry: everything that changes a number in it, from which its key is computed."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,31 +8,12 @@ from reservoir_cache import BackboneSpec, DataSpec, InitSpec, InputSpec, Spec
 from torch import nn
 
 from reservoir import devices
-from reservoir.reservoir import LoadedModel
+from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Tokens
 from reservoir_pipelines.extraction.entry_tokens import EntryTokens
-from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.preparation.prepared import Prepared, data_digest
 
 PADDING = "right, masked"
-
-
-def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
-    """Return the numbers of the rows to use in each split, ascending: all, or ``limit`` drawn with a fixed seed."""
-    drawn = {}
-    for split, count in prepared.rows.items():
-        drawn[split] = np.arange(count)
-        if limit is not None and limit < count:
-            drawn[split] = np.sort(np.random.default_rng(0).permutation(count)[:limit])
-    return drawn
-
-
-def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of the prepared data and of the row numbers used."""
-    digest = hashlib.sha256(prepared.digest.encode())
-    for split, index in sorted(rows.items()):
-        digest.update(json.dumps([split, len(index)]).encode())
-        digest.update(index.astype("<i8", copy=False).data)
-    return digest.hexdigest()
 
 
 def make_spec(

@@ -18,7 +18,7 @@ from reservoir_cache import read_regular, replace_file
 
 from reservoir.column import RAW, names_of
 from reservoir.errors import InputError, as_input_error
-from reservoir.inputs.picture_patches import UNITS, PatchUnits
+from reservoir.inputs.patch_units import UNITS, PatchUnits
 from reservoir.raw_input import RawWindows
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout, Targets

@@ -10,7 +10,7 @@ import numpy as np
 from reservoir.column import RAW, ROLLING, Baseline, Columns, names_of, parse_columns
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
-from reservoir.plan import choose_folds, default_columns, readout_candidates
+from reservoir.plan.candidates import choose_folds, default_columns, readout_candidates
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, KERNEL_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
 from reservoir.readouts.products import LARGE_MATRIX
 from reservoir.tasks import TASKS

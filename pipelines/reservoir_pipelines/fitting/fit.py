@@ -16,8 +16,8 @@ from reservoir_cache import Entry, make_folder, untracked
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
+from reservoir.processor import may_have_gpu
 from reservoir.readouts.products import Arithmetic, products_on
-from reservoir.reservoir import choose_device
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.files import IMPORTED, writing
@@ -109,13 +109,15 @@ def fit_and_score(
 
 def _arithmetic(place: DeviceOptions) -> Arithmetic:
     """Return where products are computed; by default not on a GPU that is slow in float64."""
-    device = choose_device(place.device)
+    if place.device == "cpu" or (place.device == "auto" and not may_have_gpu()):
+        return Arithmetic()
+    from reservoir import devices  # imports torch, which takes a third of a small fit
+
+    device = devices.choose_device(place.device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
     if device.type == "cpu":
         return Arithmetic()
-    from reservoir import devices
-
     if place.device == "auto" and not devices.multiplies_float64(device):
         name = devices.describe(device)
         notify(f"fit: on the CPU, because {name} is slow in float64; pass --device cuda to use it")

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from reservoir.centred_windows import CentredWindows, widths_within, window_widths
 from reservoir.column import ROLLING
+from reservoir.pooling import widths_within, window_widths
 from reservoir.tasks.task import Task, Vectors
 from reservoir.tasks.words import are_words, texts_of
 
@@ -225,6 +224,10 @@ def rolling(x: np.ndarray, lengths: np.ndarray, widths: Iterable[int]) -> np.nda
     ``x`` (rows, tokens, channels) has the value of each channel, and in windows of each of the ``widths`` its
     mean, standard deviation, minimum and maximum.
     """
+    import torch
+
+    from reservoir.centred_windows import CentredWindows
+
     real = _real(x, lengths)[:, :, None]
     values = np.where(real, x.astype(np.float64), np.nan)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values

@@ -12,10 +12,11 @@ from reservoir_cache import path_below, replace_file
 from reservoir import InputError
 from reservoir.batches import batches, to_tokens
 from reservoir.errors import as_input_error
+from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import as_group
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
-from reservoir.plan import resolve_model
-from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.plan.windows import resolve_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks import TASKS, task_named, variant_of
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir_pipelines import Prepared, prepare

@@ -11,6 +11,7 @@ from reservoir_cache import refuse_links, remove_leftovers, replace_file, tempor
 
 from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.backbones import Backbone
+from reservoir.devices import choose_compute, choose_device
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, flag_of
 from reservoir.options import (
@@ -23,7 +24,6 @@ from reservoir.plan.rates import BIT_MEMORY_RATE, PRETRAIN_STEPS
 from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import LanguageModel, LanguageSteps, choose_recipe
 from reservoir.records import from_json
-from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines import train
 from reservoir_pipelines.files import system_errors, write_checked

@@ -14,11 +14,11 @@ from reservoir_cache import CacheError, folder_bytes, refuse_links, untracked
 
 from reservoir import options as opt
 from reservoir.backbone_names import DEFAULT_BACKBONE
+from reservoir.devices import choose_device
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.paper.families import paper_counts
 from reservoir.plan.rates import TRAIN_STEPS
-from reservoir.reservoir import choose_device
 from reservoir_pipelines import attention, extract, fit, plan, prepare, pretrain, train
 from reservoir_pipelines.card import card
 from reservoir_pipelines.files import versions

@@ -18,9 +18,8 @@ from reservoir.column import Column
 from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.native import PixelReader, SoundReader, TextReader
 from reservoir.options import OutOptions
-from reservoir.raw_input import RawInput
 from reservoir.readouts.linear import LinearReadout
-from reservoir.sequence_model import Branch, PixelsModel, SequenceModel, TokensModel
+from reservoir.sequence_model import Branch, PixelsModel, RawInput, SequenceModel, TokensModel
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.bundle import Bundle

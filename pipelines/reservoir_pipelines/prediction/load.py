@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
+from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.readouts.linear import LinearReadout
-from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale
 from reservoir_pipelines.data.rows import MAX_NAMED, Skipped

@@ -10,7 +10,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.features import forward_tokens
 from reservoir.inputs.text_tokens import TextTokens, read_tokens
-from reservoir.reservoir import LoadedModel
+from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Task
 from reservoir.tasks.words import texts_of, word_starts
 from reservoir_pipelines.data.rows import Rows

@@ -15,9 +15,9 @@ from reservoir import InputError
 from reservoir.batches import length_limits
 from reservoir.column import RAW, Column, parse_columns
 from reservoir.inputs.text_reader import TextReader
+from reservoir.loaded_model import LoadedModel
 from reservoir.options import PredictOptions
 from reservoir.pooling import find_pooling
-from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task
 from reservoir.tasks.words import UNKNOWN, shown, texts_of
 from reservoir_pipelines.data.columns import listed

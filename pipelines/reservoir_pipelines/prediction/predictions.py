@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError, devices
-from reservoir.column import RAW, Column
-from reservoir.features import column_shapes, forward
-from reservoir.plan import BLOCK_ROWS, rows_at_a_time
+from reservoir.column import RAW, Column, column_shapes
+from reservoir.features import forward
+from reservoir.loaded_model import LoadedModel
+from reservoir.plan.precision import BLOCK_ROWS, rows_at_a_time
 from reservoir.raw_input import RawWindows, raw_features, with_tokens
 from reservoir.readouts.linear import samples, unsample
-from reservoir.reservoir import LoadedModel
 from reservoir_pipelines.data.rows import RecordingSteps, RecordingWindows, Rows
 from reservoir_pipelines.extraction.engine_folder import EngineFolder
 from reservoir_pipelines.fitting.bundle import Bundle

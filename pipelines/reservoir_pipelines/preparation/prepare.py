@@ -93,7 +93,7 @@ def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
     """Return whether files of sounds are for a model that was pretrained on samples of sounds."""
     if not any(file.suffix.lower() in FILES["sounds"] for file in files):
         return False
-    from reservoir.reservoir import reads_samples  # imports torch, which other data do not need
+    from reservoir.loaded_model import reads_samples  # imports torch, which other data do not need
 
     return reads_samples(model)
 

@@ -1,5 +1,7 @@
-"""The reader of prepared data on disk."""
+"""The reader of prepared data on disk, and the choice and the digest of some of its rows."""
 
+import hashlib
+import json
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -318,3 +320,22 @@ def _opened(path: Path) -> "Iterator[h5py.File]":
         raise InputError(
             f"{path}: prepared data damaged ({why})", f"remove {path.parents[1]} and prepare again"
         ) from None
+
+
+def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
+    """Return the numbers of the rows to use in each split, ascending: all, or ``limit`` drawn with a fixed seed."""
+    drawn = {}
+    for split, count in prepared.rows.items():
+        drawn[split] = np.arange(count)
+        if limit is not None and limit < count:
+            drawn[split] = np.sort(np.random.default_rng(0).permutation(count)[:limit])
+    return drawn
+
+
+def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of the prepared data and of the row numbers used."""
+    digest = hashlib.sha256(prepared.digest.encode())
+    for split, index in sorted(rows.items()):
+        digest.update(json.dumps([split, len(index)]).encode())
+        digest.update(index.astype("<i8", copy=False).data)
+    return digest.hexdigest()

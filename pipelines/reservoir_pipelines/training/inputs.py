@@ -11,7 +11,7 @@ from reservoir import devices
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ReservoirOptions
-from reservoir.plan import BATCH_TOKENS
+from reservoir.plan.precision import BATCH_TOKENS
 from reservoir.random import random_key
 from reservoir.tasks.source import fresh_rows
 from reservoir.tasks.task import Split

@@ -11,11 +11,11 @@ from reservoir_cache import path_below
 
 from reservoir import devices
 from reservoir.errors import InputError
+from reservoir.loaded_model import LoadedModel
 from reservoir.option_fields import typed
 from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
-from reservoir.plan import is_native, resolve_model
 from reservoir.plan.rates import TRAIN_STEPS, train_rate
-from reservoir.reservoir import LoadedModel
+from reservoir.plan.windows import is_native, resolve_model
 from reservoir.tasks import Variant, source_of, variant_of
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, holds_samples
@@ -23,11 +23,11 @@ from reservoir.training.rows import TargetScale
 from reservoir.training.trainer import Processes
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import origin_of
-from reservoir_pipelines.extraction.spec import draw_rows, make_spec
+from reservoir_pipelines.extraction.spec import make_spec
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+from reservoir_pipelines.preparation.prepared import Prepared, draw_rows, scaling_to_json
 from reservoir_pipelines.training.run_folder import make_config
 from reservoir_pipelines.training.trainable import load_trainable
 

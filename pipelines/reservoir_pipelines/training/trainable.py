@@ -6,9 +6,11 @@ from pathlib import Path
 
 import torch
 
+from reservoir.devices import choose_compute, choose_device
 from reservoir.errors import InputError, as_input_error
-from reservoir.plan import split_names
-from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device, load_model
+from reservoir.loaded_model import LoadedModel, load_model
+from reservoir.plan.columns import split_names
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
 from reservoir.training.groups import default_groups, set_dropout, unfreeze

@@ -1,0 +1,182 @@
+"""The frozen model, loaded on a device in a precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reservoir.backbone_names import full_name
+from reservoir.backbones import find, load_backbone, weights_digest
+from reservoir.backbones.backbone import Backbone
+from reservoir.cuda_graphs import CudaRecorder, RepeatedBatches
+from reservoir.devices import choose_compute, choose_device
+from reservoir.errors import InputError
+from reservoir.fpt import FPT
+from reservoir.inputs.counter import BracketCounter, Brackets
+from reservoir.inputs.kernels import KernelConvolution
+from reservoir.inputs.native import Reader, open_native, open_reader
+from reservoir.inputs.patch_units import PatchUnits
+from reservoir.inputs.picture_patches import PatchConvolution
+from reservoir.inputs.random_input import NoInputLayer, draw_input
+from reservoir.options import ReservoirOptions
+from reservoir.reservoir import Reservoir
+from reservoir.size_limits import free_memory
+from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.windows import Windows
+
+MODEL_SHARE = 0.8
+"""Share of the free memory that a model may fill; hidden states and features need the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model on its device, with the SHA-256 of its float32 weights and of its native input."""
+
+    fpt: FPT
+    settings: Reservoir
+    windows: Windows
+    digest: str
+    device: torch.device
+    compute: str
+    reader: Reader | None = None
+    input_digests: Mapping[str, str] = field(default_factory=dict)
+    # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
+    convolution: KernelConvolution | PatchConvolution | None = None
+    units: PatchUnits | None = None  # of ``--input patches``, which learns them from training rows
+    # Whether extraction runs compiled blocks, which change the last bits; see `FPT.compile_for_gpu`.
+    compiled: bool = False
+    repeated: RepeatedBatches | None = None  # what computes small batches on a GPU
+
+    def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
+        return (self.convolution or self.windows.of_tensors)(x, lengths)
+
+
+def load_model(
+    task: Task,
+    settings: Reservoir,
+    device: str = "auto",
+    compute: str = "auto",
+    output_init: str = "orthogonal",
+    units: PatchUnits | None = None,
+    stream: str = "never",
+    reader: Reader | None = None,
+    *,
+    compiled: bool = False,
+) -> LoadedModel:
+    """Load or draw the model for a task, in evaluation mode on its device.
+
+    ``--input patches`` needs its ``units``; ``stream`` is that of `StreamOptions`. The ``reader`` of native input is
+    opened here unless the plan of the same task has opened it. A streamed model is not ``compiled``.
+    """
+    place = choose_device(device)
+    dtype_name = choose_compute(compute, place)
+    # Weights that are rounded for the products anyway need no float32 copy.
+    storage: dict[str, Any] = {
+        "own_precision": dtype_name == "bfloat16",
+        "memory_limit": _memory_limit(stream, place),
+    }
+    # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, kernels
+    # whose responses are the hidden states, or a drawn input layer.
+    windows, seen = settings.windows(task), settings.windowed(task)
+    input_digests: Mapping[str, str] = {}
+    convolution: KernelConvolution | PatchConvolution | None = None
+    if settings.input == "native":
+        reader = reader or open_reader(seen, settings.backbone, settings.init)
+        native = open_native(
+            seen, reader, settings.backbone, settings.init, settings.seed, settings.depth, **storage
+        )
+        seen, backbone = native.seen, native.backbone
+        inputs = native.inputs
+        input_digests = native.digests
+    else:
+        backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)
+        convolution = _convolution(task, settings, windows, backbone, units)
+        if convolution:
+            convolution, inputs = convolution.to(place), NoInputLayer()
+        elif settings.input == "counter":
+            if not windows.plain:
+                raise InputError(
+                    "--input counter: it reads symbols, not windows", "leave out the window options"
+                )
+            inputs = BracketCounter(Brackets.of(task), backbone.width, settings.gain)
+        else:
+            inputs = draw_input(
+                settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
+            )
+    if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
+        raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
+    # The digest is that of the weights before they are rounded to the precision of the products.
+    fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
+    digest = weights_digest(backbone)
+    backbone.set_compute(getattr(torch, dtype_name))
+    return LoadedModel(
+        fpt=fpt.to(place),
+        settings=settings,
+        windows=windows,
+        digest=digest,
+        device=place,
+        reader=reader,
+        input_digests=input_digests,
+        # Recurrent backbones stay in float32.
+        compute=str(backbone.compute).removeprefix("torch."),
+        convolution=convolution,
+        units=units if settings.input == "patches" else None,
+        compiled=compiled and backbone.streamed is None,
+        repeated=None if compiled else _repeated_batches(place, backbone),
+    )
+
+
+def _convolution(
+    task: Task, settings: Reservoir, windows: Windows, backbone: Backbone, units: PatchUnits | None
+) -> KernelConvolution | PatchConvolution | None:
+    """Return what responds to whole rows in place of an input layer that reads tokens, if the settings have it."""
+    if settings.input == "patches":
+        if units is None:
+            raise InputError(
+                "--input patches: its units are drawn from the training rows of an extraction",
+                "use reservoir extract, then fit and predict, or another --input",
+            )
+        return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
+    if settings.input == "kernels" and not backbone.depth and not windows.plain:
+        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+        return KernelConvolution(
+            windows,
+            channels,
+            backbone.width,
+            settings.seed,
+            settings.gain,
+            channel_subsets=getattr(backbone.config, "channel_subsets", False),
+        )
+    return None
+
+
+def _repeated_batches(device: torch.device, backbone: Backbone) -> RepeatedBatches | None:
+    """Return what captures small batches in CUDA graphs, if the device and the model allow it."""
+    # The models whose blocks compile are known to read no values of tensors inside them.
+    reads_values = backbone.family.reads_values or not backbone.family.compiles
+    if device.type != "cuda" or reads_values or backbone.streamed is not None:
+        return None
+    return RepeatedBatches(CudaRecorder(device))
+
+
+def _memory_limit(stream: str, device: torch.device) -> int | None:
+    """Return the bytes of parameters above which blocks are streamed; None for no limit."""
+    if stream != "auto":
+        return 0 if stream == "always" else None
+    free = free_memory()
+    if device.type == "cuda":
+        free = min(free, torch.cuda.mem_get_info(device)[0])
+    return int(MODEL_SHARE * free)
+
+
+def reads_samples(model: ReservoirOptions) -> bool:
+    """Return whether the named backbone was pretrained on samples of sounds."""
+    # By default, only a pretrained model reads by its own input.
+    native = model.input == "native" or (model.input is None and model.init in {None, "pretrained"})
+    return bool(model.backbone) and native and find(full_name(str(model.backbone)))[0].reads == "sounds"
