@@ -85,6 +85,14 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     decimal: str = option(".", "Decimal mark of the numbers in a text table: . or ,", one_of(".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
+    channels_first: bool = option(
+        False, "Read an array as (rows, channels, steps), or images with channels first."
+    )
+    pixels: int | None = option(
+        None,
+        "Read the values of a row as a square image, or arrays as images, from black (0) to this value of white.",
+        at_least(1),
+    )
     regression: bool = option(False, "Read whole-number labels as regression targets.")
     classes: bool = option(False, "Read whole-number labels as classes.")
     missing: str = option(
@@ -130,6 +138,10 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
             ("chat", "values"),
             ("forecast", "window"),
             ("forecast", "resample"),
+            ("pixels", "values"),
+            ("pixels", "symbols"),
+            ("pixels", "window"),
+            ("pixels", "resample"),
         )
         for first, second in exclusive:
             if getattr(self, first) and getattr(self, second):

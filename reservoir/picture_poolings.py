@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from reservoir.errors import InputError
 from reservoir.pooling_base import Pooling, side_by_side
 
@@ -65,14 +67,14 @@ class Excess(Pooling):
 
 def _cell_weights(number: int, side: int) -> list[list[float]]:
     """Return the share of each of ``side ** 2`` places in the mean of each of ``number ** 2`` cells."""
-    import torch
-
-    # Along a line, cell i reaches from i side / K to (i + 1) side / K, and place p from p to p + 1.
-    places, edges = torch.arange(side), torch.arange(number + 1) * side / number
-    begin = torch.maximum(edges[:-1, None], places[None])
-    end = torch.minimum(edges[1:, None], places[None] + 1)
-    shares = (end - begin).clamp(min=0) * number / side
-    return torch.kron(shares, shares).tolist()
+    # Along a line, cell i reaches from i side / K to (i + 1) side / K, and place p from p to p + 1. This is NumPy's
+    # work, because torch.export would trace operations of torch, and each number that is taken from their result.
+    places = np.arange(side, dtype=np.float32)
+    edges = np.arange(number + 1, dtype=np.float32) * np.float32(side) / np.float32(number)
+    begin = np.maximum(edges[:-1, None], places[None])
+    end = np.minimum(edges[1:, None], places[None] + 1)
+    shares = (end - begin).clip(min=0) * np.float32(number) / np.float32(side)
+    return np.kron(shares, shares).tolist()
 
 
 class Mirrored(Excess):

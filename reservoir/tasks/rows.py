@@ -27,16 +27,24 @@ def held_out(rows: np.ndarray) -> np.ndarray:
     return row_hash(rows) < np.uint64(int(HELD_OUT * 2**64))
 
 
-def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
-    """Return the split of each row: each class, in the order of `row_hash`, is divided in these proportions."""
+def stratified(labels: np.ndarray, shares: dict[str, float], *, spread: bool = False) -> np.ndarray:
+    """Return the split of each row: each class, in the order of `row_hash`, is divided in these proportions.
+
+    The borders between splits are rounded. With ``spread``, they are rounded up in some classes and down in others, so
+    that small classes together have these proportions, too; every class keeps a row in the first split.
+    """
     order = row_hash(np.arange(len(labels)))
     cuts = np.cumsum(list(shares.values()))[:-1]
     names = np.array(list(shares))
     split = np.empty(len(labels), dtype=names.dtype)
-    for label in np.unique(labels):
+    classes = np.unique(labels)
+    # A border is rounded up in a share of the classes that is its fraction, because the phases are equally spaced.
+    phases = (np.arange(len(classes)) + 0.5) / len(classes)
+    for label, phase in zip(classes, phases, strict=True):
         members = np.flatnonzero(labels == label)
         members = members[np.argsort(order[members])]
-        edges = np.rint(cuts * len(members)).astype(int)
+        exact = cuts * len(members)
+        edges = np.maximum(1, np.floor(exact + phase)).astype(int) if spread else np.rint(exact).astype(int)
         for name, part in zip(names, np.split(members, edges), strict=True):
             split[part] = name
     return split

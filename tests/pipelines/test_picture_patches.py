@@ -268,3 +268,15 @@ def test_some_of_the_rows_are_drawn_and_named(features):
 def test_what_a_kernel_readout_does_not_do_is_refused(features, settings):
     with pytest.raises(InputError):
         fit(features, readout="arccos", **settings)
+
+
+def test_the_numbers_of_cells_are_constants_of_an_exported_model():
+    class Pooled(torch.nn.Module):
+        def forward(self, x):
+            lengths = torch.full((len(x),), x.shape[1])
+            return find_pooling("excess3").of(HiddenStates(x, lengths))[:, 0]
+
+    hidden = torch.randn(2, 256, 4)
+    program = torch.export.export(Pooled(), (hidden,), strict=False)
+    assert len(program.graph.nodes) < 100  # 256 places in 9 cells are 2,304 numbers
+    torch.testing.assert_close(program.module()(hidden), torch.as_tensor(pool("excess3", hidden)))

@@ -6,11 +6,14 @@ from itertools import chain
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
+from reservoir_pipelines.data.array_axes import channels_seem_first
 from reservoir_pipelines.data.formats import read_new
-from reservoir_pipelines.data.values import encode, read_integers, read_labels
+from reservoir_pipelines.data.values import encode, read_integers, read_labels, read_pixel_rows
 from reservoir_pipelines.preparation.sources import open_source
+from sklearn.datasets import load_digits
 
 from reservoir.errors import InputError
 from reservoir.tasks import Task, Tokens, Vectors
@@ -238,3 +241,100 @@ def test_arrays_that_may_be_images_are_refused_or_read_as_the_user_says(tmp_path
     assert_refused(r"float64 values; give images as bytes \(uint8\)", save(tmp_path / "b.npz", x=floats, y=y))
     assert_refused("height, width, 3", save(tmp_path / "c.npz", x=np.moveaxis(floats, -1, 1).astype(np.uint8), y=y))
     assert_refused("images, which have no lengths", save(tmp_path / "d.npz", x=square, y=y, lengths=np.full(30, 9)))
+
+
+def stored(source):
+    """Return the stored sequences of a source by the names of its rows; images decoded."""
+    sequences = {}
+    for split in chain.from_iterable(source.read(piece).values() for piece in source.pieces()):
+        x = map(np.asarray, map(decoded, split.x)) if source.task.pictures else split.x
+        sequences |= dict(zip(map(str, split.ids), x, strict=True))
+    return sequences
+
+
+def assert_same_rows(one, two):
+    one, two = stored(one), stored(two)
+    assert one.keys() == two.keys() and all(np.array_equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_channels_first_is_the_same_array_with_its_axes_moved(tmp_path, suffix):
+    walks = RNG.normal(size=(30, 40, 3)).cumsum(axis=1)
+    y = np.arange(30) % 2
+    last = open_source(str(save(tmp_path / f"last{suffix}", x=walks, y=y)))
+    path = save(tmp_path / f"first{suffix}", x=np.moveaxis(walks, 2, 1), y=y)
+    assert not any("--channels-first" in note for note in last.notes())
+    assert any("3 steps of 40 channels; pass --channels-first" in note for note in open_source(str(path)).notes())
+    first = open_source(str(path), channels_first=True)
+    assert_same_rows(first, last)
+    assert np.array_equal(first.scaling().offset, last.scaling().offset)
+    assert np.array_equal(read_new(path, first.task).x, walks)
+    images = RNG.integers(0, 256, (20, 9, 8, 3)).astype(np.uint8)
+    files = [save(tmp_path / f"{n}{suffix}", x=x, y=y[:20]) for n, x in enumerate((images, np.moveaxis(images, 3, 1)))]
+    assert_refused("--channels-first reads", files[1])
+    assert_same_rows(open_source(str(files[0])), open_source(str(files[1]), channels_first=True))
+
+
+def test_channels_are_found_by_which_axis_is_smooth():
+    walks = RNG.normal(size=(20, 30, 50)).cumsum(axis=1)  # more channels than steps
+    assert not channels_seem_first(walks) and channels_seem_first(np.swapaxes(walks, 1, 2))
+    noise = RNG.normal(size=(20, 5, 50))
+    assert channels_seem_first(noise) and not channels_seem_first(np.swapaxes(noise, 1, 2))
+
+
+def blobs(rows, side):
+    """Return grey images (rows, side, side) of bytes with one blob each."""
+    places = np.arange(side)
+    centres, widths = RNG.uniform(2, side - 2, (2, rows, 1)), RNG.uniform(1, 2, (rows, 1))
+    rows_of_pixels, columns = (np.exp(-(((places - centre) / widths) ** 2)) for centre in centres)
+    return (255 * rows_of_pixels[:, :, None] * columns[:, None, :]).astype(np.uint8)
+
+
+@pytest.mark.parametrize("form", ["integers", "shares", "levels", "square", "table", "red first", "red beside green"])
+def test_pixels_in_a_row_are_read_as_the_image_that_they_are(tmp_path, form):
+    images, y = blobs(40, 16), np.arange(40) % 2
+    flat, flags = images.reshape(40, -1), {"pixels": 255}
+    if form == "red first":
+        images = np.stack([images, images[::-1], images.swapaxes(1, 2)], axis=3)
+        flat, flags = np.moveaxis(images, 3, 1).reshape(40, -1), {"pixels": 255, "channels_first": True}
+    elif form == "red beside green":
+        images = np.stack([images, images[::-1], images.swapaxes(1, 2)], axis=3)
+        flat = images.reshape(40, -1)
+    elif form == "levels":
+        flat, images, flags = flat // 16, images // 16 * 17, {"pixels": 15}
+        flat[0, 0], images[0, 0, 0] = 15, 255
+    elif form == "shares":
+        flat, flags = flat / 255, {"pixels": 1}
+    elif form == "square":
+        flat = images.astype(int)
+        flat[0, 0, 0] = images[0, 0, 0] = 255
+    path = tmp_path / "flat.npz"
+    if form == "table":
+        path = tmp_path / "flat.csv"
+        pd.DataFrame(flat).add_prefix("pixel").assign(label=y).to_csv(path, index=False)
+    else:
+        save(path, x=flat if form == "shares" else flat.astype(int), y=y)
+    command = " ".join(
+        f"--{name}".replace("_", "-") + f" {value}" * (name == "pixels") for name, value in flags.items()
+    )
+    assert any(f"pass {command}" in note for note in open_source(str(path)).notes())
+    source = open_source(str(path), **flags)
+    assert_same_rows(source, open_source(str(save(tmp_path / "images.npz", x=images, y=y))))
+    new = read_new(path, source.task)
+    assert new.holds == "images" and len(new) == 40
+
+
+def test_series_and_symbols_are_not_taken_for_pixels():
+    for x in (RNG.normal(size=(30, 784)).cumsum(axis=1), RNG.integers(0, 4, (30, 64)), RNG.random((30, 768))):
+        assert read_pixel_rows(np.abs(x)) is None
+    assert not read_integers(load_digits().data[:100].astype(int)).names
+
+
+def test_pixels_out_of_range_and_rows_that_are_no_square_are_refused(tmp_path):
+    y = np.arange(30) % 2
+    assert_refused("no square", save(tmp_path / "a.npz", x=np.ones((30, 60)), y=y), pixels=1)
+    dark = open_source(str(save(tmp_path / "b.npz", x=np.full((30, 64), -1.0), y=y)), pixels=1)
+    with pytest.raises(InputError, match=r"x holds -1\.0"):
+        stored(dark)
+    assert_refused("does not apply", save(tmp_path / "c.npz", x=np.array(["text"] * 30), y=y), channels_first=True)
+    assert_refused("axis of channels", save(tmp_path / "d.npz", x=np.ones((30, 60)), y=y), channels_first=True)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.preparation.sources import open_source
 
 from reservoir.errors import InputError
 from reservoir.tasks import Tokens, check_split, task_named
@@ -158,6 +159,18 @@ def test_stratified_divides_every_class_alike(labels):
         members = split[labels == label]
         for name, share in SHARES.items():
             assert abs((members == name).sum() - share * len(members)) <= 1
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_small_classes_are_divided_so_that_all_splits_have_their_share(rows, tmp_path):
+    labels = np.arange(50 * rows) % 50
+    assert len({*stratified(labels, SHARES)}) < len(SHARES)  # each class alone leaves a split empty
+    np.savez(tmp_path / "few.npz", x=np.random.default_rng(0).normal(size=(len(labels), 9)), y=labels)
+    source = open_source(str(tmp_path / "few.npz"), classes=True)
+    splits = {name: split for piece in source.pieces() for name, split in source.read(piece).items()}
+    for name, share in SHARES.items():
+        assert abs(len(splits[name].y) - share * len(labels)) <= 1
+    assert set(splits["train"].y.ravel()) == set(range(50))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -723,3 +723,36 @@ def test_usual_names_of_the_validation_split_are_accepted(tmp_path, name):
     for path in (tmp_path / "t.npz", tmp_path / "t.csv"):
         parts = read_splits(open_source(str(path)))
         assert {part: len(rows) for part, rows in parts.items()} == {"train": 14, "valid": 13, "test": 13}
+
+
+def test_entries_of_fasta_headers_are_no_labels_unless_named(tmp_path):
+    headers = [f">sp|P{row:05}|A protein OS=Homo sapiens OX={row % 2} SV={row % 3}" for row in range(30)]
+    path = tmp_path / "uniprot.fasta"
+    path.write_text("".join(f"{header}\nMKV{'LA'[row % 2]}\n" for row, header in enumerate(headers)))
+    source = open_source(str(path))
+    assert source.task.unlabelled and any("entries OS, OX, SV" in note for note in source.notes())
+    assert open_source(str(path), label=r"OX=([^\s|]+)").task.classes == 2
+
+
+@pytest.mark.parametrize("form", ["long", "log", "forecast"])
+@pytest.mark.parametrize("unit", ["minutes", "dates"])
+def test_times_with_gaps_are_noted(tmp_path, form, unit):
+    flags = {"long": {}, "log": {"window": 20, "label": "label"}, "forecast": {"forecast": 2, "label": "load"}}[form]
+
+    def notes(times):
+        when = np.datetime64("2026-03-01T00:00") + times if unit == "dates" else times
+        columns = {"time": when, "load": RNG.normal(size=len(times)).round(3)}
+        if form == "long":
+            columns |= {"id": np.arange(len(times)) // 20, "label": np.arange(len(times)) // 20 % 2}
+        elif form == "log":
+            columns["label"] = np.arange(len(times)) // 7 % 2
+        text = wide(columns)
+        return [note for note in source_of(tmp_path / "t.csv", text, **flags).notes() if "equally spaced" in note]
+
+    regular = np.arange(400) * 5
+    assert not notes(regular)
+    gaps = regular.copy()
+    gaps[10:] += 60
+    gaps[31:] -= 4
+    (note,) = notes(gaps)
+    assert f"2 of {380 if form == 'long' else 399} steps" in note

@@ -226,6 +226,10 @@ def named_kind(path: Path) -> str:
 # ---- times
 
 
+OTHER_GAP = 1.5
+"""Ratio of the time between two rows to the usual one from which a note says that times are not equally spaced."""
+
+
 def times_of(column: Any) -> np.ndarray | None:
     """Return numbers, or ISO 8601 dates in UTC, as a sortable array, (rows,); None for other cells."""
     import pandas as pd
@@ -253,6 +257,34 @@ def sortable_times(table: Table, name: str) -> np.ndarray:
             "if the rows are in order",
         )
     return times
+
+
+def notes_on_gaps(times: np.ndarray, member: np.ndarray) -> list[str]:
+    """Return a note if the ``times`` (rows,) of the sequences ``member`` (rows,) of int are not equally spaced.
+
+    A gap is irregular if it differs from the median gap of its sequence by a factor of more than `OTHER_GAP`.
+    """
+    order = np.lexsort((times, member))
+    same_sequence = np.diff(member[order]) == 0
+    gaps = np.diff(times[order].astype("datetime64[ns]") if times.dtype.kind == "M" else times[order])
+    gaps, sequence = gaps[same_sequence].astype(np.float64), member[order][1:][same_sequence]
+    if not len(gaps):
+        return []
+    # The median of each sequence: sorted by sequence and gap, it is in the middle of the rows of the sequence.
+    by_size = np.lexsort((gaps, sequence))
+    counts = np.bincount(sequence)
+    present = np.flatnonzero(counts)
+    middles = (np.cumsum(counts) - counts + counts // 2)[present]
+    usual = np.zeros(len(counts))
+    usual[present] = gaps[by_size][middles]
+    is_irregular = (gaps > OTHER_GAP * usual[sequence]) | (gaps * OTHER_GAP < usual[sequence])
+    if not is_irregular.any():
+        return []
+    return [
+        f"the times are not equally spaced: {is_irregular.sum():,} of {len(gaps):,} steps are more than {OTHER_GAP:g} "
+        "times as long, or as short, as the usual step. The features take all steps for equal: interpolate the values "
+        "at equal times, or add the time since the row before as a column"
+    ]
 
 
 # ---- values

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from reservoir.errors import InputError, as_input_error
@@ -16,6 +17,7 @@ from reservoir_pipelines.data.table_rows import columns_as_rows
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fna")
 LAST_WORD = r"[\s|]([^\s|]+)$"  # the label in a header without --label
+ENTRY = re.compile(r"(?<![^\s|])(\w+)=")  # a name with a value, such as OX=9606
 
 
 class Record(NamedTuple):
@@ -42,8 +44,10 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         columns |= {"label" if name == "y" else name: list(array) for name, array in table.arrays.items()}
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
     elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
-        has_last_words = any(re.search(LAST_WORD, header) for header in headers)
-        label_pattern = options.label or (LAST_WORD if has_last_words and not is_new else "")
+        label_pattern = options.label or ""
+        if not options.label and not is_new:
+            label_pattern, notes_on_label = _default_pattern(headers)
+            notes += notes_on_label
         labels = _matches(bad, headers, label_pattern, "label", is_new=is_new)
         groups = _matches(bad, headers, options.group or "", "group", is_new=is_new)
         if any(labels):
@@ -81,6 +85,24 @@ def _read_records(path: Path, *, upper: bool) -> list[Record]:
     if not records:
         raise InputError(f"{path}: no sequences", "a FASTA file has a line with > before each")
     return records
+
+
+def _default_pattern(headers: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the pattern of the label in headers without ``--label``, empty if there is none, and notes.
+
+    It is the last word. But if headers have several entries such as ``OX=9606 GN=INS SV=2``, the last one is probably
+    not the label.
+    """
+    last_words = [match.group(1) for header in headers if (match := re.search(LAST_WORD, header))]
+    keys = [*dict.fromkeys(ENTRY.findall(headers[0]))]
+    are_entries = sum(map(bool, map(ENTRY.match, last_words))) > len(headers) / 2
+    if are_entries and len(keys) > 1:
+        pattern = quote(rf"{keys[0]}=([^\s|]+)")
+        note = (
+            f"headers have the entries {', '.join(keys)}, of which none is read as the label; pass --label"
+        )
+        return "", [f"{note} with a pattern, such as --label {pattern}"]
+    return (LAST_WORD if last_words else ""), []
 
 
 def _names(headers: Sequence[str], options: OwnDataOptions, *, is_new: bool) -> tuple[list[str], list[str]]:

@@ -21,6 +21,7 @@ from reservoir_pipelines.data.columns import (
     example,
     holds_single_numbers,
     listed,
+    notes_on_gaps,
     require_column,
     separated,
     sortable_times,
@@ -139,6 +140,7 @@ class Series:
     name: str
     values: np.ndarray
     steps: np.ndarray
+    times: np.ndarray  # (steps,), sortable
 
 
 def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) -> list[Series]:
@@ -167,7 +169,7 @@ def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) ->
     for number, name in enumerate(names):
         rows = np.flatnonzero(member == number)
         rows = rows[np.argsort(times[rows], kind="stable")]
-        series.append(Series(str(name), values[rows], steps[rows]))
+        series.append(Series(str(name), values[rows], steps[rows], times[rows]))
     return series
 
 
@@ -250,6 +252,8 @@ def _labelled_windows(
                 "lower the two, or give more steps",
             )
     names = np.concatenate([_step_names(part) for part in series])
+    times = np.concatenate([part.times for part in series])
+    member = np.repeat(np.arange(len(series)), np.diff(offsets))
     return Rows(
         x=Windows(steps, first[is_used] - past, past),
         y=y[is_used],
@@ -259,6 +263,7 @@ def _labelled_windows(
         notes=(
             *columns.notes,
             f"windows of {past} steps; the newest {test:,} steps are test, the {valid:,} before them valid",
+            *notes_on_gaps(times, member),
         ),
         roles={flag: name for flag, name in columns.parameters.items() if flag != "columns"},
         parameters={**columns.parameters, "past": past, "series": len(series)},

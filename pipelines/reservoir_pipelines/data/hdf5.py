@@ -20,7 +20,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.image_arrays import holds_images, rows_of_images
+from reservoir_pipelines.data.array_axes import read_axes
 from reservoir_pipelines.data.rows import NAMES, Rows, rows_of_arrays
 
 SUFFIXES = (".h5", ".hdf5")
@@ -39,7 +39,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     _check_apart(path)
     arrays = datasets(path)
     rows = rows_of_arrays(origin, arrays, _piece_rows(arrays))
-    return rows_of_images(origin, rows) if holds_images(rows, options, task) else rows
+    return read_axes(origin, rows, options, task)
 
 
 class Dataset:

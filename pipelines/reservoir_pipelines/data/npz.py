@@ -11,7 +11,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.image_arrays import holds_images, rows_of_images
+from reservoir_pipelines.data.array_axes import read_axes
 from reservoir_pipelines.data.rows import NAMES, Rows, rows_of_arrays
 
 SUFFIXES = (".npz",)
@@ -20,7 +20,7 @@ SUFFIXES = (".npz",)
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of an archive with the arrays of `NAMES`."""
     rows = rows_of_arrays(origin, read_arrays(Path(origin), NAMES))
-    return rows_of_images(origin, rows) if holds_images(rows, options, task) else rows
+    return read_axes(origin, rows, options, task)
 
 
 def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:

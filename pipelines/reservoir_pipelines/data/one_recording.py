@@ -8,6 +8,7 @@ from reservoir_pipelines.data.columns import (
     filled,
     holds_lists,
     listed,
+    notes_on_gaps,
     require_column,
     separated,
     times_of,
@@ -73,6 +74,7 @@ def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
         f"one recording: {len(row_of_step):,} rows are its steps, ordered by {roles.time!r}, with the values "
         f"{listed(names)}"
     )
+    reading.notes += notes_on_gaps(times[row_of_step], np.zeros(len(row_of_step), np.int64))
     if not reading.new:
         if "y" in of_rows:
             reading.chosen["each"] = "token"

@@ -20,6 +20,7 @@ from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import is_hub
 from reservoir_pipelines.data.labels import WHERE, Labels, encode_labels, no_labels, split_rows
 from reservoir_pipelines.data.rows import (
+    OF_ARRAYS,
     OF_RECORDINGS,
     OF_TEXTS,
     OR_FILL,
@@ -71,13 +72,14 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        # Options of recordings, forecasts and chats count only if they are given, so that data that was prepared before
-        # they existed keeps its folder. "asked" is the name that the options have in the digests of these folders.
+        # Options of arrays, recordings, forecasts and chats count only if they are given, so that data that was
+        # prepared before they existed keeps its folder. "asked" is the name that the options have in the digests of
+        # these folders.
         explicit = self.options.explicit
         options = {
             name: value
             for name, value in vars(self.options).items()
-            if name not in (*OF_RECORDINGS, *OF_FORECASTS, *OF_TEXTS) or name in explicit
+            if name not in (*OF_ARRAYS, *OF_RECORDINGS, *OF_FORECASTS, *OF_TEXTS) or name in explicit
         }
         return {"asked": options}
 

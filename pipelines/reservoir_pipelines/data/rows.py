@@ -21,6 +21,9 @@ OF_RECORDINGS = ("resample", "window", "step")
 OF_TEXTS = ("chat", "span")
 """The options of texts that are chats, or in which a span is marked; a reader of such texts records them."""
 
+OF_ARRAYS = ("channels_first", "pixels")
+"""The options of arrays of series or of images; a reader of such arrays records them."""
+
 UNUSED = {
     "numbers": ("rate",),
     "letters": ("rate", "waveform", *OF_RECORDINGS),
@@ -191,10 +194,13 @@ class Rows:
 
     def refuse_unused(self, where: str, options: Sequence[str]) -> None:
         """Refuse options that do not apply to such data."""
-        not_read = (name for name in OF_TEXTS if name not in self.parameters)
+        not_read = (name for name in (*OF_TEXTS, *OF_ARRAYS) if name not in self.parameters)
         for name in (*UNUSED[self.holds], *self.unused, *not_read):
             if name in options:
-                raise InputError(f"{where}: --{name} does not apply to data of this kind", "leave it out")
+                raise InputError(
+                    f"{where}: --{name.replace('_', '-')} does not apply to data of this kind",
+                    "leave it out",
+                )
 
 
 def padded(where: str, sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

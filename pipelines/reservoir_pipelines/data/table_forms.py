@@ -17,6 +17,7 @@ from reservoir_pipelines.data.columns import (
     holds_sequences,
     holds_words,
     listed,
+    notes_on_gaps,
     numbers_of_list,
     numbers_of_text,
     require_column,
@@ -342,6 +343,8 @@ def read_long_form(reading: TableArrays) -> Skipped:
         f"long form: {len(ids):,} rows make {len(sequence_ids):,} sequences, one per {roles.id!r}, "
         f"ordered by {roles.time!r}, with the values {listed(names)}"
     )
+    if not reading.options.symbols:  # symbols are events, which are seldom equally spaced
+        reading.notes += notes_on_gaps(times, member)
     return skipped
 
 

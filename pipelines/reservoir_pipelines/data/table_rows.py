@@ -11,6 +11,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data.array_axes import notes_on_pixels, read_pixels
 from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
 from reservoir_pipelines.data.counters import (
     are_in_order,
@@ -70,6 +71,9 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         )
     if isinstance(rows.x, TextCodes) and names_files(path.parent, rows.x.texts):
         rows = _rows_of_files(table, rows, rows.x.texts, options, task)
+    rows = read_pixels(str(path), rows, options)
+    if task is None:
+        rows = replace(rows, notes=(*rows.notes, *notes_on_pixels(rows, options)))
     notes = (f"a table in {len(parts):,} parts, {parts[0].name} first",) if parts else ()
     # A table has labels of its own.
     return replace(rows, notes=(*notes, *rows.notes), unused=("labels",))

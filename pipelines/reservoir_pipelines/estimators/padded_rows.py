@@ -10,8 +10,12 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir.tasks.source import clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir_pipelines.data.array_axes import channels_seem_first
 from reservoir_pipelines.data.rows import padded
 from reservoir_pipelines.data.values import as_values, check_rounding, read_integers, rounding
+
+CHECKED_ROWS = 256
+"""Rows of X, from the first, that show which axis is that of the channels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +84,7 @@ def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
             return [np.asarray(row).T if np.ndim(row) == 2 else row for row in x]
         return np.swapaxes(x, 1, 2) if np.ndim(x) == 3 else x
     shape = getattr(x, "shape", ())
-    if warn and len(shape) == 3 and shape[2] > shape[1]:
+    if warn and len(shape) == 3 and channels_seem_first(np.asarray(x[:CHECKED_ROWS])):
         warnings.warn(
             f"X of shape {shape} is read as {shape[1]} values of {shape[2]} channels; "
             "if it is (samples, channels, values), pass channels_first=True",
