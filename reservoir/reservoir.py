@@ -13,6 +13,7 @@ from torch import Tensor
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.backbones.backbone import Backbone
+from reservoir.backbones.generic_checks import convert_to_bfloat16
 from reservoir.cuda_graphs import CudaRecorder, RepeatedBatches
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
@@ -167,10 +168,10 @@ def load_model(
     opened here unless the plan of the same task has opened it. A streamed model is not ``compiled``.
     """
     place = choose_device(device)
-    dtype_name = choose_compute(compute, place)
+    precision = choose_compute(compute, place)
     # Weights that are rounded for the products anyway need no float32 copy.
     storage: dict[str, Any] = {
-        "own_precision": dtype_name == "bfloat16",
+        "own_precision": precision != "float32",
         "memory_limit": _memory_limit(stream, place),
     }
     # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, kernels
@@ -206,7 +207,10 @@ def load_model(
     # The digest is that of the weights before they are rounded to the precision of the products.
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
-    backbone.set_compute(getattr(torch, dtype_name))
+    if precision == "bfloat16-all" and backbone.family.is_generic:
+        convert_to_bfloat16(backbone)
+    else:
+        backbone.set_compute(precision)
     return LoadedModel(
         fpt=fpt.to(place),
         settings=settings,
@@ -216,7 +220,7 @@ def load_model(
         reader=reader,
         input_digests=input_digests,
         # Recurrent backbones stay in float32.
-        compute=str(backbone.compute).removeprefix("torch."),
+        compute=backbone.compute,
         convolution=convolution,
         units=units if settings.input == "patches" else None,
         compiled=compiled and backbone.streamed is None,
@@ -278,13 +282,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_compute(name: str, device: torch.device) -> str:
-    """Return the precision of the products; ``auto`` is bfloat16 if the hardware multiplies it natively and faster."""
+    """Return the precision of a model; ``auto`` is bfloat16 if the hardware multiplies it natively and faster."""
     if name != "auto":
         return name
     if on_gpu(device):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return "bfloat16" if native else "float32"
     return faster_precision() if device.type == "cpu" else "float32"
+
+
+def choose_training_compute(name: str, device: torch.device) -> str:
+    """Return the precision of the products of a training, whose trained weights and hidden states are float32."""
+    if name == "bfloat16-all":
+        problem = "--compute bfloat16-all: trained weights need hidden states in float32"
+        raise InputError(problem, "use --compute bfloat16")
+    return choose_compute(name, device)
 
 
 def reads_samples(model: ReservoirOptions) -> bool:

@@ -189,9 +189,10 @@ def test_changed_weights_make_another_entry(cache, tiny_gpt2, tmp_path):
 
 def test_each_option_that_changes_numbers_makes_another_entry(small):
     plain = small()
-    others = [small(seed=1), small(gain=2.0), small(limit=200), small(store="float32"), small(compute="bfloat16")]
+    others = [small(seed=1), small(gain=2.0), small(limit=200), small(store="float32")]
+    others += [small(compute="bfloat16"), small(compute="bfloat16-all")]
     entries = {done.entry for done in [plain, *others]}
-    assert len(entries) == 6 and small(batch_rows=7).entry == plain.entry
+    assert len(entries) == 7 and small(batch_rows=7).entry == plain.entry
     assert plain.store.entry.spec.backbone.gelu == "one step"
 
 

@@ -23,7 +23,7 @@ from reservoir.plan.rates import BIT_MEMORY_RATE, PRETRAIN_STEPS
 from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import LanguageModel, LanguageSteps, choose_recipe
 from reservoir.records import from_json
-from reservoir.reservoir import choose_compute, choose_device
+from reservoir.reservoir import choose_device, choose_training_compute
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines import train
 from reservoir_pipelines.files import system_errors, write_checked
@@ -120,7 +120,7 @@ def pretrain(
     if corpus == BIT_MEMORY:
         return _pretrain_bit_memory(backbone, shape.seed, options, place, out)
     device = choose_device(place.device)
-    compute = choose_compute(options.compute, device)
+    compute = choose_training_compute(options.compute, device)
     source = corpus_named(corpus, options.vocabulary)
     eager = options.compiled and device.type == "cpu"
     model = LanguageModel(backbone, source.vocabulary, shape.seed, eager=eager)
