@@ -249,6 +249,7 @@ def hidden_states(
     from transformers import AutoModel, T5EncoderModel
 
     model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder, dtype=dtype).eval()
+    model.to(next(iter(inputs.values())).device)
     (blocks,) = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == 3]
     last: list[torch.Tensor] = []
     # In some families output_hidden_states applies the final norm to the last block; a hook returns it before the norm.
