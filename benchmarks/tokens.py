@@ -3,11 +3,12 @@
     python benchmarks/tokens.py MODEL TEXT [--rows 1500]
 
 MODEL is the folder of a language model, TEXT is enwik8.gz. The rows are paragraphs of Wikipedia in lower case, and the
-label of a word says whether it began with a capital. Both ways run the model in float32 on the same rows, keep the
-first token of each word of every layer in float16, choose a layer and a penalty of ridge regression on the validation
-rows, and score the readout that is then fitted to train and valid on the test rows. The script keeps what is needed
-to find the words again: labels, the number of the text, token IDs and spans. Times are processor seconds of one
-thread; MB is the size of all features and labels on disk. The first line is the share of the most frequent class.
+label of a word says whether it began with a capital. Both ways run the model on the same rows in float32, and
+`extract` in the precision of its choice, too. They keep the first token of each word of every layer in float16, choose
+a layer and a penalty of ridge regression on the validation rows, and score the readout that is then fitted to train
+and valid on the test rows. The script keeps what is needed to find the words again: labels, the number of the text,
+token IDs and spans. Times are processor seconds of one thread; MB is the size of all features and labels on disk. The
+first lines give the share of the most frequent class.
 """
 
 from __future__ import annotations
@@ -140,6 +141,37 @@ def megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
+def row_of_script(model: str, rows: list[dict], folder: Path) -> tuple[object, ...]:
+    """Return the row of the table for the script, which writes its features to a new folder."""
+    folder.mkdir()
+    times = [time.process_time()]
+    for split in SPLITS:
+        of_split = [row for row in rows if row["split"] == split]
+        features_by_script(model, of_split, folder / f"{split}.npz")
+    times.append(time.process_time())
+    layer, score = fit_by_script(folder)
+    times.append(time.process_time())
+    return "script", layer, score, *np.diff(times), megabytes(folder)
+
+
+def row_of_extract(model: str, data: Path, compute: str, folder: Path) -> tuple[object, ...]:
+    """Return the row of the table for `extract` in some precision and `fit`, whose cache is a new folder."""
+    # Layer k of transformers lies behind block k, and the last one behind the final norm, too.
+    blocks = AutoConfig.from_pretrained(model).num_hidden_layers
+    layers = ",".join(["embed", *(f"block{block:02d}" for block in range(1, blocks)), "final"])
+    times = [time.process_time()]
+    features = extract(data, backbone=model, cache=folder, compute=compute, layers=layers)
+    times.append(time.process_time())
+    columns = ",".join(features.columns)
+    result = fit(features, columns=columns, select="valid", out=folder / "readout")
+    times.append(time.process_time())
+    test = features["test"]
+    majority = max(np.mean(test.y), 1 - np.mean(test.y))
+    print(f"{compute}: majority class {100 * majority:.1f}%, {test.rows:,} test words", flush=True)
+    way = f"`extract --compute {compute}`, `fit`"
+    return way, result.best.columns[0], result.best.test_score, *np.diff(times), features.bytes / 1e6
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -157,47 +189,15 @@ def main() -> None:
         rows = [json.loads(line) for line in path.open()]
         # Both ways import the same modules, which takes longer than a small extraction.
         AutoModel.from_pretrained(options.model)
-        # The script first, and then `extract` and `fit`.
-        (root / "script").mkdir()
-        times = [time.process_time()]
-        for split in SPLITS:
-            of_split = [row for row in rows if row["split"] == split]
-            features_by_script(options.model, of_split, root / "script" / f"{split}.npz")
-        times.append(time.process_time())
-        layer, script_score = fit_by_script(root / "script")
-        times.append(time.process_time())
-        # Layer k of transformers lies behind block k, and the last one behind the final norm, too.
-        blocks = AutoConfig.from_pretrained(options.model).num_hidden_layers
-        layers = ",".join(["embed", *(f"block{block:02d}" for block in range(1, blocks)), "final"])
-        features = extract(
-            path, backbone=options.model, cache=root / "cache", compute="float32", layers=layers
-        )
-        times.append(time.process_time())
-        columns = ",".join(features.columns)
-        result = fit(features, columns=columns, select="valid", out=root / "readout")
-        times.append(time.process_time())
-        test = features["test"]
-        print(
-            f"majority class {100 * max(np.mean(test.y), 1 - np.mean(test.y)):.1f}%, {test.rows:,} test words\n"
-        )
-        seconds = np.diff(times)
-        table = [
-            ("script", layer, script_score, *seconds[:2], megabytes(root / "script")),
-            (
-                "`extract`, `fit`",
-                result.best.columns[0],
-                result.best.test_score,
-                *seconds[2:4],
-                features.bytes / 1e6,
-            ),
+        table = [row_of_script(options.model, rows, root / "script")]
+        table += [
+            row_of_extract(options.model, path, compute, root / compute) for compute in ("float32", "auto")
         ]
-        print(
-            "| way | layer | accuracy per word | extraction (s) | fit (s) | MB |\n|---|---|--:|--:|--:|--:|"
-        )
-        for way, chosen, score, extraction, fitting, size in table:
-            print(
-                f"| {way} | {chosen} | {100 * score:.1f} | {extraction:.1f} | {fitting:.1f} | {size:.1f} |"
-            )
+    print(
+        "\n| way | layer | accuracy per word | extraction (s) | fit (s) | MB |\n|---|---|--:|--:|--:|--:|"
+    )
+    for way, chosen, score, extraction, fitting, size in table:
+        print(f"| {way} | {chosen} | {100 * score:.1f} | {extraction:.1f} | {fitting:.1f} | {size:.1f} |")
 
 
 if __name__ == "__main__":
