@@ -31,6 +31,7 @@ from gpu_stages import (
     ceilings,
     extraction,
     headline,
+    precisions,
     pretrained,
     science,
     tests,
@@ -55,7 +56,8 @@ class Stage:
 STAGES = {
     "ceilings": Stage(ceilings, 60),
     "tests": Stage(tests, 300),
-    "extract": Stage(extraction, 420),
+    "precisions": Stage(precisions, 60),
+    "extract": Stage(extraction, 480),
     "training": Stage(training, 180),
     "headline": Stage(headline, 90, needs_data=True),
     "fit": Stage(fitting, 240),
@@ -68,7 +70,7 @@ STAGES = {
     "pretrained": Stage(pretrained, 600, needs_data=True, needs_weights=True),
 }
 SMOKE_STAGES = {
-    **{name: STAGES[name] for name in ("ceilings", "tests", "extract", "training", "fit")},
+    **{name: STAGES[name] for name in ("ceilings", "tests", "precisions", "extract", "training", "fit")},
     "headline": Stage(headline, 90),
     "science": Stage(partial(science, tasks=("digits",)), 90),
 }

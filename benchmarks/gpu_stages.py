@@ -28,7 +28,7 @@ from train import Form, our_model, our_steps, product_flops, rows_of
 
 from reservoir.column import Column
 from reservoir.cuda_graphs import WARM_UP
-from reservoir.options import ExtractOptions
+from reservoir.options import PRECISIONS, ExtractOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
@@ -280,6 +280,9 @@ def cases(scale: Scale) -> Iterator[Case]:
         yield Case(f"all layers, {tokens} tokens", every_layer, tokens)
         yield Case(f"all layers, {tokens} tokens, compiled", every_layer, tokens, compiled=True)
     short = scale.tokens[0]
+    all_rounded = {**model, "layers": "all", "pool": "last,mean", "compute": "bfloat16-all"}
+    yield Case(f"all layers, {short} tokens, all in bfloat16", all_rounded, short)
+    yield Case(f"all layers, {short} tokens, all in bfloat16, compiled", all_rounded, short, compiled=True)
     yield Case(f"2 columns, {short} tokens", {**model, "layers": "embed,block01", "pool": "mean"}, short)
     yield Case(
         f"all layers, 4 to {short} tokens", {**model, "layers": "all", "pool": "last,mean"}, short, 4
@@ -315,6 +318,42 @@ def extraction(context: Context) -> None:
                 flops_per_row=forward_flops(probe, case.tokens),
                 profile=kernel_table(probe, context),
             )
+
+
+def precisions(context: Context) -> None:
+    """Measure one batch in each precision: its speed, and how far its features are from those in float32."""
+    tokens = context.scale.tokens[0]
+    options = {"backbone": context.scale.backbone, "init": "random", "input": "orthogonal", "patch": 1}
+    options |= {"layers": "all", "pool": "last,mean"}
+    exact: Mapping[Column, Tensor] = {}
+    with tempfile.TemporaryDirectory() as folder, silenced():
+        root = Path(folder)
+        for compute in PRECISIONS:  # float32 is the first
+            case = Case(compute, options | {"compute": compute}, tokens)
+            file = write_rows(case, root / "rows.npz", min(1024, context.scale.most_rows))
+            extractor = warm_extractor(file, case.extract_options(root, context), root)
+            torch.manual_seed(0)
+            x, lengths = batch_of(extractor)
+            columns = [Column.parse(name) for name in extractor.columns]
+            run = partial(extractor.model.fpt.features, x, lengths, columns, is_full=True)
+            features = run()
+            exact = exact or features
+            seconds = seconds_per_call(run, context.device, context.scale.seconds / 2)
+            context.evidence.add(
+                "precisions",
+                compute,
+                rows_per_second=len(x) / seconds,
+                deviation=mean_deviation(features, exact),
+            )
+
+
+def mean_deviation(features: Mapping[Column, Tensor], exact: Mapping[Column, Tensor]) -> float:
+    """Return the root mean square difference from exact features, in standard deviations of each channel."""
+    squares = [
+        ((features[column] - values) / values.std(dim=0).clamp(min=1e-6)).square().mean()
+        for column, values in exact.items()
+    ]
+    return torch.stack(squares).mean().sqrt().item()
 
 
 def write_rows(case: Case, file: Path, rows: int) -> Path:

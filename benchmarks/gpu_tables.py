@@ -41,6 +41,10 @@ def tables(records: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         f"Measured on: {card}.",
         table(["ceiling", "operations or bytes per second"], _ceilings(ceilings)),
+        table(
+            ["precision", "rows/s", "difference from float32, standard deviations"],
+            _precisions(of_stage.get("precisions", {})),
+        ),
         table(of_extraction, _extractions(extractions, peaks)),
         table(["one batch of", "milliseconds by kind of operation"], _profiles(extractions)),
         table(
@@ -62,6 +66,12 @@ def _ceilings(records: Records) -> Iterator[list[str]]:
     for name, record in records.items():
         if "per_second" in record:
             yield [name, f"{record['per_second']:.3g}"]
+
+
+def _precisions(records: Records) -> Iterator[list[str]]:
+    for name, record in records.items():
+        if "deviation" in record:
+            yield [name, f"{record['rows_per_second']:,.0f}", f"{record['deviation']:.3f}"]
 
 
 def _extractions(records: Records, peaks: Peaks) -> Iterator[list[str]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,14 @@ from reservoir.pooling import Pooling
 from reservoir.raw_input import read_values
 from reservoir.tasks.task import Scaling, Tokens
 
-# On an H200, 20% was 1.6 times as fast as 4.5% for GPT-2 small in bfloat16; ``make gpu`` prints the speeds.
-MAX_PADDING = {"cpu": 0.045, "cuda": 0.2}
-"""Largest share of padding in a batch by kind of device, unless it has less than a 64th of the full size."""
+MAX_PADDING = 0.045
+"""Largest share of padding in a batch on a CPU, unless it has less than a 64th of the full size."""
+
+# The speeds of an H200 at six limits of padding (docs/gpu.md) follow from a time for each batch and a time for each
+# token, within 7% for GPT-2 small and 20% for mini. A batch takes as long as 7,900 tokens of GPT-2 small or 202,000 of
+# mini in bfloat16, and 560 or 7,700 in float32: by the number of their weights, nearly the same number of products.
+BATCH_PRODUCTS = {"float32": 4e10, "bfloat16": 8e11, "bfloat16-all": 8e11}
+"""How many products of a token and a weight take as long as the fixed part of a batch on a GPU, by precision."""
 
 LENGTH_STEPS = 16
 """Padded lengths between two powers of two; oneDNN keeps compiled code for each shape."""
@@ -175,12 +181,21 @@ def model_batches(
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
     can_pad = model.fpt.backbone.can_pad
     padded = padded_lengths(lengths) if can_pad else lengths
-    max_padding = (
-        MAX_PADDING[kind(model.device)] if can_pad else None
-    )  # None: all rows have the same length
-    for rows in token_batches(lengths, padded, most_tokens, max_padding):
+    if can_pad and kind(model.device) == "cuda":
+        divided = cheapest_batches(lengths, padded, most_tokens, _batch_cost(model))
+    else:  # None: all rows of a batch have the same length
+        divided = token_batches(lengths, padded, most_tokens, MAX_PADDING if can_pad else None)
+    for rows in divided:
         # Rows of a batch are sorted by length, so the last one is the longest.
         yield rows, int(padded[rows[-1]])
+
+
+def _batch_cost(model: LoadedModel) -> int:
+    """Return how many tokens take as long as the fixed part of a batch on a GPU."""
+    backbone = model.fpt.backbone
+    # The weights of a transformer's blocks, whose feed-forward is four times as wide as its hidden states.
+    weights = 12 * max(1, backbone.depth) * backbone.width**2
+    return int(BATCH_PRODUCTS[model.compute] / weights)
 
 
 def padded_lengths(lengths: np.ndarray) -> np.ndarray:
@@ -198,7 +213,7 @@ def token_batches(
     lengths: np.ndarray,
     padded: np.ndarray,
     most_tokens: int,
-    max_padding: float | None = MAX_PADDING["cpu"],
+    max_padding: float | None = MAX_PADDING,
 ) -> Iterator[np.ndarray]:
     """Yield the row numbers of batches with a limited number of tokens: similar lengths together, ties in row order.
 
@@ -225,6 +240,44 @@ def token_batches(
             rows = power + (power // 2 if fits_half_more else 0)
         yield order[start : start + rows]
         start += rows
+
+
+def cheapest_batches(
+    lengths: np.ndarray, padded: np.ndarray, most_tokens: int, batch_cost: int
+) -> Iterator[np.ndarray]:
+    """Yield the row numbers of batches with a limited number of tokens, which together cost least.
+
+    A batch costs as many tokens as it has, padding included, and ``batch_cost`` more. Rows are in order of length, ties
+    in row order. Those of one padded length are divided only if they do not fit into a batch.
+    """
+    order = np.argsort(lengths, kind="stable")
+    tokens, starts = np.unique(padded[order], return_index=True)
+    ends = np.append(starts[1:], len(order))
+    # ``costs[k]`` is the least cost of the rows of the first k lengths. Its last part ends with the k-th length and may
+    # begin with any; before it, the rest costs least. Rows of a part that do not fit into one batch make several.
+    costs = np.zeros(len(tokens) + 1, dtype=np.int64)
+    first_lengths = np.zeros(len(tokens), dtype=np.int64)
+    for last in range(len(tokens)):
+        rows = ends[last] - starts[: last + 1]
+        counts = _batch_count(rows, tokens[last], most_tokens)
+        totals = costs[: last + 1] + rows * tokens[last] + counts * batch_cost
+        first_lengths[last] = totals.argmin()
+        costs[last + 1] = totals.min()
+    # The parts, from the last to the first.
+    parts: list[tuple[int, int]] = []
+    last = len(tokens) - 1
+    while last >= 0:
+        parts.append((int(first_lengths[last]), last))
+        last = int(first_lengths[last]) - 1
+    for first, last in reversed(parts):
+        part = order[starts[first] : ends[last]]
+        yield from np.array_split(part, _batch_count(len(part), tokens[last], most_tokens))
+
+
+def _batch_count(rows: Any, tokens: int, most_tokens: int) -> Any:
+    """Return how many batches hold so many rows of ``tokens`` each."""
+    fitting = max(1, most_tokens // tokens)
+    return -(-rows // fitting)
 
 
 def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:

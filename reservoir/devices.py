@@ -34,13 +34,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_compute(name: str, device: torch.device) -> str:
-    """Return the precision of the products; ``auto`` is bfloat16 if the hardware multiplies it natively and faster."""
+    """Return the precision of a model; ``auto`` is bfloat16 if the hardware multiplies it natively and faster."""
     if name != "auto":
         return name
     if on_gpu(device):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return "bfloat16" if native else "float32"
     return faster_precision() if device.type == "cpu" else "float32"
+
+
+def choose_training_compute(name: str, device: torch.device) -> str:
+    """Return the precision of the products of a training, whose trained weights and hidden states are float32."""
+    if name == "bfloat16-all":
+        problem = "--compute bfloat16-all: trained weights need hidden states in float32"
+        raise InputError(problem, "use --compute bfloat16")
+    return choose_compute(name, device)
 
 
 def kind(device: torch.device) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from reservoir.backbone_names import full_name
 from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.backbones.backbone import Backbone
+from reservoir.backbones.generic_checks import convert_to_bfloat16
 from reservoir.cuda_graphs import CudaRecorder, RepeatedBatches
 from reservoir.devices import choose_compute, choose_device
 from reservoir.errors import InputError
@@ -75,10 +76,10 @@ def load_model(
     opened here unless the plan of the same task has opened it. A streamed model is not ``compiled``.
     """
     place = choose_device(device)
-    dtype_name = choose_compute(compute, place)
+    precision = choose_compute(compute, place)
     # Weights that are rounded for the products anyway need no float32 copy.
     storage: dict[str, Any] = {
-        "own_precision": dtype_name == "bfloat16",
+        "own_precision": precision != "float32",
         "memory_limit": _memory_limit(stream, place),
     }
     # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, kernels
@@ -114,7 +115,10 @@ def load_model(
     # The digest is that of the weights before they are rounded to the precision of the products.
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
-    backbone.set_compute(getattr(torch, dtype_name))
+    if precision == "bfloat16-all" and backbone.family.is_generic:
+        convert_to_bfloat16(backbone)
+    else:
+        backbone.set_compute(precision)
     return LoadedModel(
         fpt=fpt.to(place),
         settings=settings,
@@ -124,7 +128,7 @@ def load_model(
         reader=reader,
         input_digests=input_digests,
         # Recurrent backbones stay in float32.
-        compute=str(backbone.compute).removeprefix("torch."),
+        compute=backbone.compute,
         convolution=convolution,
         units=units if settings.input == "patches" else None,
         compiled=compiled and backbone.streamed is None,

@@ -31,6 +31,8 @@ from reservoir.option_fields import (
 from reservoir.pooling import pooling_help
 
 BY_DATA = "depends on the data; extract --dry-run prints it"
+PRECISIONS = ("float32", "bfloat16", "bfloat16-all")
+"""Precisions in which a model runs; see `Backbone.set_compute`."""
 GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
 KERNEL_GAIN = 6.0  # of kernels: makes the learned positions small compared with the values
 # Of patches, whose responses have a standard deviation of about 1, as poolings expect; and of the one-hot vectors of
@@ -309,8 +311,8 @@ class ComputeOptions(Options, panel="Run"):
 
     compute: str = option(
         "auto",
-        "Precision: float32, bfloat16, or auto (the faster one).",
-        one_of("auto", "float32", "bfloat16"),
+        "Precision: float32, bfloat16 (of products), bfloat16-all (of all), or auto (float32 or bfloat16, the faster).",
+        one_of("auto", *PRECISIONS),
     )
 
 

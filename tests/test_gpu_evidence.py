@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-STAGES = ["ceilings", "extract", "training", "fit", "headline"]  # the others start programs that other tests run
+STAGES = [
+    "ceilings",
+    "precisions",
+    "extract",
+    "training",
+    "fit",
+    "headline",
+]  # the others start programs that other tests run
 
 
 @pytest.fixture
@@ -55,6 +62,9 @@ def test_a_dry_run_measures_everything_once_and_writes_its_tables(call, tmp_path
     assert f"| {values['digits']['test_score']:.1%} |" in text
     for name in ("drain", "reading of a column", "moments of a column", "systems of 64 columns, on the host"):
         assert f"| {name} | {values[name]['seconds']:.2f} |" in text
+    assert 0 == values["float32"]["deviation"] < values["bfloat16"]["deviation"]
+    of_all = values["bfloat16-all"]
+    assert f"| bfloat16-all | {of_all['rows_per_second']:,.0f} | {of_all['deviation']:.3f} |" in text
     of_fit = values["fit of embed/mean"]
     assert of_fit["rows"] == 400 and f"from one of 400 rows | {of_fit['seconds'] * 33 * 2500:.0f} | 120 |" in text
     for place, speed in values["all layers, 8 tokens"]["by_place"].items():

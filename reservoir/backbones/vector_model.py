@@ -62,7 +62,7 @@ class VectorModel(nn.Module):
     def output(self, embeds: Tensor, mask: Tensor | None = None, **options: Any) -> Any:
         """Return what the model returns for vectors in place of the input of its first block."""
         if self.adds_positions and not self.has_native_input:
-            embeds = embeds + self._positions(embeds)
+            embeds = embeds + self._positions(embeds).to(embeds.dtype)
         rows = 1 if self.stand_in.shares_row else len(embeds)
         native = torch.zeros(rows, *self.stand_in.shape(embeds.shape[1]), device=embeds.device)
         self._vectors = embeds
@@ -85,8 +85,7 @@ class VectorModel(nn.Module):
     def run_native(self, native: Tensor, mask: Tensor | None = None, **options: Any) -> Any:
         """Return what the model returns for its own input, of which a stand-in may have any values."""
         arguments = dict(self._call)
-        if self.takes == "input_ids":
-            native = native.long()
+        native = native.long() if self.takes == "input_ids" else native.to(self._outer_type())
         if self.masks == "pixel_attention_mask":
             # The patches of images of several sizes, here of one row of patches each.
             rows, patches = native.shape[:2]
@@ -106,6 +105,11 @@ class VectorModel(nn.Module):
         if inputs:
             return (self._vectors, *inputs[1:]), named
         return inputs, named | {"hidden_states": self._vectors}
+
+    def _outer_type(self) -> torch.dtype:
+        """Return the type of the weights outside the blocks, which the model's own input needs."""
+        weights = self.model.named_parameters()
+        return next((p.dtype for name, p in weights if not name.startswith(self._blocks)), torch.float32)
 
     def _positions(self, embeds: Tensor) -> Tensor:
         """Return the sines and cosines of Vaswani et al. 2017 (tokens, width), as large as the model's weights."""

@@ -30,7 +30,7 @@ class Precision:
     """The device of a plan and its precisions."""
 
     device: torch.device
-    compute: str  # precision of matrix products
+    compute: str  # one of `PRECISIONS`
     store: str  # precision on disk
     reasons: Mapping[str, str]
 

@@ -35,7 +35,7 @@ class Plan:
     poolings: tuple[str, ...]
     shapes: Mapping[Column, tuple[int, int]]  # tokens and width of a row of each column
     device: str
-    compute: str  # precision of matrix products
+    compute: str  # precision of the model, one of `PRECISIONS`
     store: str  # precision on disk
     compiled: bool  # whether blocks and poolings are compiled
     block_rows: int  # rows of a shard of a new entry
@@ -98,9 +98,10 @@ class Plan:
             return f"{self.task.name}: {units}, no transformer; --backbone {DEFAULT_BACKBONE} adds one"
         how = f"{self.task.name}: computed in {compute} ({self.reasons['compute']})"
         native = self.reservoir.input == "native"
-        if compute == "bfloat16":
+        if compute != "float32":
             exact = "published activations" if native else "those in float32"
-            differ = f"features differ from {exact} by about 2% of their standard deviation"
+            share = "3%" if compute == "bfloat16-all" else "2%"
+            differ = f"features differ from {exact} by about {share} of their standard deviation"
             return f"{how}: {differ}; --compute float32 avoids this"
         equal = f": features equal published activations in float32, up to rounding to {self.store}"
         return how + (equal if native else "")

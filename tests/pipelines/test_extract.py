@@ -1,6 +1,7 @@
 """`extract` stores the features of the model, computes none twice, and survives interruptions; forecasts are close."""
 
 import io
+import itertools
 import json
 import os
 import re
@@ -10,9 +11,12 @@ import time
 from dataclasses import replace
 
 import h5py
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from reservoir_cache import CacheError, Entry, folder_bytes, repair, writer
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
@@ -22,7 +26,7 @@ from reservoir_pipelines.preparation.prepared import PreparedSplit, draw_rows
 from safetensors.torch import load_file, save_file
 from scipy.io import wavfile
 
-from reservoir.batches import padded_lengths, token_batches
+from reservoir.batches import cheapest_batches, padded_lengths, token_batches
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.fpt import FPT
@@ -188,9 +192,10 @@ def test_changed_weights_make_another_entry(cache, tiny_gpt2, tmp_path):
 
 def test_each_option_that_changes_numbers_makes_another_entry(small):
     plain = small()
-    others = [small(seed=1), small(gain=2.0), small(limit=200), small(store="float32"), small(compute="bfloat16")]
+    others = [small(seed=1), small(gain=2.0), small(limit=200), small(store="float32")]
+    others += [small(compute="bfloat16"), small(compute="bfloat16-all")]
     entries = {done.entry for done in [plain, *others]}
-    assert len(entries) == 6 and small(batch_rows=7).entry == plain.entry
+    assert len(entries) == 7 and small(batch_rows=7).entry == plain.entry
     assert plain.store.entry.spec.backbone.gelu == "one step"
 
 
@@ -243,16 +248,15 @@ def test_progress_counts_each_batch(small, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", PADDED)
-def test_padding_is_below_five_percent(device, name):
+def test_padding_is_below_five_percent(name):
     """The lengths are those of ListOps, some drawn like TAPE's proteins (21 to 860, mean 167), and those of strings."""
     tokens, lengths = PADDED[name]
     if lengths is None:
         source = task_named("listops", train_rows=4096, valid_rows=1, test_rows=1)
         lengths = np.concatenate([source.read(p)["train"].lengths for p in source.pieces() if p.part == "train"])
-    rows, found, shapes = BLOCK_ROWS[device], 0, set()
-    most_tokens = max(1, BATCH_TOKENS[device] // tokens) * tokens
+    rows, found, shapes = BLOCK_ROWS["cpu"], 0, set()
+    most_tokens = max(1, BATCH_TOKENS["cpu"] // tokens) * tokens
     for block in (lengths[low : low + rows] for low in range(0, len(lengths), rows)):
         padded = padded_lengths(block)
         assert (padded >= block).all()
@@ -262,6 +266,48 @@ def test_padding_is_below_five_percent(device, name):
         shapes |= {len(batch) * padded[batch[-1]] for batch in cut}
     assert found < 1.05 * lengths.sum()
     assert len(shapes) < 200  # oneDNN keeps compiled code for each shape in memory
+
+
+def cost_of(batches, padded, batch_cost):
+    return sum(len(rows) * int(padded[rows].max()) + batch_cost for rows in batches)
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    most_tokens=st.integers(1, 300),
+    batch_cost=st.integers(0, 200),
+)
+def test_batches_of_a_gpu_cost_least(lengths, most_tokens, batch_cost):
+    lengths = np.array(lengths)
+    padded = padded_lengths(lengths)
+    cheapest = list(cheapest_batches(lengths, padded, most_tokens, batch_cost))
+    order = np.concatenate(cheapest)
+    assert np.array_equal(order, np.argsort(lengths, kind="stable"))
+    assert all(len(rows) == 1 or len(rows) * padded[rows].max() <= most_tokens for rows in cheapest)
+    # Every way to divide the first eight lengths into parts.
+    few = padded <= np.unique(padded)[:8][-1]
+    lengths, padded = lengths[few], padded[few]
+    found = cost_of(cheapest_batches(lengths, padded, most_tokens, batch_cost), padded, batch_cost)
+    sizes = np.unique(padded)
+    for borders in itertools.product([False, True], repeat=len(sizes) - 1):
+        cost = 0
+        for part in np.split(sizes, np.flatnonzero(borders) + 1):
+            rows = int(np.isin(padded, part).sum())
+            cost += rows * part[-1] + batch_cost * -(-rows // max(1, most_tokens // part[-1]))
+        assert found <= cost
+
+
+def test_batches_of_a_gpu_are_fewer_for_small_models_and_cheaper_than_with_a_limit_of_padding():
+    lengths = PADDED["homology"][1][: BLOCK_ROWS["cuda"]]
+    padded, most_tokens = padded_lengths(lengths), BATCH_TOKENS["cuda"]
+    counts = []
+    for batch_cost in (500, 8000, 100_000):
+        cheapest = list(cheapest_batches(lengths, padded, most_tokens, batch_cost))
+        counts.append(len(cheapest))
+        limited = [token_batches(lengths, padded, most_tokens, limit) for limit in (0.045, 0.1, 0.2, 0.4, 1.0)]
+        assert cost_of(cheapest, padded, batch_cost) < min(cost_of(rows, padded, batch_cost) for rows in limited)
+    assert counts == sorted(counts, reverse=True) and counts[0] > 2 * counts[-1]
 
 
 def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch):

@@ -203,6 +203,7 @@ def test_mistakes_end_in_one_line(refusal, text, tmp_path):
         ),
         (["uniform", *new, *tiny, "--vocabulary", 10**11], "--vocabulary 100000000000: give a number from 2 to 1e+06"),
         ([text, *new, *tiny, "--seed", -1], "--seed -1: give a whole number from 0 to"),
+        ([text, *new, *tiny, "--compute", "bfloat16-all"], "--compute bfloat16-all: trained weights need hidden"),
         ([text, *new, "--backbone", "t5-small"], "--backbone t5-small: t5 models cannot be pretrained"),
         ([text, *new, *tiny, "--context", 65], "--context 65: gpt2:n_layer=1"),
         ([text, *new, *tiny, "--context", 1], "--context 1: give a whole number of at least 2"),

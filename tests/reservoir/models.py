@@ -242,11 +242,14 @@ def hand_run(kind: str, folder: Path, embeds: torch.Tensor, positions: torch.Ten
     return dict(zip(layer_names(kind), [state.numpy() for state in states], strict=True))
 
 
-def hidden_states(kind: str, folder: Path, **inputs: torch.Tensor) -> list[torch.Tensor]:
+def hidden_states(
+    kind: str, folder: Path, dtype: torch.dtype = torch.float32, **inputs: torch.Tensor
+) -> list[torch.Tensor]:
     """Return every layer's hidden states (rows, tokens, width), computed with only transformers."""
     from transformers import AutoModel, T5EncoderModel
 
-    model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder).eval()
+    model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder, dtype=dtype).eval()
+    model.to(next(iter(inputs.values())).device)
     (blocks,) = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == 3]
     last: list[torch.Tensor] = []
     # In some families output_hidden_states applies the final norm to the last block; a hook returns it before the norm.

@@ -163,7 +163,7 @@ def test_weights_in_half_precision_have_the_digest_and_the_products_of_their_flo
     assert weights_digest(half) == weights_digest(whole)
     embeds = torch.randn(2, 6, half.width, generator=torch.Generator().manual_seed(0))
     for backbone in (whole, half):
-        backbone.set_compute(torch.bfloat16)
+        backbone.set_compute("bfloat16")
     assert torch.equal(half(embeds), whole(embeds))
 
 

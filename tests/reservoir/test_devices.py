@@ -273,10 +273,14 @@ def traced(monkeypatch):
     counters.clear()
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(14, 14), (16, 12), (14, 16), (14, 2)])  # the width is 16
-def test_compiled_blocks_and_poolings_are_made_once_and_compute_the_same(tokens, rows, tmp_path, gpu, traced):
+@pytest.mark.parametrize(
+    ("tokens", "rows", "compute"),
+    [(14, 14, "float32"), (16, 12, "float32"), (14, 16, "bfloat16-all"), (14, 2, "float32")],
+)  # the width is 16
+def test_compiled_blocks_and_poolings_are_made_once_and_compute_the_same(tokens, rows, compute, tmp_path, gpu, traced):
     task = Task(name="t", form=Vectors(5), max_tokens=tokens, classes=3)
     fpt = make_fpt(task, load_backbone(str(save("bert", tmp_path / "bert")), "pretrained"), seed=3)
+    fpt.backbone.set_compute(compute)
     columns = [Column(layer, "segments3") for layer in fpt.backbone.layers]
 
     def features(rows, tokens, is_full):

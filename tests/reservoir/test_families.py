@@ -15,7 +15,19 @@ from reservoir.pooling import Last
 from reservoir.tasks.task import Task, Vectors
 from reservoir.training.groups import default_groups, set_dropout, trained_layer, unfreeze
 from reservoir.training.steps import row_losses
-from tests.reservoir.models import KINDS, RECURRENT, hand_run, layer_names, make_fpt, save
+from tests.reservoir.models import (
+    KINDS,
+    MODELS,
+    PIXELS,
+    RECURRENT,
+    SOUNDS,
+    WIDTH,
+    hand_run,
+    hidden_states,
+    layer_names,
+    make_fpt,
+    save,
+)
 
 TOKENS = 12
 LENGTHS = (12, 9, 2, 12, 5)
@@ -93,9 +105,10 @@ def test_embeddings_alone_run_no_block(model, batch):
         assert torch.equal(alone[column], whole[column]), column
 
 
-def test_bfloat16_equals_float32_up_to_rounding(kind, folder, model, batch):
+@pytest.mark.parametrize("compute", ["bfloat16", "bfloat16-all"])
+def test_bfloat16_equals_float32_up_to_rounding(kind, compute, folder, model, batch):
     rounded = make_fpt(TASK, load_backbone(str(folder), "pretrained", seed=5), seed=3)
-    rounded.backbone.set_compute(torch.bfloat16)
+    rounded.backbone.set_compute(compute)
     columns = all_columns(model)
     exact, rough = model.features(*batch, columns), rounded.features(*batch, columns)
     for column in columns:
@@ -103,6 +116,22 @@ def test_bfloat16_equals_float32_up_to_rounding(kind, folder, model, batch):
         # Each product rounds its factors to 8 bits, and the errors grow through three blocks of large weights.
         assert (rough[column] - exact[column]).norm() < exact[column].norm() * 2**-5, column
     assert (kind in RECURRENT) == torch.equal(rough[Column("final", "mean")], exact[Column("final", "mean")])
+
+
+def test_all_in_bfloat16_is_what_transformers_computes_in_bfloat16(kind, folder):
+    if kind not in MODELS or kind in (*PIXELS, *SOUNDS):
+        pytest.skip("transformers does not run this model on vectors")
+    embeds = torch.randn(1, 9, WIDTH, generator=torch.Generator().manual_seed(1))
+    backbone = load_backbone(str(folder), "pretrained")
+    backbone.set_compute("bfloat16-all")
+    with torch.inference_mode():
+        layers = dict(backbone.run_layers(embeds, layers=backbone.layers))
+        expected = hidden_states(kind, folder, torch.bfloat16, inputs_embeds=embeds.bfloat16())
+    # transformers rounds the steps of this form of GELU one by one. It pads the tokens of a Longformer.
+    has_other_gelu = kind in ("gpt2", "t5")
+    for (layer, ours), theirs in zip(layers.items(), (states[:, :9] for states in expected), strict=True):
+        assert ours.dtype == theirs.dtype == torch.bfloat16
+        assert (ours - theirs).norm() <= (theirs.norm() * 2**-6 if has_other_gelu else 0), layer
 
 
 def test_every_parameter_belongs_to_a_group(model):

@@ -15,6 +15,7 @@ from reservoir.backbones.loading import check_memory
 from reservoir.batches import token_batches
 from reservoir.column import Column
 from reservoir.loaded_model import load_model
+from reservoir.options import PRECISIONS
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Task, Vectors
@@ -291,12 +292,34 @@ def test_a_model_that_is_stored_in_half_precision_stays_in_it(halves):
     x, lengths = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([7, 4])
     features = {
         compute: load_model(TASK, Reservoir(backbone=str(halves), init="pretrained"), "cpu", compute)
-        for compute in ("float32", "bfloat16")
+        for compute in PRECISIONS
     }
-    expected, values = (model.fpt.features(x, lengths, [column])[column] for model in features.values())
-    assert 0 < (values - expected).norm() < 0.05 * expected.norm()
+    expected, *others = (model.fpt.features(x, lengths, [column])[column] for model in features.values())
+    assert all(0 < (values - expected).norm() < 0.05 * expected.norm() for values in others)
     _, words = load_native(str(halves), own_precision=True)
     assert next(words.parameters()).dtype == torch.bfloat16
+
+
+def test_all_in_bfloat16_is_what_transformers_computes_in_bfloat16(folder):
+    model = load_model(TASK, Reservoir(backbone=str(folder), init="pretrained"), "cpu", "bfloat16-all")
+    embeds = torch.randn(1, 7, WIDTH, generator=torch.Generator().manual_seed(2))
+    theirs = transformers.AutoModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    with torch.inference_mode():
+        expected = theirs(inputs_embeds=embeds.bfloat16(), use_cache=False).last_hidden_state
+        assert torch.equal(model.fpt.backbone(embeds), expected.float())
+
+
+@pytest.mark.parametrize("kind", ["electra", "siglip_vision_model", "wavlm"])
+def test_models_without_input_embeddings_run_in_bfloat16_or_are_refused(kind, tmp_path, monkeypatch):
+    folder = str(save(kind, tmp_path / kind))
+    settings = Reservoir(backbone=folder, init="pretrained")
+    exact, rounded = (load_model(TASK, settings, "cpu", compute) for compute in ("float32", "bfloat16-all"))
+    embeds = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        values, expected = rounded.fpt.backbone(embeds), exact.fpt.backbone(embeds)
+    assert 0 < (values - expected).norm() < 0.05 * expected.norm()
+    monkeypatch.setattr("reservoir.backbones.generic_checks.HALF_TOLERANCE", 0)
+    assert "does not run in bfloat16" in outcome(load_model, TASK, settings, "cpu", "bfloat16-all")
 
 
 def test_a_model_that_half_precision_changes_becomes_float32(halves, monkeypatch):

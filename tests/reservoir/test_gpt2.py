@@ -43,6 +43,16 @@ def test_gpt2_equals_transformers(tmp_path, settings):
     torch.testing.assert_close(load_backbone(folder, "pretrained")(EMBEDS), expected, atol=1e-6, rtol=1e-5)
 
 
+def test_gpt2_in_bfloat16_has_the_bits_of_transformers(tmp_path):
+    _, folder = saved(tmp_path, activation_function="relu")
+    model = GPT2Model.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    backbone = load_backbone(folder, "pretrained")
+    backbone.set_compute("bfloat16-all")
+    with torch.inference_mode():
+        expected = model(inputs_embeds=EMBEDS.bfloat16()).last_hidden_state
+        assert torch.equal(backbone(EMBEDS), expected.float())
+
+
 def test_gpt2_config_has_the_defaults_and_other_names_of_transformers():
     theirs = GPT2Config().to_dict()
     for name, value in gpt2.GPT2Config().to_dict().items():

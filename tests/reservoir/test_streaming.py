@@ -11,6 +11,7 @@ from reservoir.backbones.streaming import StreamedBlocks
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.loaded_model import load_model
+from reservoir.options import PRECISIONS
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
 from tests.reservoir.models import MODELS, save
@@ -55,11 +56,12 @@ def test_only_needed_blocks_run(tmp_path, columns, monkeypatch):
         assert np.array_equal(streamed[column], resident[column])
 
 
+@pytest.mark.parametrize("compute", ["bfloat16", "bfloat16-all"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3_text"])
-def test_products_in_bfloat16_and_fewer_blocks_are_the_same(kind, tmp_path):
+def test_fewer_blocks_in_bfloat16_are_the_same(kind, compute, tmp_path):
     folder = save(kind, tmp_path / kind)
     columns = ("block01/mean", "block02/mean", "final/mean")
-    resident, streamed = (features(folder, stream, "bfloat16", columns, depth=2) for stream in ("never", "always"))
+    resident, streamed = (features(folder, stream, compute, columns, depth=2) for stream in ("never", "always"))
     for column in columns:
         assert np.array_equal(streamed[column], resident[column])
 
@@ -69,7 +71,7 @@ def test_weights_in_bfloat16_are_streamed_as_they_are_stored(tmp_path):
 
     folder = tmp_path / "half"
     AutoModel.from_pretrained(save("llama", tmp_path / "llama")).to(torch.bfloat16).save_pretrained(folder)
-    for compute in ("float32", "bfloat16"):
+    for compute in PRECISIONS:
         resident, streamed = (features(folder, stream, compute) for stream in ("never", "always"))
         for column in COLUMNS:
             assert np.array_equal(streamed[column], resident[column])

@@ -85,9 +85,15 @@ def kind(request):
 
 
 @pytest.fixture(scope="module")
-def fpt(kind, tmp_path_factory):
-    folder = save(kind, tmp_path_factory.mktemp("waits") / kind)
-    return make_fpt(TASK, load_backbone(str(folder), "pretrained", seed=5), seed=3)
+def folder(kind, tmp_path_factory):
+    return save(kind, tmp_path_factory.mktemp("waits") / kind)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16-all"])
+def fpt(request, folder):
+    backbone = load_backbone(str(folder), "pretrained", seed=5)
+    backbone.set_compute(request.param)
+    return make_fpt(TASK, backbone, seed=3)
 
 
 def features_of(fpt, x, lengths, is_full):

@@ -19,6 +19,7 @@ from reservoir_cache import read_regular, replace_file
 from reservoir.column import RAW, names_of
 from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.patch_units import UNITS, PatchUnits
+from reservoir.options import PRECISIONS
 from reservoir.raw_input import RawWindows
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
@@ -299,7 +300,7 @@ def _raw_part(source: RawSource[Any]) -> Part:
 
 def _part(values: dict[str, Any]) -> Part:
     """Return a part from the values of `Part.to_dict`; raise `ValueError` if it cannot be one."""
-    if values["compute"] not in ("", "float32", "bfloat16"):
+    if values["compute"] not in ("", *PRECISIONS):
         raise ValueError(f"unknown precision {str(values['compute'])[:40]!r}")
     parsed = {
         "reservoir": values["reservoir"] and Reservoir(**values["reservoir"]),

@@ -11,7 +11,7 @@ from reservoir_cache import refuse_links, remove_leftovers, replace_file, tempor
 
 from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.backbones import Backbone
-from reservoir.devices import choose_compute, choose_device
+from reservoir.devices import choose_device, choose_training_compute
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, flag_of
 from reservoir.options import (
@@ -120,7 +120,7 @@ def pretrain(
     if corpus == BIT_MEMORY:
         return _pretrain_bit_memory(backbone, shape.seed, options, place, out)
     device = choose_device(place.device)
-    compute = choose_compute(options.compute, device)
+    compute = choose_training_compute(options.compute, device)
     source = corpus_named(corpus, options.vocabulary)
     eager = options.compiled and device.type == "cpu"
     model = LanguageModel(backbone, source.vocabulary, shape.seed, eager=eager)

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from reservoir.devices import choose_compute, choose_device
+from reservoir.devices import choose_device, choose_training_compute
 from reservoir.errors import InputError, as_input_error
 from reservoir.loaded_model import LoadedModel, load_model
+from reservoir.options import PRECISIONS
 from reservoir.plan.columns import split_names
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
@@ -38,7 +37,7 @@ def load_trainable(
             f"task {task.name!r}: every token has a label, which train does not support",
             "use extract and fit",
         )
-    dtype = choose_compute(compute, choose_device(device))
+    precision = choose_training_compute(compute, choose_device(device))
     model = load_model(task, settings, device, "float32", output_init)
     backbone = model.fpt.backbone
     if not backbone.depth:
@@ -51,8 +50,8 @@ def load_trainable(
     set_dropout(model.fpt, dropout, below=drops_below)
     if model.device.type == "cpu":
         speed_up(model.fpt)
-    backbone.set_compute(getattr(torch, dtype))
-    return replace(model, compute=str(backbone.compute).removeprefix("torch.")), chosen
+    backbone.set_compute(precision)
+    return replace(model, compute=backbone.compute), chosen
 
 
 def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
@@ -71,7 +70,8 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
         task = Task.from_dict(spec["task"])
         digest = spec["backbone"]["digest"]
         trained_in = spec["compute"]
-        getattr(torch, trained_in).itemsize  # noqa: B018, only a data type has it
+        if trained_in not in PRECISIONS:
+            raise ValueError(f"unknown precision {str(trained_in)[:40]!r}")
     model, _ = load_trainable(task, reservoir, groups, device, compute or trained_in, output_init)
     check_digest(model, digest, f"run {folder}")
     load_checkpoint(checkpoint, model.fpt)
