@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; invalid input is reported in one line on stderr."""
     from reservoir_cache import CacheError, without_credentials
 
-    from reservoir.errors import FailedError, InputError
+    from reservoir.errors import FailedError, InputError, first_line
 
     try:
         with heartbeat("reservoir"):
@@ -121,6 +121,10 @@ def run(arguments: list[str]) -> int:
         if (fault := _system_fault(error)) is None:
             raise
         return _fault(*fault)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _fault(f"out of memory ({first_line(error)}); {LESS_MEMORY}", FAILED)
     if code == INTERRUPTED:  # Ctrl-C; typer itself prints nothing
         how = " with --resume" if arguments[0] in ("train", "pretrain") else ""
         return _fault(f"interrupted; run the same command again{how} to continue", INTERRUPTED)
@@ -151,6 +155,18 @@ _TROUBLES = {
     errno.EIO: "check the disk",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
+
+
+LESS_MEMORY = "take smaller batches (--batch-rows of extract, --batch of train), shorter rows or another --device"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error that no command handled says that the host or a GPU has no memory left."""
+    if isinstance(error, MemoryError):
+        return True
+    from reservoir.devices import is_out_of_memory  # imports torch
+
+    return is_out_of_memory(error)
 
 
 def _system_fault(error: OSError) -> tuple[str, int] | None:
