@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; invalid input is reported in one line on stderr."""
     from reservoir_cache import CacheError, without_credentials
 
-    from reservoir.errors import FailedError, InputError, first_line
+    from reservoir.errors import FailedError, InputError
 
     try:
         with heartbeat("reservoir"):
@@ -117,14 +117,11 @@ def run(arguments: list[str]) -> int:
         # When it exits, Python flushes stdout, fails once more, and would report that on stderr.
         sys.stderr.close()
         code = 0
-    except OSError as error:
-        if (fault := _system_fault(error)) is None:
+    except (OSError, MemoryError, RuntimeError) as error:
+        fault = _system_fault(error) if isinstance(error, OSError) else _memory_fault(error)
+        if fault is None:
             raise
         return _fault(*fault)
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        return _fault(f"out of memory ({first_line(error)}); {LESS_MEMORY}", FAILED)
     if code == INTERRUPTED:  # Ctrl-C; typer itself prints nothing
         how = " with --resume" if arguments[0] in ("train", "pretrain") else ""
         return _fault(f"interrupted; run the same command again{how} to continue", INTERRUPTED)
@@ -157,18 +154,6 @@ _TROUBLES = {
 }
 
 
-LESS_MEMORY = "take smaller batches (--batch-rows of extract, --batch of train), shorter rows or another --device"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error that no command handled says that the host or a GPU has no memory left."""
-    if isinstance(error, MemoryError):
-        return True
-    from reservoir.devices import is_out_of_memory  # imports torch
-
-    return is_out_of_memory(error)
-
-
 def _system_fault(error: OSError) -> tuple[str, int] | None:
     """Return one line and the exit code for an error that no command handled, or None for a bug."""
     if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
@@ -184,3 +169,18 @@ def _system_fault(error: OSError) -> tuple[str, int] | None:
     # The name of a temporary file means nothing to the user.
     shown = path.parent if path.name.startswith(".") and path.suffix == ".tmp" else error.filename
     return f"{'' if shown is None else f'{shown}: '}{error.strerror}; {remedy}", code
+
+
+def _memory_fault(error: MemoryError | RuntimeError) -> tuple[str, int] | None:
+    """Return one line and the exit code if the host or a GPU has no memory left, or None for a bug."""
+    from reservoir.errors import first_line
+
+    if not isinstance(error, MemoryError):
+        from reservoir.devices import is_out_of_memory  # imports torch
+
+        if not is_out_of_memory(error):
+            return None
+    remedy = (
+        "take smaller batches (--batch-rows of extract, --batch of train), shorter rows or another --device"
+    )
+    return f"out of memory ({first_line(error)}); {remedy}", FAILED
