@@ -17,11 +17,11 @@ from sklearn.datasets import load_digits
 
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
+from reservoir.input_poolings import THRESHOLD
 from reservoir.inputs.patch_units import draw_units, framed, mirrored_places
 from reservoir.inputs.picture_patches import PatchConvolution
 from reservoir.loaded_model import load_model
 from reservoir.options import ExtractOptions, RowOptions
-from reservoir.picture_poolings import THRESHOLD
 from reservoir.pooling import find_pooling
 from reservoir.readouts import kernel_ridge
 from reservoir.readouts.kernel_ridge import KernelReadout
