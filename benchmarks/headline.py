@@ -29,6 +29,17 @@ TIED = "untrained attention alone, keys equal queries"
 NO_LEVELS = "no levels, arc-cosine kernel of fading means"
 # Tasks whose input layer has structure that another model would have to learn.
 STRUCTURE_GIVEN = ("listops",)
+# The entries of docs/log.md that have the settings and the command of each number of the README's table.
+PATCHES = "2026-11-27-patches-of-training-pictures-and-an-infinitely-wide-layer-without-a-transformer"
+INPUT_ALONE = "2026-11-26-what-carries-the-headline"
+ALL_ROWS = "2026-11-23-further-seeds-with-all-training-rows"
+ONE_HEAD = "2026-11-27-one-head-of-untrained-attention-recalls-999-of-bit-memory"
+FADING = "2026-11-27-all-rows-of-cifar-10-fpts-of-real-weights-and-listops-by-means-that-fade"
+KERNELS = {
+    "mnist": ("2026-11-27-kernels-on-mnist-and-cifar-10",),
+    "cifar10": (FADING,),
+    "listops": (PATCHES, FADING),
+}
 OUTPUT_ONLY, FPT_RANDOM, FPT = "paper: output only, random GPT-2", "paper: FPT, random GPT-2", "paper: FPT"
 TASKS = ("bit-xor", "mnist", "cifar10", "cifar10-lra", "listops", "homology", "bit-memory")
 PUBLISHED_KINDS = {
@@ -130,15 +141,24 @@ def readme_table(by_task: Mapping[str, TaskResult]) -> str:
             task,
             f"{result.train_rows:,}",
             f"{result.baseline:.1f}%",
-            _marked(task, result.no_blocks),
-            _kernels(task, result),
-            str(result.input_alone or ""),
-            _with_blocks(task, result),
+            _linked(_marked(task, result.no_blocks), PATCHES),
+            _linked(_kernels(task, result), *KERNELS.get(task, ())),
+            _linked(str(result.input_alone or ""), INPUT_ALONE),
+            _linked(_with_blocks(task, result), ALL_ROWS, ONE_HEAD),
             *published,
             f"{result.minutes:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _linked(cell: str, *entries: str) -> str:
+    """Return a cell of the README's table whose scores, divided by semicolons, link to these entries of the log."""
+    scores = [
+        re.sub(r"^([\d.]+%)", rf"[\1](docs/log.md#{entry})", score)
+        for score, entry in zip(cell.split("; "), entries, strict=False)
+    ]
+    return "; ".join(scores)
 
 
 def _with_blocks(task: str, result: TaskResult) -> str:
