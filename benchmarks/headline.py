@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from reservoir_pipelines.plots import COLOURS, GRID, INK
@@ -26,8 +26,20 @@ BLOCKS, INPUT, RAW = (
 )
 NO_BLOCKS, KERNEL = "no transformer, ridge readout", "no transformer, arc-cosine kernel"
 TIED = "untrained attention alone, keys equal queries"
+NO_LEVELS = "no levels, arc-cosine kernel of fading means"
 # Tasks whose input layer has structure that another model would have to learn.
 STRUCTURE_GIVEN = ("listops",)
+# The entries of docs/log.md that have the settings and the command of each number of the README's table.
+PATCHES = "2026-11-27-patches-of-training-pictures-and-an-infinitely-wide-layer-without-a-transformer"
+INPUT_ALONE = "2026-11-26-what-carries-the-headline"
+ALL_ROWS = "2026-11-23-further-seeds-with-all-training-rows"
+ONE_HEAD = "2026-11-27-one-head-of-untrained-attention-recalls-999-of-bit-memory"
+FADING = "2026-11-27-all-rows-of-cifar-10-fpts-of-real-weights-and-listops-by-means-that-fade"
+KERNELS = {
+    "mnist": ("2026-11-27-kernels-on-mnist-and-cifar-10",),
+    "cifar10": (FADING,),
+    "listops": (PATCHES, FADING),
+}
 OUTPUT_ONLY, FPT_RANDOM, FPT = "paper: output only, random GPT-2", "paper: FPT, random GPT-2", "paper: FPT"
 TASKS = ("bit-xor", "mnist", "cifar10", "cifar10-lra", "listops", "homology", "bit-memory")
 PUBLISHED_KINDS = {
@@ -59,11 +71,12 @@ class TaskResult:
     baseline_name: str
     no_blocks: Score | None  # patches of pictures or counted brackets, with a ridge readout
     kernel: Score | None  # the same with the arc-cosine kernel
+    no_levels: Score | None  # means that fade, with the arc-cosine kernel: no structure is given
     input_alone: Score | None
     blocks: Score
     tied: Score | None  # one layer of attention without feed-forward, whose keys equal its queries
     published: Mapping[str, float | None]  # by row of the recipe
-    minutes: float  # processor minutes of one seed
+    minutes: float  # processor minutes of all its rows, seed 0
 
 
 def headline_results(folder: ReproductionFolder) -> dict[str, TaskResult]:
@@ -77,7 +90,7 @@ def _task_result(folder: ReproductionFolder, rows: Mapping[str, Any], place: int
     spots = {name: row["spots"][place] for name, row in rows.items()}
     cells = {
         name: [result for keys in spots[name]["cells"] for key in keys if (result := folder.result(key))]
-        for name in (BLOCKS, INPUT, RAW)
+        for name in rows
     }
     # The best baseline on the test rows, which favours the baselines. Each stands on all training rows of its result.
     baselines: dict[str, list[float]] = {}
@@ -94,11 +107,13 @@ def _task_result(folder: ReproductionFolder, rows: Mapping[str, Any], place: int
         baseline_name=best_name,
         no_blocks=_score(spots[NO_BLOCKS]),
         kernel=_score(spots[KERNEL]),
+        no_levels=_score(spots[NO_LEVELS]),
         input_alone=_score(spots[INPUT]),
         blocks=_score(spots[BLOCKS]) or Score(float("nan"), (0, 0), 0),
         tied=_score(spots[TIED]),
         published={name: spot["published"] for name, spot in spots.items() if spot["published"]},
-        minutes=median(cell["cpu_seconds"] for cell in cells[BLOCKS]) / 60,
+        minutes=sum(cell["cpu_seconds"] for cell in chain(*cells.values()) if cell["settings"]["seed"] == 0)
+        / 60,
     )
 
 
@@ -126,14 +141,24 @@ def readme_table(by_task: Mapping[str, TaskResult]) -> str:
             task,
             f"{result.train_rows:,}",
             f"{result.baseline:.1f}%",
-            *(_marked(task, score) for score in (result.no_blocks, result.kernel)),
-            str(result.input_alone or ""),
-            _with_blocks(task, result),
+            _linked(_marked(task, result.no_blocks), PATCHES),
+            _linked(_kernels(task, result), *KERNELS.get(task, ())),
+            _linked(str(result.input_alone or ""), INPUT_ALONE),
+            _linked(_with_blocks(task, result), ALL_ROWS, ONE_HEAD),
             *published,
             f"{result.minutes:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _linked(cell: str, *entries: str) -> str:
+    """Return a cell of the README's table whose scores, divided by semicolons, link to these entries of the log."""
+    scores = [
+        re.sub(r"^([\d.]+%)", rf"[\1](docs/log.md#{entry})", score)
+        for score, entry in zip(cell.split("; "), entries, strict=False)
+    ]
+    return "; ".join(scores)
 
 
 def _with_blocks(task: str, result: TaskResult) -> str:
@@ -147,6 +172,12 @@ def _marked(task: str, score: Score | None) -> str:
     """Return a score without a transformer, with a mark if the input layer has structure that others learn."""
     mark = ", structure given" if task in STRUCTURE_GIVEN else ""
     return f"{score}{mark}" if score else ""
+
+
+def _kernels(task: str, result: TaskResult) -> str:
+    """Return the score of the kernel without a transformer, and that without given structure if it was measured."""
+    without_levels = f"; {result.no_levels}, without levels" if result.no_levels else ""
+    return f"{_marked(task, result.kernel)}{without_levels}"
 
 
 def _linear_scores(task: str, result: TaskResult) -> str:

@@ -68,18 +68,42 @@ COMPARISONS = (
         "P",
         COLOURS[4],
     ),
+    Comparison(
+        "FPT of MiniLM, 2,000 steps",
+        "minilm",
+        "table-inits",
+        "pretrained, FPT",
+        "random, FPT",
+        "<",
+        COLOURS[3],
+    ),
+    Comparison(
+        "FPT of stories15M, 2,000 steps",
+        "stories15M",
+        "table-inits",
+        "pretrained, FPT",
+        "random, FPT",
+        ">",
+        COLOURS[4],
+    ),
 )
 
 
 def differences(tables: Tables, comparison: Comparison) -> dict[str, Estimate]:
     """Return the difference in points with its 95% interval, by task."""
-    table = tables[comparison.part, comparison.table]
+    return _row_differences(
+        tables[comparison.part, comparison.table], comparison.pretrained, comparison.random
+    )
+
+
+def _row_differences(table: Mapping[str, Any], more: str, less: str) -> dict[str, Estimate]:
+    """Return one row of a table minus another, with the 95% interval, for each task that both rows have."""
     rows: Mapping[str, Any] = {row["name"]: row["spots"] for row in table["rows"]}
-    pairs = zip(table["columns"], rows[comparison.pretrained], rows[comparison.random], strict=True)
+    pairs = zip(table["columns"], rows[more], rows[less], strict=True)
     return {
-        task: _estimate(pretrained).minus(_estimate(random))
-        for task, pretrained, random in pairs
-        if pretrained and random and pretrained["ends"] and random["ends"]
+        task: _estimate(first).minus(_estimate(second))
+        for task, first, second in pairs
+        if first and second and first["ends"] and second["ends"]
     }
 
 
@@ -117,7 +141,7 @@ def draw_pretraining(figure: Figure, tables: Tables) -> None:
         by_task = differences(tables, comparison)
         axes.errorbar(
             [difference.mean for difference in by_task.values()],
-            [places[task] + 0.2 - 0.14 * number for task in by_task],
+            [places[task] + 0.2 - 0.1 * number for task in by_task],
             xerr=[
                 [difference.mean - difference.low for difference in by_task.values()],
                 [difference.high - difference.mean for difference in by_task.values()],
@@ -135,6 +159,58 @@ def draw_pretraining(figure: Figure, tables: Tables) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params("y", length=0)
     figure.legend(loc="outside lower center", ncols=1, frameon=False)
+
+
+# The models of table-inits from the smallest to the largest, by the folder of their cells.
+MODELS = {
+    "hour": "mini (5 M)",
+    "stories15M": "stories15M (15 M)",
+    "minilm": "MiniLM (22 M)",
+    "mpnet": "MPNet base (109 M)",
+}
+READERS = {
+    "FPT": "FPT, 2,000 steps",
+    "best column": "readout, best column",
+    "last layer": "readout, last layer",
+}
+"""What reads the blocks in table-inits: the last part of the name of a row, and how the page calls it."""
+
+
+def inits_table(tables: Tables) -> str:
+    """Return the differences between pretrained weights, their statistics and random weights as Markdown."""
+    heads = (
+        "read by | task | model (parameters) | pretrained minus random | pretrained minus statistics | "
+        "statistics minus random | seeds"
+    )
+    lines = [f"| {heads} |", "|---" * 3 + "|--:" * 4 + "|"]
+    for reader, label in READERS.items():
+        for task in TASKS:
+            for folder, model in MODELS.items():
+                table = tables[folder, "table-inits"]
+                cells = [_difference_text(table, task, reader, *pair) for pair in PAIRS]
+                if any(cells):
+                    seeds = _seeds_text(table, task, reader)
+                    lines.append(f"| {' | '.join([label, task, model, *cells, seeds])} |")
+    return "\n".join(lines) + "\n"
+
+
+PAIRS = (("pretrained", "random"), ("pretrained", "statistics"), ("statistics", "random"))
+
+
+def _difference_text(table: Mapping[str, Any], task: str, reader: str, more: str, less: str) -> str:
+    difference = _row_differences(table, f"{more}, {reader}", f"{less}, {reader}").get(task)
+    return f"{difference.mean:+.1f} ({difference.low:+.1f} to {difference.high:+.1f})" if difference else ""
+
+
+def _seeds_text(table: Mapping[str, Any], task: str, reader: str) -> str:
+    """Return the number of seeds, or the smallest and the largest if the rows differ."""
+    place = table["columns"].index(task)
+    seeds = {
+        spot["seeds"]
+        for row in table["rows"]
+        if row["name"].endswith(f", {reader}") and (spot := row["spots"][place]) and spot["ends"]
+    }
+    return " to ".join(map(str, sorted({min(seeds), max(seeds)})))
 
 
 CLAIM_TABLES = ("table1", "table2", "table3")

@@ -31,7 +31,7 @@ from typing import Any
 from committed import RESULTS, add, results_text, unpack
 from headline import draw_headline, headline_results, leaderboard_table, readme_table
 from PIL import Image
-from pretraining import COMPARISONS, claims_table, draw_pretraining
+from pretraining import COMPARISONS, claims_table, draw_pretraining, inits_table
 from reservoir_pipelines import report
 from reservoir_pipelines.files import json_digest
 from reservoir_pipelines.paper.claims import FAILS, HOLDS, INCONCLUSIVE
@@ -204,6 +204,7 @@ def marked_tables(root: Path, cells: Path, numbers: Numbers) -> dict[tuple[Path,
         (README, "headline"): readme_table(results),
         (LEADERBOARD, "leaderboard"): leaderboard_table(results, published),
         (ANSWER, "claims"): claims_table(numbers.tables),
+        (ANSWER, "inits"): inits_table(numbers.tables),
     }
 
 
