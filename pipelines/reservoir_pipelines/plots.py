@@ -77,7 +77,7 @@ def saved_figure(path: Path, width: float, height: float, title: str = "") -> It
     except Exception as error:
         path.unlink(missing_ok=True)  # an older plot shows other data
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        notify(f"{path}: the plot could not be drawn ({reason}); the results are saved")
+        notify(f"{path}: the plot could not be drawn ({reason}); nothing else is missing")
 
 
 def break_lines(title: Text, width: float) -> None:

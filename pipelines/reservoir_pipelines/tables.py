@@ -145,6 +145,7 @@ class FitScores:
 
     title: str
     best: Result
+    reservoir: Result  # the best readout of the reservoir: ``best``, unless a baseline was chosen
     baselines: Sequence[Result]
     evaluation: Evaluation
     against: Sequence[str]  # a sentence for each baseline
@@ -158,6 +159,7 @@ class FitScores:
         return cls(
             title=f"{fit.entry.parent.name}, {fit.entry.name}",
             best=fit.best,
+            reservoir=fit.reservoir,
             baselines=fit.baselines,
             evaluation=fit.evaluation,
             against=[comparison.sentence for comparison in against],
@@ -176,6 +178,9 @@ class FitScores:
         return cls(
             title=title,
             best=Result.from_dict(values["best"]),
+            reservoir=Result.from_dict(
+                values.get("reservoir", values["best"])
+            ),  # older fits have only the best
             baselines=[Result.from_dict(stored) for stored in values["baselines"]],
             evaluation=Evaluation.from_dict(values["evaluation"]),
             against=[stored["sentence"] for stored in values.get("against", ())],
@@ -201,13 +206,12 @@ class FitScores:
         return shown
 
     def readouts(self) -> ResultTable:
-        """Return the best readout and that of each baseline, with their scores."""
-        rows = [
-            readout_row("best", self.best),
-            *(readout_row("baseline", result) for result in self.baselines),
-        ]
-        table = readout_table(rows, self.evaluation, self.title)
-        return with_probing(table, [self.best, *self.baselines])
+        """Return the best readout, that of the reservoir if it is another, and that of each baseline, with scores."""
+        named = [("best", self.best)]
+        named += [("reservoir", self.reservoir)] if self.reservoir != self.best else []
+        named += [("baseline", result) for result in self.baselines]
+        table = readout_table([readout_row(*row) for row in named], self.evaluation, self.title)
+        return with_probing(table, [result for _, result in named])
 
 
 def readout_table(rows: Sequence[Sequence[str]], evaluation: Evaluation, title: str = "") -> ResultTable:

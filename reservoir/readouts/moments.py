@@ -222,10 +222,16 @@ def check_finite(values: np.ndarray, what: str, first: int = 0) -> None:
         )
 
 
+ROUNDING = 8 * float(np.finfo(np.float32).eps)
+"""The largest standard deviation, relative to the mean, that is taken for errors of rounding: a few units in the last
+place, as sums over tokens have."""
+
+
 def deviation(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Return standard deviations, which are exactly 0 for channels that are constant up to rounding."""
-    # Equal float64 values can differ from their own mean by its rounding.
-    constant = variance <= np.square(10 * np.finfo(np.float64).eps * mean)
+    # Features are float32: what is 0.5 in every row may be 0.50000006 in one. Divided by the standard deviation of such
+    # errors, a real difference in a new row would be millions, and so would be its prediction.
+    constant = variance <= np.square(ROUNDING * mean)
     return np.sqrt(np.where(constant, 0.0, variance))
 
 

@@ -229,6 +229,8 @@ def test_a_plot_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, capsys
     assert [f"{tmp_path / 'fit' / name}: the plot could not be drawn (no ink at all)" for name in names] == [
         line.partition(";")[0] for line in warned
     ]
+    assert run(["explain", str(tmp_path / "fit"), str(data)]) == 0
+    assert capsys.readouterr().out.startswith("all scores in logits")  # and names no plot
 
 
 SCRIPT = """

@@ -7,6 +7,7 @@ from functools import partial
 from operator import attrgetter
 
 import numpy as np
+import pandas as pd
 import pytest
 from reservoir_cache import CacheError, Entry, FeatureStore, SplitFeatures
 from reservoir_pipelines import ReservoirClassifier, export, extract, fit, predict
@@ -27,6 +28,7 @@ from reservoir_pipelines.fitting.select import better_baseline, choose_fit, fit_
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError, held_out_units
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.preparation.prepared import PreparedSplit
+from reservoir_pipelines.tables import FitScores
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
 from reservoir.column import RAW, Column, parse_columns
@@ -425,6 +427,13 @@ def test_the_best_baseline_is_saved_and_predicts(kind, tmp_path, capsys):
     done = fit(features)
     assert done.best in done.baselines and done.best.name != "raw"
     assert done.evaluation.scores["accuracy"] == done.best.test_score
+    # The readout of the reservoir, to which the sentences refer, has its own line and its predictions.
+    rows = FitScores.of(done, done.against).readouts().rows
+    assert [row[0] for row in rows] == ["best", "reservoir", *["baseline"] * len(done.baselines)]
+    table = pd.read_csv(done.predictions).query("split == 'test'")
+    assert (table.reservoir == table.label).mean() == pytest.approx(done.reservoir.test_score)
+    for against, baseline in zip(done.against, done.baselines, strict=True):
+        assert against.difference == pytest.approx(done.reservoir.test_score - baseline.test_score)
     found = list(predict(done.saved, new))
     assert np.mean([one.label == label for one, label in zip(found, labels, strict=True)]) > 0.8
     bundle = Bundle.load(done.saved)

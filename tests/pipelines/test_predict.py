@@ -1,11 +1,13 @@
 """`predict`: the files it reads and writes, longer sequences, sets and intervals, and input that it refuses."""
 
 import csv
+import errno
 import gc
 import importlib
 import json
 import math
 import re
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -160,6 +162,15 @@ def test_an_unwritable_file_is_refused_before_anything_is_computed(tmp_path, ref
     file = tmp_path / "no-data.npz"
     file.touch()
     assert message in refusal("predict", tmp_path, file, "--out", tmp_path / out)
+
+
+def test_a_full_disk_is_not_taken_for_labels_of_several_types(fitted, tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(parquet, "write_table", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    predictions = predict(fitted, write(tmp_path / "t.csv", rows(5)[0], None))
+    with pytest.raises(OSError, match="No space left"):
+        write_predictions(tmp_path / "found.parquet", predictions)
+    assert {file.name for file in tmp_path.iterdir()} == {"t.csv"}
 
 
 @pytest.mark.parametrize(("name", "message"), [("gone", "no such file"), ("t.csv", "t.csv: neither a readout nor")])

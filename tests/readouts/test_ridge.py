@@ -213,6 +213,22 @@ def test_kernel_matrix_of_the_first_samples_gives_their_own_models():
     np.testing.assert_allclose(found.intercept, by_hand.intercept, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("rows", [20, 80], ids=["fewer rows than features", "more rows"])
+@pytest.mark.parametrize("constant", [0.5, -3000.0])
+def test_a_feature_that_varies_by_rounding_alone_has_no_weight(rows, constant):
+    def coefficients(x):
+        return ridge_path(gather([(x, y)], Targets(3, 0)), ALPHAS).coef
+
+    x, y = features(rows, 30, "plain").astype(np.float32), labels(features(rows, 30, "plain"))
+    x[:, 7] = constant
+    x[3, 7] = np.nextafter(x[3, 7], np.float32(np.inf))  # as a sum over tokens may end in one row
+    coef = coefficients(x)
+    assert (coef[:, 7] == 0).all()
+    np.testing.assert_allclose(np.delete(coef, 7, axis=1), coefficients(np.delete(x, 7, axis=1)), rtol=1e-5, atol=1e-9)
+    x[:, 7] += constant * 1e-5 * np.random.default_rng(0).normal(size=rows)  # float32 holds such differences
+    assert (coefficients(x)[:, 7] != 0).all()
+
+
 def test_small_matrices_are_multiplied_by_one_thread():
     def threads():
         return max(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from reservoir_pipelines import ReservoirClassifier
@@ -395,6 +396,19 @@ def test_cells_that_stand_for_a_missing_label_are_bad_rows_unless_they_may_name_
     alone = stored(write(tmp_path / "alone.csv", {**WIDE, "label": labels}))[0]
     assert (task.classes, task.labels, len(rows)) == (alone.classes, alone.labels, has_label.sum())
     assert [label is not None for label in read_new(path, alone)[3].tolist()] == has_label.tolist()
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_whole_numbers_beside_missing_labels_stay_whole(tmp_path, suffix):
+    label = pd.array([None if row % 7 == 0 else row % 3 for row in range(ROWS)], dtype="Int64")
+    table, path = pd.DataFrame({**WIDE, "label": label}), tmp_path / f"t{suffix}"
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+        table.to_parquet(path)
+    else:
+        table.to_json(path, orient="records", lines=True)
+    task = stored(path, skip_bad_rows=True)[0]
+    assert (task.classes, task.labels) == (3, ())
 
 
 @pytest.mark.parametrize(("labels", "says"), [(np.arange(ROWS) % 5 + 1, "--regression"), (np.arange(ROWS) % 2, "")])

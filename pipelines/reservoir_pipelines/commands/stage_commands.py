@@ -264,7 +264,8 @@ def explanation_answer(explanation: Explanation) -> Answer:
     rows = [
         (*cells, _largest(row.occluded)) for cells, row in zip(scores.rows, explanation.rows, strict=True)
     ]
-    title = f"plot {explanation.plot}; all scores in {explanation.unit}"
+    plot = f"plot {explanation.plot}; " if explanation.plot.exists() else ""  # drawing it may have failed
+    title = f"{plot}all scores in {explanation.unit}"
     return Answer(explanation, [ResultTable(columns, rows, title)])
 
 

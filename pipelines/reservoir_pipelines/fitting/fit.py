@@ -91,6 +91,7 @@ def fit_and_score(
         entry=known.view.path,
         best=scores[finals.saved].result,
         evaluation=scores[finals.saved].evaluation,
+        reservoir=scores[finals.best].result,
         raw=baselines[0] if baselines else None,
         baselines=baselines,
         against=verdicts.against,

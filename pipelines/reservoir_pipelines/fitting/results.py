@@ -272,6 +272,8 @@ class Fit:
         The readout chosen by validation.
     evaluation : Evaluation
         Its scores on the test split.
+    reservoir : Result
+        The best readout of the reservoir, which ``against`` compares: ``best``, unless a baseline was chosen.
     raw : Result, optional
         The first baseline: the best readout of the raw input, or what words or tokens with labels tell alone; None
         if the prepared data was removed.
@@ -303,6 +305,7 @@ class Fit:
     entry: Path
     best: Result
     evaluation: Evaluation
+    reservoir: Result
     raw: Result | None
     baselines: tuple[Result, ...]
     against: tuple[Against, ...]

@@ -87,8 +87,12 @@ def _commands(known: Known, options: FitOptions) -> list[str]:
 
 
 def _predictions(finals: FinalReadouts, scores: Mapping[FinalReadout, Scores]) -> list[ReadoutPredictions]:
-    """Return the predictions of the saved readout, of every baseline and of every layer for held-out rows."""
+    """Return the predictions of the saved readout, of every baseline and of every layer for held-out rows.
+
+    If a baseline is saved, those of the best readout of the reservoir stand beside it.
+    """
     named = [(BEST, finals.saved)]
+    named += [("reservoir", finals.best)] if finals.saved is not finals.best else []
     named += [(final.result.name, final) for final in finals.baselines]
     named += [(layer.name, layer.final) for layer in finals.layers]
     return [

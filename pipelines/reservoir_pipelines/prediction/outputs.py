@@ -205,7 +205,8 @@ def _write_parquet(part: Path, predictions: Iterable[Prediction], absent: Names)
             tables.append(arrow.table(columns))
     with as_input_error("--out: one column has labels of several types", "write .csv"):
         # A block in which nothing is known of a column has the type null there.
-        arrow.parquet.write_table(arrow.concat_tables(tables, promote_options="default"), part)
+        whole = arrow.concat_tables(tables, promote_options="default")
+    arrow.parquet.write_table(whole, part)  # a full disk is an error of the system, not of the labels
 
 
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
