@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.extraction.encoding import start_encoding
+from reservoir_pipelines.extraction.extractor import start_encoding
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reservoir import devices
