@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from reservoir.column import RAW, ROLLING, Column, Columns
 from reservoir.errors import InputError
-from reservoir.options import ExtractOptions, FitOptions
-from reservoir.plan.basis import DataView, Kind, reasons_of
+from reservoir.options import FitOptions
+from reservoir.plan.basis import DataView, Kind
 from reservoir.plan.columns import (
     FEWER_KERNEL_POOLINGS,
     FEWER_POOLINGS,
@@ -51,11 +51,11 @@ class ReadoutPlan:
     candidates: tuple[Columns, ...]
     folds: int  # 0 if the validation split chooses
     repeats: int
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
 def choose_candidates(
-    data: DataView, options: ExtractOptions, shapes: Mapping[Column, tuple[int, int]], *, native: bool
+    data: DataView, shapes: Mapping[Column, tuple[int, int]], *, native: bool
 ) -> ReadoutPlan:
     """Return what a fit of columns with these ``shapes`` tries."""
     task, kind = data.task, data.kind
@@ -79,7 +79,7 @@ def choose_candidates(
         else few_rows,
         "columns": f"known to suit {kind}" if are_known else "each alone, and each layer as a whole",
     }
-    return ReadoutPlan(candidates, folds, repeats, reasons_of(options, reasons))
+    return ReadoutPlan(candidates, folds, repeats, reasons)
 
 
 def default_folds(train: int, valid: int) -> tuple[int, int]:

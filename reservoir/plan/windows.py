@@ -18,7 +18,7 @@ from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
 from reservoir.options import KERNEL_GAIN, UNIT_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
-from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, DataView, reasons_of
+from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, DataView
 from reservoir.plan.columns import (
     INPUT_LAYER,
     KERNEL_POOLINGS,
@@ -60,7 +60,7 @@ class ModelChoice:
 
     reservoir: Reservoir  # with "auto" dilations resolved
     native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
 def choose_model(data: DataView, options: ExtractOptions) -> ModelChoice:
@@ -99,7 +99,7 @@ def choose_model(data: DataView, options: ExtractOptions) -> ModelChoice:
     if reservoir.stride > 1 and why != PLAIN and not native:
         values = f"rows of up to {task.max_tokens:,} values"
         reasons["stride"] = f"{values} become at most {MAX_WINDOWS:,} windows"
-    return ModelChoice(reservoir.with_dilations(data.longest), obstacle, reasons_of(explicit, reasons))
+    return ModelChoice(reservoir.with_dilations(data.longest), obstacle, reasons)
 
 
 def choose_backbone(data: DataView, options: ExtractOptions) -> str | None:
