@@ -17,7 +17,7 @@ headline: $(INSTALLED)  ## the README's first table from all training rows, DATA
 	$(BIN)/reservoir reproduce headline --scale full $(if $(DATA),--data $(DATA))
 
 test: $(DEVELOPS)  ## every test, two at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 gpu: $(DEVELOPS)  ## the tests that need a GPU, in at most ten minutes; prints rows per second and memory
 	$(BIN)/python benchmarks/gpu_evidence.py --out $(RESERVOIR_CACHE)/gpu-evidence --only ceilings,tests,fit --again

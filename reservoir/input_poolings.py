@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from reservoir.errors import InputError
 from reservoir.pooling_base import Pooling, side_by_side
 
@@ -69,6 +67,8 @@ class Excess(Pooling):
 
 def _cell_weights(number: int, side: int) -> list[list[float]]:
     """Return the share of each of ``side ** 2`` places in the mean of each of ``number ** 2`` cells."""
+    import numpy as np  # the help of every command lists the poolings, and needs no arrays
+
     # Along a line, cell i reaches from i side / K to (i + 1) side / K, and place p from p to p + 1. This is NumPy's
     # work, because torch.export would trace operations of torch, and each number that is taken from their result.
     places = np.arange(side, dtype=np.float32)

@@ -21,6 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+# In memory, tests do not wait for the disk, which takes longer than their computations. They need less than 2 GB.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 # A search for garbage goes through all that torch, transformers and scikit-learn have made, and by default is frequent.
 gc.set_threshold(50_000, 20, 50)
 

@@ -398,8 +398,11 @@ def fsync_lines() -> Iterator[str]:
         root = Path(import_module(package).__file__ or "").parent
         for path in sorted(root.rglob("*.py")):
             module = ".".join([package, *path.relative_to(root).with_suffix("").parts])
+            text = path.read_text()
+            if "sync(" not in text:
+                continue
             functions = {}  # the innermost function of each call: a later one of the walk is inside an earlier one
-            for function in ast.walk(ast.parse(path.read_text())):
+            for function in ast.walk(ast.parse(text)):
                 if isinstance(function, ast.FunctionDef):
                     functions |= {node: function.name for node in ast.walk(function) if isinstance(node, ast.Call)}
             for call, name in functions.items():
