@@ -17,17 +17,15 @@ from reservoir.cuda_graphs import CudaRecorder, RepeatedBatches
 from reservoir.devices import choose_compute, choose_device
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.inputs.counter import BracketCounter, Brackets
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native, open_reader
 from reservoir.inputs.patch_units import PatchUnits
 from reservoir.inputs.picture_patches import PatchConvolution
-from reservoir.inputs.random_input import NoInputLayer, draw_input
+from reservoir.inputs.random_input import NoInputLayer, draw_convolution, draw_layer
 from reservoir.options import ReservoirOptions
 from reservoir.reservoir import Reservoir
 from reservoir.size_limits import free_memory
-from reservoir.tasks.picture_windows import Picture
-from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
 
 MODEL_SHARE = 0.8
@@ -97,19 +95,11 @@ def load_model(
         input_digests = native.digests
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)
-        convolution = _convolution(task, settings, windows, backbone, units)
+        convolution = draw_convolution(task, settings, windows, backbone, units)
         if convolution:
             convolution, inputs = convolution.to(place), NoInputLayer()
-        elif settings.input == "counter":
-            if not windows.plain:
-                raise InputError(
-                    "--input counter: it reads symbols, not windows", "leave out the window options"
-                )
-            inputs = BracketCounter(Brackets.of(task), backbone.width, settings.gain)
         else:
-            inputs = draw_input(
-                settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
-            )
+            inputs = draw_layer(task, seen, settings, windows, backbone.width)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     # The digest is that of the weights before they are rounded to the precision of the products.
@@ -134,30 +124,6 @@ def load_model(
         compiled=compiled and backbone.streamed is None,
         repeated=None if compiled else _repeated_batches(place, backbone),
     )
-
-
-def _convolution(
-    task: Task, settings: Reservoir, windows: Windows, backbone: Backbone, units: PatchUnits | None
-) -> KernelConvolution | PatchConvolution | None:
-    """Return what responds to whole rows in place of an input layer that reads tokens, if the settings have it."""
-    if settings.input == "patches":
-        if units is None:
-            raise InputError(
-                "--input patches: its units are drawn from the training rows of an extraction",
-                "use reservoir extract, then fit and predict, or another --input",
-            )
-        return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
-    if settings.input == "kernels" and not backbone.depth and not windows.plain:
-        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-        return KernelConvolution(
-            windows,
-            channels,
-            backbone.width,
-            settings.seed,
-            settings.gain,
-            channel_subsets=getattr(backbone.config, "channel_subsets", False),
-        )
-    return None
 
 
 def _repeated_batches(device: torch.device, backbone: Backbone) -> RepeatedBatches | None:

@@ -72,9 +72,9 @@ def load_extractor(
 
     ``splits`` are those to compute, by default all.
     """
+    rows = draw_rows(prepared, options.limit)
     task = task_of_entry(prepared.task, each_token=options.each_token)
     plan = plan_of(prepared, task, options, planned)
-    rows = draw_rows(prepared, options.limit)
     units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
     model = load_model(
         task,

@@ -97,14 +97,16 @@ def _write_parquet(
 
 
 def _arrow_type(pyarrow: Any, dtype: np.dtype, shape: tuple[int, ...]) -> Any:
+    """Return the Arrow type of rows of a ``shape``: that of their values, or lists of them."""
     item = pyarrow.string() if dtype.kind == "U" else pyarrow.from_numpy_dtype(dtype)
     return pyarrow.list_(item, int(np.prod(shape))) if shape else item
 
 
-def _arrow_array(pyarrow: Any, array: NDArray, kind: Any) -> Any:
+def _arrow_array(pyarrow: Any, array: NDArray, arrow_type: Any) -> Any:
+    """Return an array (rows, ...) as one of Arrow, in which a row is a text, a number or a list of numbers."""
     if array.dtype.kind == "U":
         try:
-            return pyarrow.array(array.tolist(), kind)
+            return pyarrow.array(array.tolist(), arrow_type)
         except UnicodeEncodeError as error:
             raise InputError(
                 f"an id is not valid Unicode: {error.object!a}",
@@ -113,7 +115,7 @@ def _arrow_array(pyarrow: Any, array: NDArray, kind: Any) -> Any:
     flat = pyarrow.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
         return flat
-    return pyarrow.FixedSizeListArray.from_arrays(flat, kind.list_size)
+    return pyarrow.FixedSizeListArray.from_arrays(flat, arrow_type.list_size)
 
 
 def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, Any]:
