@@ -167,12 +167,13 @@ class Options:
     """
 
     def __init_subclass__(cls, panel: str = "Options") -> None:
+        # The options that this group declares get its heading, and those of places are remembered.
         own = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
         for item in own.values():
             item.metadata = MappingProxyType({**item.metadata, "panel": panel})
         _where.update(name for name, item in own.items() if item.metadata.get("where"))
+        # An inherited option to which this group only assigns a new default keeps its check and its help.
         inherited = getattr(cls, "__dataclass_fields__", {})
-        # A new default of an inherited option keeps its check.
         for name in vars(cls).keys() & inherited.keys() - own.keys():
             setattr(cls, name, field(default=vars(cls)[name], metadata=inherited[name].metadata))
         dataclass(frozen=True, kw_only=True)(cls)

@@ -131,6 +131,8 @@ class RidgeSystem:
 
 def primal_system(moments: Moments, scale: np.ndarray) -> RidgeSystem:
     """Return the ridge regression of moments, A = Z'Z and b = Z'Y, for features that are multiplied by ``scale``."""
+    # With S = diag(scale), the moments of features X S are S X'X S and S X'Y. The second product is in place, because
+    # the matrix may take gigabytes.
     factors = beside(scale, moments.xx)
     xx = moments.xx * factors[:, None]
     xx *= factors
