@@ -97,6 +97,7 @@ def _metadata(
     where: bool = False,
     converter: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
+    """Return what the field of an option keeps besides its default: see `option` for each."""
     return {
         "help": text,
         "check": check,
@@ -108,6 +109,7 @@ def _metadata(
 
 
 def _must(accepts: Callable[[Any], object], remedy: str) -> Check:
+    """Return a check that returns the remedy for values that are not accepted."""
     return lambda value: None if accepts(value) else remedy
 
 

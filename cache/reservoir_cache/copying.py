@@ -112,6 +112,7 @@ def copy_from(
     checksum of the manifest before it appears in the cache. Raises CacheError if the copy is unfinished or damaged,
     or if the cache has this entry with other files.
     """
+    # The copy, whose specification and manifests are checked before anything is written.
     copy = _find(RemoteFolder.open(url), name)
     folder = copy.folder
     path = Path(root) / "features" / copy.task / copy.name
@@ -122,10 +123,12 @@ def copy_from(
             raise CacheError(
                 f"{folder.title}: holds an entry of another task or key; copy the entry there again"
             )
+        # An entry that exists keeps its files, which must be those of the copy.
         refuse_links(path, *path.parents[:2], *(path / split for split in entry.splits))
         if (path / SPEC_FILE).exists():
             _refuse_other_files(Entry.open(path), documents, folder)
             return Copied(path, folder.title, 0, len(documents.files), 0)
+        # Files appear first, and the documents that name them last, so that an interrupted copy is no entry.
         make_folder(path)
         locks = entry_locks(path, create=True)
         with locks.at_work(whole=False):
@@ -148,6 +151,7 @@ def copy_from(
 def _result(
     path: Path, folder: RemoteFolder, documents: _Documents, missing: dict[str, Shard | TargetFile]
 ) -> Copied:
+    """Return the result of copying the ``missing`` files; the others were there already."""
     size = sum(line.bytes for line in missing.values())
     return Copied(path, folder.title, len(missing), len(documents.files) - len(missing), size)
 

@@ -72,10 +72,12 @@ def load_extractor(
 
     ``splits`` are those to compute, by default all.
     """
+    # What is read, and how: rows, task and plan, and the units that only training rows give.
     rows = draw_rows(prepared, options.limit)
     task = task_of_entry(prepared.task, each_token=options.each_token)
     plan = plan_of(prepared, task, options, planned)
     units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
+    # The model, and the words or tokens that its tokenizer finds, if they are the rows of the entry.
     model = load_model(
         task,
         plan.reservoir,
@@ -89,6 +91,7 @@ def load_extractor(
     entry_tokens = EntryTokens.read(prepared, task, rows, model) if task.labels_text_tokens else None
     for split, index in rows.items():  # refuse rows that are shorter than a window
         model.windows.checked_counts(prepared.split(split).lengths[index])
+    # The entry: its specification, from which its key follows, and its division into files.
     spec = make_spec(prepared, rows, model, plan.store, entry_tokens)
     if entry_tokens:
         layout = token_layout(plan, sum(spec.rows.values()))

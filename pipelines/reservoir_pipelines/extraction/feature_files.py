@@ -119,6 +119,7 @@ def _arrow_array(pyarrow: Any, array: NDArray, arrow_type: Any) -> Any:
 
 
 def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, Any]:
+    """Open the file of a split; return its arrays by name, whose rows are read when they are needed."""
     path = folder / f"{stored.split}.parquet"
     file = stack.enter_context(import_pyarrow(path).parquet.ParquetFile(path))
     # Before any range of rows is read, because a description may claim any number of them.
@@ -188,6 +189,7 @@ def _write_safetensors(
 
 
 def _open_safetensors(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, Any]:
+    """Open the files of a split; return its arrays by name, texts read whole and tensors when they are needed."""
     from safetensors import safe_open
 
     file = stack.enter_context(safe_open(folder / f"{stored.split}.safetensors", "np"))

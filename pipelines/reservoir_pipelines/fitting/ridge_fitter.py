@@ -135,6 +135,7 @@ class RidgeFitter(PenaltyFitter):
             moments = fold_moments(blocks, targets, self.folds)  # once for all penalties
 
         def sweep_of(alphas: np.ndarray) -> Sweep:
+            """Fit every penalty in each fold, and remember the kernel matrix for the next column."""
             sweep_result = cross_sweep(
                 blocks,
                 targets,
