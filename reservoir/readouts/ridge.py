@@ -120,6 +120,7 @@ class RidgeSystem:
         scorer = Scorer(rotated_path, targets)
 
         def scores(x: np.ndarray, chosen: slice) -> np.ndarray:
+            """Return the scores of rows under the chosen penalties; a class without samples has its offset."""
             rotated = reduction.rotate(((x - self.mean) * self.scale).T).T
             of_classes = scorer(rotated.astype(np.result_type(x.dtype, np.float32)), chosen)
             all_scores = np.full((*of_classes.shape[:2], len(self.offset)), self.offset, of_classes.dtype)

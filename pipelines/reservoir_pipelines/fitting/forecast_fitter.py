@@ -127,6 +127,7 @@ class ForecastFitter(RidgeFitter):
         held_out = scores_of_raw + weight * (scores - scores_of_raw), labels
 
         def solve() -> LinearReadout:
+            """Return the readout whose weights lie between those of both; the raw past has features of its own."""
             readout, readout_of_raw = fit.readout, of_raw.readout
             assert isinstance(readout, LinearReadout) and isinstance(readout_of_raw, LinearReadout)
             coef = weight * readout.coef

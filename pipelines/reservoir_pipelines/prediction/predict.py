@@ -232,7 +232,8 @@ def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray | None) -
     classes = {str(task.label(number)) for number in range(task.classes)}
     truths: list[Any] = []
     unknown: set[str] = set()  # names of classes that the readout does not know
-    for row, value in enumerate(y.tolist() if y.ndim == 1 and lengths is None else y):
+    has_label_per_row = y.ndim == 1 and lengths is None
+    for row, value in enumerate(y.tolist() if has_label_per_row else y):
         # The labels of a row in one list, without those of padding.
         without_padding: Any = value if lengths is None or value is None else value[: lengths[row]]
         has_several = isinstance(without_padding, np.ndarray | list)
