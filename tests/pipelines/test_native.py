@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.training.trainable import load_run
+from reservoir_pipelines.training.checkpoints import load_run
 from scipy.io import wavfile
 
 from reservoir import InputError
