@@ -264,7 +264,7 @@ def compute_blocks(
 
 
 def _joined(launched: Sequence[Callable[[], Any]]) -> Arrays:
-    """Return the columns of a block from those of its parts, which are encoded if there are several."""
+    """Return the columns of a block from those of its parts; if there are several, all parts are encoded."""
     parts = [fetch() for fetch in launched]
     if len(parts) == 1:
         return parts[0]
