@@ -2,6 +2,7 @@
 
     python benchmarks/model_types.py                # all types, a quarter of an hour; each result on stderr
     python benchmarks/model_types.py mamba2 opt     # some types, each with its result
+    python benchmarks/model_types.py --known        # only the known backbones, with their parameters by group
 
 A type runs if its model is loaded with all blocks, loaded with its own input (text or images, if it has one) and one
 block, and drawn at random; the tests of `reservoir.backbones.generic_checks` run every time. A result names the model's
@@ -26,7 +27,9 @@ from typing import Any
 import torch
 import transformers
 
-from reservoir.backbones import families, find, load_backbone, load_native
+from reservoir.backbone_names import KNOWN
+from reservoir.backbones import GROUPS, Backbone, families, find, load_backbone, load_native
+from reservoir.backbones.backbone import group_counts, whole_count
 from reservoir.backbones.family import HubLoader
 from reservoir.errors import InputError, first_line
 
@@ -240,7 +243,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("types", nargs="*")
+    parser.add_argument("--known", action="store_true", help="Print the table of known backbones instead.")
     arguments = parser.parse_args()
+    if arguments.known:
+        print_known()
+        return
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -258,6 +265,27 @@ def main() -> None:
         print(f"{kind}: {results[kind]}", file=sys.stdout if arguments.types else sys.stderr, flush=True)
     if not arguments.types:
         print_tables(results)
+
+
+def backbone_row(name: str) -> list[str]:
+    """Return the cells of one backbone: its shape, whole size, and parameters by group."""
+    family, config = find(name)
+    with torch.device("meta"):
+        backbone = Backbone(family.loader.build(config), family, config)
+    longest = f"{backbone.max_tokens:,}" if backbone.max_tokens else "any"
+    reads = "causal" if backbone.causal else "both ways"
+    shape = [f"`{name}`", family.name, reads, str(backbone.depth), str(backbone.width), longest]
+    counts = [whole_count(backbone), *group_counts(backbone).values()]
+    return [*shape, *(f"{count:,}" if count else "" for count in counts)]
+
+
+def print_known() -> None:
+    """Print the known backbones with their parameters by group, as Markdown, without creating weights."""
+    heads = ["backbone", "family", "reads", "blocks", "width", "tokens", "whole model", *GROUPS]
+    print("| " + " | ".join(heads) + " |")
+    print("|" + "---|" * 3 + "--:|" * (len(heads) - 3))
+    for name in KNOWN:
+        print("| " + " | ".join(backbone_row(name)) + " |")
 
 
 def print_tables(results: dict[str, str]) -> None:

@@ -17,8 +17,7 @@ for folder in (
 ):
     sys.path.insert(0, str(folder))
 
-import from_code  # noqa: E402
-import from_files  # noqa: E402
+import site_parts  # noqa: E402
 
 project = "reservoir"
 html_title = "reservoir"
@@ -71,5 +70,4 @@ html_show_sphinx = html_show_copyright = False
 
 def setup(app: object) -> None:
     """Write the pages that are made from files and from the code, and resolve links and short names."""
-    from_files.connect(app)
-    from_code.connect(app)
+    site_parts.connect(app)

@@ -15,8 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from reservoir.errors import InputError
-from reservoir.level_poolings import Counts
-from reservoir.picture_poolings import Excess, Mirrored
+from reservoir.input_poolings import Counts, Excess, Mirrored
 from reservoir.pooling_base import Pooling, side_by_side, weighted_average
 from reservoir.weighted_poolings import Assistant, Attention, Fading, LastPrompt, Span, Words
 

@@ -117,8 +117,9 @@ def run(arguments: list[str]) -> int:
         # When it exits, Python flushes stdout, fails once more, and would report that on stderr.
         sys.stderr.close()
         code = 0
-    except OSError as error:
-        if (fault := _system_fault(error)) is None:
+    except (OSError, MemoryError, RuntimeError) as error:
+        fault = _system_fault(error) if isinstance(error, OSError) else _memory_fault(error)
+        if fault is None:
             raise
         return _fault(*fault)
     if code == INTERRUPTED:  # Ctrl-C; typer itself prints nothing
@@ -168,3 +169,18 @@ def _system_fault(error: OSError) -> tuple[str, int] | None:
     # The name of a temporary file means nothing to the user.
     shown = path.parent if path.name.startswith(".") and path.suffix == ".tmp" else error.filename
     return f"{'' if shown is None else f'{shown}: '}{error.strerror}; {remedy}", code
+
+
+def _memory_fault(error: MemoryError | RuntimeError) -> tuple[str, int] | None:
+    """Return one line and the exit code if the host or a GPU has no memory left, or None for a bug."""
+    from reservoir.errors import first_line
+
+    if not isinstance(error, MemoryError):
+        from reservoir.devices import is_out_of_memory  # imports torch
+
+        if not is_out_of_memory(error):
+            return None
+    remedy = (
+        "take smaller batches (--batch-rows of extract, --batch of train), shorter rows or another --device"
+    )
+    return f"out of memory ({first_line(error)}); {remedy}", FAILED

@@ -107,16 +107,6 @@ class Plan:
         return how + (equal if native else "")
 
     @property
-    def baseline_note(self) -> str:
-        """A message how a model of your own images is compared with patches of training images, a strong baseline."""
-        if not (self.task.pictures and self.has_blocks):
-            return ""
-        return (
-            f"{self.task.name}: a strong baseline is patches of training images: run extract without --backbone, fit "
-            "that, and reservoir compare the folders of both fits"
-        )
-
-    @property
     def note(self) -> str:
         """A message if default poolings are few, or if default windows skip a part of each row."""
         windows, note = self.reservoir.windows(self.task), self.more

@@ -11,6 +11,9 @@ At W = 0 and equal class probabilities the Hessian in W is k Z'PZ + alpha I, wit
 eigenvalues l. In the unknowns U of W = V (k l + alpha)^-1/2 U the Hessian is the identity, and L-BFGS
 needs tens of passes instead of hundreds.
 
+Samples that are fewer than the features lie in the plane of their principal axes. Their coordinates
+Z V there are fewer, and take the place of the features in all passes.
+
 Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the
 Hessian).
 """
@@ -109,6 +112,11 @@ class _Problem:
         values = axes.values
         varies = values > len(values) * EPSILON * values[-1]
         self.axes = axes.vectors[:, varies]
+        # With few samples, a pass reads their coordinates along the axes instead of their features, which are more.
+        self.reads_coordinates = axes.coordinates is not None
+        if axes.coordinates is not None:
+            labels = np.concatenate([labels for _, labels in train])
+            self.train = [(axes.coordinates[:, varies], labels)]
         # Two classes have a single column of scores. The curvature is k of the Hessian at W = 0, see above.
         self.columns = targets.classes if targets.classes > 2 else 1
         curvature = 1 / targets.classes if targets.classes > 2 else 1 / 4
@@ -137,19 +145,28 @@ class _Problem:
 
     def models(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return standardised weights (w, p * columns) and intercepts (p * columns,) of the points of some problems."""
+        along, offset = self._weights_along_axes(points)
+        return self.axes @ along, offset
+
+    def _weights_along_axes(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return weights along the axes (r, p * columns) and intercepts (p * columns,) of the points of p problems."""
         along = np.stack([self._along(number, point) for number, point in points.items()], axis=1)
         flat = along.reshape(len(along), len(points) * self.columns)
-        return self.axes @ flat[:-1], flat[-1]
+        return flat[:-1], flat[-1]
 
     def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, ValueAndGradient]:
         """Return the value and gradient of some problems, in one pass over the features.
 
         ``points`` has the unknowns of each unsolved problem, by its number.
         """
-        weights, offset = self.models(points)
-        weights *= self.scale[:, None]
+        # Weights of what a pass reads: coordinates, or centred features, whose coordinates are (x - mean) scale V.
+        weights, offset = self._weights_along_axes(points)
+        if self.reads_coordinates:
+            mean = np.zeros(len(weights))
+        else:
+            weights, mean = self.scale[:, None] * (self.axes @ weights), self.mean
         outputs = np.array([number % self.targets.outputs for number in points])
-        # Sum the losses, and their derivatives by the weights of centred features and by the intercepts.
+        # Sum the losses, and their derivatives by these weights and by the intercepts.
         losses = np.zeros(len(points))
         gradient = np.zeros(weights.shape)
         intercept_gradient = np.zeros(len(offset))
@@ -159,7 +176,7 @@ class _Problem:
             for start in range(0, len(whole), BLOCK_ROWS):
                 block = slice(start, start + BLOCK_ROWS)
                 x, y = whole[block].astype(dtype, copy=False), labels[block]
-                sample_weights, centred = self.targets.weights(y), np.subtract(x, self.mean.astype(dtype))
+                sample_weights, centred = self.targets.weights(y), np.subtract(x, mean.astype(dtype))
                 report_work(2 * centred.size * weights.shape[1])
                 scores = centred @ weights.astype(dtype) + offset.astype(dtype)
                 loss, residual = self._losses(scores.reshape(len(x), len(points), -1), y[:, outputs])
@@ -171,7 +188,7 @@ class _Problem:
                 gradient += centred.T @ flat
                 intercept_gradient += flat.sum(axis=0, dtype=np.float64)
         # By the chain rule: along the axes, and then along the unknowns, which the steps multiply.
-        of_axes = self.axes.T @ (gradient * self.scale[:, None])
+        of_axes = gradient if self.reads_coordinates else self.axes.T @ (gradient * self.scale[:, None])
         gradient_along_axes = np.concatenate([of_axes, intercept_gradient[None]])
         gradient_along_axes = gradient_along_axes.reshape(len(of_axes) + 1, len(points), -1)
         # Add the penalty alpha / 2 || W ||^2 and its derivative alpha W, without the intercept.
@@ -217,6 +234,7 @@ class _Axes:
     mean: np.ndarray
     scale: np.ndarray
     count: float  # sum of the sample weights
+    coordinates: np.ndarray | None = None  # Z V (n, r) of few samples, in the precision of products
 
 
 def _axes_of_moments(moments: Moments) -> _Axes:
@@ -234,9 +252,12 @@ def _axes_of_samples(training: FewSamples) -> _Axes:
     z = kernel.x - kernel.mean
     z *= kernel.scale
     z *= roots
-    vectors = z.T @ vectors
-    vectors /= np.sqrt(np.maximum(values, np.finfo(float).tiny))
-    return _Axes(values, vectors, kernel.mean, kernel.scale, float(kernel.weights.sum()))
+    lengths = np.sqrt(np.maximum(values, np.finfo(float).tiny))
+    axes = z.T @ vectors / lengths
+    # Coordinates are Z V = P^-1/2 SS'U l^-1/2 = P^-1/2 U l^1/2.
+    dtype = np.result_type(training.x.dtype, np.float32)
+    coordinates = (vectors * lengths / roots).astype(dtype)
+    return _Axes(values, axes, kernel.mean, kernel.scale, float(kernel.weights.sum()), coordinates)
 
 
 def lbfgs(

@@ -3,7 +3,7 @@ r"""Faster equivalents on a CPU: attention with dropout, and dropout from cheap 
 Torch has no fused kernel for attention with dropout on a CPU. It computes whole matrices of scores, with
 one random draw per score. Processor time of a training step (forward, backward, clipping, Adam) with
 dropout 0.1, as a multiple of that with this file; medians of at least 8 pairs that take turns on one
-thread (``python benchmarks/dropout.py``):
+thread:
 
 ============================  ========  =======
 tokens x rows, model          bfloat16  float32

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from reservoir_pipelines import ReservoirClassifier, extract, fit
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.output import as_json, meter, notify, print_json, printable
@@ -83,10 +84,22 @@ def test_the_line_and_the_exit_code_of_an_error(monkeypatch, refusal, number, pa
     assert os.strerror(number) in line and remedy in line
 
 
-@pytest.mark.parametrize("error", [OSError("no number"), OSError(errno.EBADF, "Bad file descriptor")])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("Unable to allocate 9.31 GiB"), torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate")],
+)
+def test_memory_that_no_stage_can_save_ends_in_one_line(monkeypatch, refusal, error):
+    monkeypatch.setattr(preparation, "task_table", Mock(side_effect=error))
+    line = refusal("tasks", code=1)
+    assert str(error).splitlines()[0] in line and "smaller batches" in line
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no number"), OSError(errno.EBADF, "Bad file descriptor"), RuntimeError("a defect")]
+)
 def test_an_error_that_no_path_explains_keeps_its_traceback(monkeypatch, error):
     monkeypatch.setattr(preparation, "task_table", Mock(side_effect=error))
-    with pytest.raises(OSError, match=str(error.args[-1])):
+    with pytest.raises(type(error), match=str(error.args[-1])):
         run(["tasks"])
 
 

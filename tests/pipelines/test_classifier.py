@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer
 from reservoir_pipelines.estimators import row_cache
+from reservoir_pipelines.estimators.estimators import code_labels
+from reservoir_pipelines.estimators.predictor import fold_numbers
 from reservoir_pipelines.preparation.sources import open_source
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -17,7 +19,6 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from reservoir.batches import load
 from reservoir.features import forward
-from reservoir.readouts.estimators import code_labels, fold_numbers
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import cross_sweep
 

@@ -220,7 +220,7 @@ def test_extract_and_fit_of_series_import_what_they_compute_with(cache, tmp_path
     codes, _, messages = ask(commands[0], heavy=(*slow, "matplotlib"))
     assert codes == [0] and any("random kernels, no transformer" in line for line in messages)
     # Cached features and the raw input need no torch, whose import would take a third of the time of this fit.
-    assert ask(commands[1], heavy=(*slow, "torch"))[0] == [0]
+    assert ask(commands[1], heavy=(*slow, "torch", "scipy.optimize"))[0] == [0]
 
 
 def test_applying_a_readout_imports_nothing_that_only_fitting_needs():

@@ -68,6 +68,12 @@ def pooled_by_torch(name, states):
     return find_pooling(name).of(hidden)[0, 0].numpy()
 
 
+def faded(states):
+    """Return the mean of tokens whose weights halve every two tokens."""
+    weights = 0.5 ** (np.arange(len(states)) / 2)
+    return weights @ states / weights.sum()
+
+
 POOLED = {
     "last": lambda states: states[-1],
     "first": lambda states: states[0],
@@ -76,6 +82,7 @@ POOLED = {
     "max": lambda states: states.max(axis=0),
     "min": lambda states: states.min(axis=0),
     "quantiles1": lambda states: np.median(states, axis=0),
+    "fading1": lambda states: np.concatenate([faded(states), faded(states[::-1])]),
     "attention2": lambda states: pooled_by_torch("attention2", states),
 }
 

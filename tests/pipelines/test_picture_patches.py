@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shlex
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ from sklearn.datasets import load_digits
 
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
+from reservoir.input_poolings import THRESHOLD
 from reservoir.inputs.patch_units import draw_units, framed, mirrored_places
 from reservoir.inputs.picture_patches import PatchConvolution
 from reservoir.loaded_model import load_model
 from reservoir.options import ExtractOptions, RowOptions
-from reservoir.picture_poolings import THRESHOLD
 from reservoir.pooling import find_pooling
 from reservoir.readouts import kernel_ridge
 from reservoir.readouts.kernel_ridge import KernelReadout
@@ -154,6 +155,22 @@ def test_a_model_without_training_rows_is_refused():
         load_model(
             task_named("digits").task, Reservoir(backbone="kernels:width=16", init="random", input="patches", patch=4)
         )
+
+
+def test_fit_prints_commands_that_compare_a_model_of_own_pictures_with_patches(tmp_path, call, cache):
+    images, labels = load_digits(n_class=2, return_X_y=True)
+    np.savez(tmp_path / "my pictures.npz", x=images[:60].reshape(-1, 8, 8).astype(np.uint8), y=labels[:60])
+    model = {"backbone": "mini", "layers": "embed", "pool": "mean", "limit": 30, "pixels": 16, "cache": cache}
+    fit(extract(tmp_path / "my pictures.npz", **model))
+    (note,) = (line for line in call("tasks")[2].splitlines() if "raw pixels are a weak baseline" in line)
+    commands = [shlex.split(command) for command in note.partition("need no model: ")[2].split(" && ")]
+    assert [arguments[:2] for arguments in commands] == [["reservoir", name] for name in ("extract", "fit", "compare")]
+    assert commands[0][3:] == ["--pixels", "16", "--limit", "30"]
+    for _, *arguments in commands:
+        code, out, err = call(*arguments)
+        assert code == 0, err
+        assert "weak baseline" not in err
+    assert "on the same" in out
 
 
 @pytest.fixture(scope="module")

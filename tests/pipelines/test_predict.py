@@ -162,6 +162,15 @@ def test_an_unwritable_file_is_refused_before_anything_is_computed(tmp_path, ref
     assert message in refusal("predict", tmp_path, file, "--out", tmp_path / out)
 
 
+@pytest.mark.parametrize(("name", "message"), [("gone", "no such file"), ("t.csv", "t.csv: neither a readout nor")])
+def test_what_is_no_readout_is_named_as_it_was_given(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text(text(*rows(5)))
+    with pytest.raises(InputError, match=f"^{name}: .*; name a folder") as refused:
+        predict(name, "t.csv")
+    assert message in str(refused.value)
+
+
 def test_predicting_the_file_of_the_fit_is_warned_about(tmp_path, capsys):
     x, y = rows()
     file = write(tmp_path / "t.npz", x, y)

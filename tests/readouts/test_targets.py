@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
 from scipy.special import softmax
 from scipy.stats import binom, binomtest
 from sklearn.metrics import accuracy_score, log_loss, r2_score
@@ -129,8 +130,19 @@ def test_temperature_minimises_the_loss(classes):
         chances = np.tile(targets.probabilities(scores, temperature)[:, 0], (classes, 1))
         return log_loss(every, chances, sample_weight=weights)
 
-    losses = {t: loss(t) for t in (found * 0.99, found, found * 1.01)}
-    assert min(losses, key=losses.__getitem__) == found and 0.3 < found < 0.5
+    minimum = minimize_scalar(lambda log_t: loss(np.exp(log_t)), bounds=(-7, 7), method="bounded")
+    assert found == pytest.approx(np.exp(minimum.x), rel=1e-4) and 0.3 < found < 0.5
+    # Rows may have weights: those of some rows twice are those of these rows with weight 2.
+    twice = np.r_[scores, scores[:500]], np.r_[y, y[:500]]
+    weights = np.where(np.arange(2000) < 500, 2.0, 1.0)
+    assert targets.fit_temperature(*twice) == pytest.approx(targets.fit_temperature(scores, y, weights))
+
+
+def test_the_temperature_of_equal_logits_is_1_and_that_of_huge_scores_at_a_bound():
+    y = np.arange(12)[:, None] % 3
+    assert Targets(1, 3).fit_temperature(np.zeros((12, 3)), y) == 1
+    wrong = 1e6 * np.eye(3)[(y[:, 0] + 1) % 3]
+    assert Targets(1, 3).fit_temperature(wrong, y) == pytest.approx(np.exp(7))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])

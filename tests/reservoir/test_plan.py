@@ -93,7 +93,6 @@ def test_pictures_of_users_are_read_by_patches_without_a_transformer_unless_one_
     assert plan_of(PICTURES, 200_000).reservoir.backbone == "kernels:width=256"
     with_blocks = plan_of(PICTURES, backbone="mini")
     assert with_blocks.reservoir.input == "orthogonal" and with_blocks.poolings == ("last", "mean", "segments8")
-    assert "reservoir compare" in with_blocks.baseline_note and not plan.baseline_note
 
 
 def test_series_get_random_kernels_without_blocks_unless_an_option_needs_some():

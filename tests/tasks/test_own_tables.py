@@ -369,10 +369,38 @@ def test_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fit
         model.fit(x, LABEL)
 
 
-def test_a_note_names_a_class_that_may_stand_for_a_missing_label(tmp_path):
-    label = np.where(np.arange(ROWS) % 7 == 0, "NA", LABEL)
-    assert "a class 'NA'; remove these rows if" in stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
-    assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
+@pytest.mark.parametrize(
+    ("cell", "labels", "is_class"),
+    [
+        ("NaN", LABEL, False),
+        ("n/a", LABEL, False),
+        ("NA", LABEL, True),
+        ("none", LABEL, True),
+        ("NA", np.arange(ROWS) % 3, False),
+        ("None", VALUES[:, 0], False),
+        ("nan", np.arange(ROWS) % 3, False),
+    ],
+)
+def test_cells_that_stand_for_a_missing_label_are_bad_rows_unless_they_may_name_a_class(
+    tmp_path, cell, labels, is_class
+):
+    path = write(tmp_path / "t.csv", {**WIDE, "label": np.where(np.arange(ROWS) % 7 == 0, cell, labels.astype(str))})
+    if is_class:
+        assert f"a class {cell!r}; remove these rows if" in stored(path)[2]
+        return
+    assert_refused(rf"{-(-ROWS // 7)} rows cannot .* line 2: no label in column 'label' \('{cell}'\)", path)
+    task, rows, notes = stored(path, skip_bad_rows=True)
+    assert f"skipped {-(-ROWS // 7)} of {ROWS} rows" in notes
+    has_label = np.arange(ROWS) % 7 > 0
+    alone = stored(write(tmp_path / "alone.csv", {**WIDE, "label": labels}))[0]
+    assert (task.classes, task.labels, len(rows)) == (alone.classes, alone.labels, has_label.sum())
+    assert [label is not None for label in read_new(path, alone)[3].tolist()] == has_label.tolist()
+
+
+@pytest.mark.parametrize(("labels", "says"), [(np.arange(ROWS) % 5 + 1, "--regression"), (np.arange(ROWS) % 2, "")])
+def test_more_than_two_whole_numbers_are_classes_with_a_note(tmp_path, labels, says):
+    notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": labels}))[2]
+    assert ("read as classes" in notes and says in notes) if says else not notes
 
 
 @pytest.mark.parametrize(("name", "between"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", "\t"), ("t.csv", ",")])
@@ -723,6 +751,16 @@ def test_usual_names_of_the_validation_split_are_accepted(tmp_path, name):
     for path in (tmp_path / "t.npz", tmp_path / "t.csv"):
         parts = read_splits(open_source(str(path)))
         assert {part: len(rows) for part, rows in parts.items()} == {"train": 14, "valid": 13, "test": 13}
+
+
+def test_a_hint_names_no_column_that_cannot_be_the_label(tmp_path):
+    (tmp_path / "t.fasta").write_text("".join(f">p{row}\n{word}\n" for row, word in enumerate(WORDS)))
+    notes = " ".join(open_source(str(tmp_path / "t.fasta")).notes())
+    assert "pattern" in notes and "--label sequence" not in notes
+    notes = stored(write(tmp_path / "t.csv", {"crime": VALUES[:, 0], "zone": VALUES[:, 1]}))[2]
+    assert "among crime, zone; pass --label NAME if" in notes
+    path = write(tmp_path / "t.csv", {**WIDE, "place": np.where(np.arange(ROWS) % 3, "x", LABEL), "kind": LABEL})
+    assert_refused(r"NAME \(probably one of kind, place\)", path)
 
 
 def test_entries_of_fasta_headers_are_no_labels_unless_named(tmp_path):

@@ -173,7 +173,8 @@ def copy(
             "cache copy: give an entry and a URL", "as in reservoir cache copy digits s3://bucket/features"
         )
     if store.is_url(source):
-        copied = store.copy_from(source, destination, root, _copying)
+        # Your own data is named by its path here, as for all commands, and by its file name behind the URL.
+        copied = store.copy_from(source, Path(destination).name, root, _copying)
     else:
         copied = store.copy_to(_find(source, root), destination, _copying)
     return Answer(vars(copied))

@@ -102,7 +102,10 @@ def _default_pattern(headers: Sequence[str]) -> tuple[str, list[str]]:
             f"headers have the entries {', '.join(keys)}, of which none is read as the label; pass --label"
         )
         return "", [f"{note} with a pattern, such as --label {pattern}"]
-    return (LAST_WORD if last_words else ""), []
+    if last_words:
+        return LAST_WORD, []
+    how = r"pass --label with a pattern of it, such as 'class=(\w+)', or --labels with a table of names and labels"
+    return "", [f"no header has a label after its name; {how}"]
 
 
 def _names(headers: Sequence[str], options: OwnDataOptions, *, is_new: bool) -> tuple[list[str], list[str]]:

@@ -12,10 +12,8 @@ from reservoir_pipelines.data.columns import EMPTY
 from reservoir_pipelines.data.rows import MAX_NAMED
 from reservoir_pipelines.data.table_labels import are_numbers, is_usual_number
 from reservoir_pipelines.data.values import (
-    FEW_CLASSES,
     INT64,
     check_rounding,
-    counted_through,
     read_labels,
     rounding,
 )
@@ -174,11 +172,9 @@ def _read_as(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> 
     if not reading.names:
         note = f"{label} read as targets of a regression ({reading.why}); pass --classes for classes"
         return y.astype(np.float64), note
-    # Few numbers that count classes need no note.
-    numbers = np.unique(y)
-    obvious = len(numbers) <= FEW_CLASSES and (len(numbers) == 2 or counted_through(numbers))
+    # Two numbers are classes, but more may also be marks, counts or ages.
     note = f"{label} read as classes ({reading.why}); pass --regression for targets"
-    return y, "" if obvious else note
+    return y, "" if len(np.unique(y)) == 2 else note
 
 
 def _read_floats(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:

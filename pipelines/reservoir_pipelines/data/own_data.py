@@ -42,6 +42,12 @@ from reservoir_pipelines.data.values import (
     standardisation,
 )
 
+RULES = 1
+"""The version of the rules by which files are read: add 1 with a rule that changes what is read of some file.
+
+Data that was prepared by other rules is not reused, but features of rows that stay the same are.
+"""
+
 OF_FORECASTS = ("forecast", "past")
 """The options of forecasts."""
 
@@ -81,7 +87,7 @@ class OwnData(Source):
             for name, value in vars(self.options).items()
             if name not in (*OF_ARRAYS, *OF_RECORDINGS, *OF_FORECASTS, *OF_TEXTS) or name in explicit
         }
-        return {"asked": options}
+        return {"asked": options, "rules": RULES}
 
     @property
     def name(self) -> str:

@@ -243,10 +243,10 @@ def _refuse_forgotten_label(table: Table, roles: Roles, options: OwnDataOptions)
         if kind in "biu" and read_labels(table.frame[name].to_numpy()).names
     ]
     if whole and "f" in kinds.values() and not options.values:
-        command = example(table.path, options, label=likely_label(table, whole))
+        command = example(table.path, options, label=_likely_labels(table, whole)[0])
         raise InputError(
-            f"{table.path}: {no_label_among(table)}, but {whole[-1]!r} holds a few whole numbers",
-            f"pass --label NAME if it is the label, or --values if all are values, for example: {command}",
+            f"{table.path}: {no_label_among(table)}, but {listed(whole)} may be classes (few whole numbers)",
+            f"pass --label NAME if one is the label, or --values if all are values, for example: {command}",
         )
 
 
@@ -316,8 +316,10 @@ def refuse_unlabelled(
     problem = f"{table.path}: {no_label_among(table)}"
     if not candidates:
         raise InputError(problem, "add a column of labels, and pass --label NAME")
-    command = example(data or table.path, options, label=likely_label(table, candidates))
-    raise InputError(problem, f"pass --label NAME, for example: {command}")
+    likely = _likely_labels(table, candidates)
+    name = "NAME" if len(likely) == 1 else f"NAME (probably one of {listed(likely)})"
+    command = example(data or table.path, options, label=likely[0])
+    raise InputError(problem, f"pass --label {name}, for example: {command}")
 
 
 def no_label_among(table: Table) -> str:
@@ -325,17 +327,17 @@ def no_label_among(table: Table) -> str:
     return f"no column is called label, target, class or y among {listed(table.names)}"
 
 
-def likely_label(table: Table, candidates: Sequence[str]) -> str:
-    """Return the column that looks most like classes, to name it in an example.
+def _likely_labels(table: Table, candidates: Sequence[str]) -> list[str]:
+    """Return the columns that look like classes, those with the fewest different cells first, and later ones first.
 
-    It is a text, or one of two columns, with the fewest different cells; of columns that are all
-    different, the last one.
+    They are texts, if there are some, or each of two columns.
     """
     frame = table.frame
     single = [name for name in candidates if not holds_lists(frame[name])] or candidates
     texts = [name for name in single if not holds_single_numbers(table, name)]
     likely = texts if texts and len(candidates) > 2 else single
-    return min(reversed(likely), key=lambda name: frame[name].astype(str).nunique())
+    cells = {name: frame[name].astype(str).nunique() for name in reversed(likely)}
+    return sorted(cells, key=cells.__getitem__)
 
 
 def _refuse_odd_sequences(table: Table, name: str, options: OwnDataOptions) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.size_limits import check_padding
-from reservoir_pipelines.data.columns import MOST, as_texts, listed, require_column, with_slashes
+from reservoir_pipelines.data.columns import EMPTY, MOST, as_texts, listed, require_column, with_slashes
 from reservoir_pipelines.data.roles import roles_of_labels
 from reservoir_pipelines.data.rows import BadRows
 from reservoir_pipelines.data.table import Table, read_table
@@ -21,6 +21,7 @@ from reservoir_pipelines.data.values import INT64, read_labels
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")  # a whole number as Python and JSON write it
 PADDED = re.compile(r"[-+]?[0-9]+")
 NUMBER = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
+NO_LABEL = ("", "n/a", "nan", "null")  # the cells of `EMPTY` that are no names of classes, in small letters
 WITH_MARKS = r"[-+]?[0-9][0-9.,]*"  # digits with marks of decimals or thousands
 
 
@@ -44,16 +45,17 @@ def joined_labels(
 def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: bool) -> np.ndarray:
     """Return a column of labels as `typed_labels` does, (rows,) or (rows, n).
 
-    If labels are ``required``, an empty or odd cell is a bad row, and its label 0 or ""; else a missing
-    label is None.
+    If labels are ``required``, a cell without a label (see `_are_missing`), or an odd one, is a bad row, and its label
+    0 or ""; else a missing label is None.
     """
     column = table.frame[name].astype(object)
     cells = table.with_points(column)
     texts = as_texts(cells)
-    present = (texts != "").to_numpy(copy=True)
+    present = ~_are_missing(texts)
     if required:
         for row in np.flatnonzero(~present):
-            table.bad.add(row, f"no label in column {name!r}")
+            written = f" ({texts[row]!r})" if texts[row] else ""
+            table.bad.add(row, f"no label in column {name!r}{written}")
         _mark_odd_labels(table, name, cells, texts, present, options)
     labels = typed_labels(f"{table.path}, column {name!r}", cells[present].tolist(), options)
     if labels.dtype.kind == "U":
@@ -63,6 +65,19 @@ def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: boo
     all_labels = np.zeros_like(labels, shape=shape) if complete else np.full(shape, None, object)
     all_labels[present] = labels
     return all_labels
+
+
+def _are_missing(texts: Any) -> np.ndarray:
+    """Return which cells have no label, (rows,): empty ones, and those that stand for an empty one.
+
+    NA and none may be names of classes beside other names, but not beside numbers.
+    """
+    lower = texts.str.lower()
+    missing = lower.isin(NO_LABEL).to_numpy(copy=True)
+    ambiguous = lower.isin(EMPTY).to_numpy() & ~missing
+    if are_numbers(texts[~missing & ~ambiguous].tolist()):
+        missing |= ambiguous
+    return missing
 
 
 def _mark_odd_labels(

@@ -21,7 +21,7 @@ from reservoir_pipelines.data.counters import (
 )
 from reservoir_pipelines.data.media import check_inside, media_rows, table_parts
 from reservoir_pipelines.data.one_recording import is_one_recording, likely_window, read_one_recording
-from reservoir_pipelines.data.roles import likely_label, no_label_among, roles_by_cells, roles_by_name
+from reservoir_pipelines.data.roles import no_label_among, roles_by_cells, roles_by_name
 from reservoir_pipelines.data.rows import BadRows, Rows, TextCodes, padded, text_rows
 from reservoir_pipelines.data.table import SUFFIXES, Table, read_parts, read_table
 from reservoir_pipelines.data.table_forms import (
@@ -74,6 +74,9 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     rows = read_pixels(str(path), rows, options)
     if task is None:
         rows = replace(rows, notes=(*rows.notes, *notes_on_pixels(rows, options)))
+    if task is None and rows.y is None:
+        note = f"{no_label_among(table)}; pass --label NAME if one of them is the label"
+        rows = replace(rows, notes=(note, *rows.notes))
     notes = (f"a table in {len(parts):,} parts, {parts[0].name} first",) if parts else ()
     # A table has labels of its own.
     return replace(rows, notes=(*notes, *rows.notes), unused=("labels",))
@@ -166,12 +169,6 @@ def _note_roles(reading: TableArrays) -> None:
     roles, options = reading.roles, reading.options
     for name in roles.left_out:
         reading.notes.append(f"the column {name!r} is left out because it has no name")
-    if not reading.new and not roles.labels:
-        candidates = roles.values or tuple(reading.table.names)
-        label = likely_label(reading.table, candidates)
-        reading.notes.append(
-            f"{no_label_among(reading.table)}; pass --label NAME, such as --label {quote(label)}"
-        )
     if not reading.new and not options.label and len(roles.labels) == 1:
         (label,) = roles.labels
         if label not in NEEDS_NO_FLAG["labels"]:

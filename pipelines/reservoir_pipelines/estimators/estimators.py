@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from reservoir.column import column_shapes
-from reservoir.readouts.estimators import code_labels
-from reservoir.readouts.linear import LinearReadout, Targets
+from reservoir.readouts.linear import LinearReadout, Targets, balanced_weights
 from reservoir_pipelines.estimators.base import ReservoirEstimator, with_parameters
 from reservoir_pipelines.estimators.predictor import ReservoirPredictor
 
@@ -196,3 +198,34 @@ class ReservoirTransformer(TransformerMixin, ReservoirEstimator):
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = []
         return tags
+
+
+def code_labels(
+    labels: np.ndarray, class_weight: Mapping[Any, float] | str | None, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, Targets]:
+    """Return the classes, the class number of each sample, and the coding of the labels.
+
+    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number.
+    Labels may be (n, classes), 1 for the classes of a sample and 0 for the others.
+    """
+    check_classification_targets(labels)
+    if labels.ndim == 2:
+        if not np.isin(labels, (0, 1)).all() or class_weight is not None:
+            raise ValueError(
+                f"y has the shape {labels.shape}: give multilabel targets as 0 or 1, without class_weight, "
+                "or use MultiOutputClassifier of scikit-learn"
+            )
+        return np.arange(labels.shape[1]), labels.astype(np.int64), Targets(labels.shape[1], classes=2)
+    # The classes of samples with a weight; a sample of another class gets the number of a neighbour.
+    counted = labels if weights is None else labels[weights > 0]
+    classes = np.unique(counted)
+    if len(classes) < 2:
+        raise ValueError(f"y has 1 class, {classes[0]!r}; a classifier needs at least two classes")
+    codes = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    class_weights = None
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        # By the sample weights of each class, which scikit-learn's function does not take.
+        class_weights = balanced_weights(np.bincount(codes, weights))
+    elif class_weight is not None:
+        class_weights = tuple(compute_class_weight(class_weight, classes=classes, y=counted).tolist())
+    return classes, codes, Targets(1, len(classes), class_weights)

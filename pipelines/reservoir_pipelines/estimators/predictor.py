@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.model_selection import check_cv
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from reservoir.column import RAW, Baseline, Column, Columns, parse_columns
 from reservoir.plan.candidates import default_columns
-from reservoir.readouts.estimators import check_sample_weights, fold_numbers, renumbered
 from reservoir.readouts.linear import Block, LinearReadout, Targets
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir_pipelines.estimators.base import ReservoirEstimator, refuse_missing
@@ -256,3 +256,36 @@ def _fit_raw(known: ArrayColumns, fits: list[ColumnFit], fitter: Fitter, chooses
     """Return the readout of the raw input; none if nothing can be chosen."""
     raw = known.raw()
     return [Choice(fit_source(fitter, raw), raw, fitter)] if chooses else []
+
+
+def check_sample_weights(sample_weight: ArrayLike | None, x: np.ndarray) -> np.ndarray | None:
+    """Return the weights (n,) of samples, or None without weights; raise `ValueError` for invalid ones."""
+    if sample_weight is None:
+        return None
+    weights = column_or_1d(sample_weight, dtype=np.float64)
+    check_consistent_length(x, weights)
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise ValueError("sample_weight needs finite values of at least zero, not all of them zero")
+    return weights
+
+
+def renumbered(fold: np.ndarray) -> np.ndarray:
+    """Return fold numbers (n, repeats) from 0 without gaps, for samples of which some were left out."""
+    return np.stack([np.unique(repeat, return_inverse=True)[1] for repeat in fold.T], axis=1)
+
+
+def fold_numbers(
+    cv: Any, x: np.ndarray, labels: np.ndarray, groups: np.ndarray | None = None, *, classifier: bool
+) -> np.ndarray:
+    """Return the fold of each sample, (n,); raise `ValueError` if a sample is not held out exactly once."""
+    fold, times = np.zeros(len(x), np.int64), np.zeros(len(x), np.int64)
+    splitter: Any = check_cv(cv, labels, classifier=classifier)
+    for k, (_, held_out) in enumerate(splitter.split(x, labels, groups)):
+        fold[held_out] = k
+        times[held_out] += 1
+    if (times != 1).any():
+        row = int(np.argmax(times != 1))
+        raise ValueError(
+            f"cv={cv!r} holds sample {row} out {times[row]} times; use folds that hold each out once"
+        )
+    return fold

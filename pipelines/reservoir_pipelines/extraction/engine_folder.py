@@ -36,7 +36,10 @@ DTYPES = ("F16", "BF16", "F32")
 MAX_LAYER = 9_999  # largest number of a layer; no model has as many blocks
 AGAIN = "run the request again, and remove the file"
 
-POOLINGS = ("last", "mean", "first", "std", "min", "max", "segmentsK", "attentionK", "quantilesK")
+POOLINGS = (
+    *("last", "mean", "first", "std", "min", "max"),
+    *("segmentsK", "fadingK", "attentionK", "quantilesK"),
+)
 """The poolings of requests: those that need neither a tokenizer nor a common number of tokens."""
 
 FIRST_TOKENS = 4  # whose states are compared with those of other folders; most folders have one, a BOS

@@ -116,7 +116,7 @@ def load_extractor(
     notes = (
         f"{prepared.task.name}: read by {model.reader.description}" if model.reader else "",
         *(entry_tokens.notes if entry_tokens else ()),
-        *(plan.input_note, plan.model_note(model.compute), plan.baseline_note, plan.note),
+        *(plan.input_note, plan.model_note(model.compute), plan.note),
         _padding_note(prepared, rows, model.fpt.backbone),
         _stream_note(prepared, options, model.fpt.backbone),
     )

@@ -174,6 +174,9 @@ class Bundle:
         from safetensors.numpy import load
 
         folder = path if path.is_dir() else path.parent
+        if not path.exists() or not (folder / CARD).exists():
+            problem = "neither a readout nor a run" if path.exists() else "no such file or folder"
+            raise InputError(f"{path}: {problem}", "name a folder that fit or train wrote")
         with as_input_error(f"readout {folder}: not readable", "fit it again"):
             card, files = _read_files(folder)
             if linear and "readout" not in card:
@@ -330,8 +333,6 @@ def _part(values: dict[str, Any]) -> Part:
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the JSON values of a bundle, and its verified files by suffix."""
-    if not (folder / CARD).exists():
-        raise InputError(f"{folder}: neither a readout nor a run", "give a folder that fit or train wrote")
     while True:
         card = read_checked(folder / CARD)
         if card["format"] not in READABLE:

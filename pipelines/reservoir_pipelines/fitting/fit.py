@@ -33,7 +33,7 @@ from reservoir_pipelines.fitting.refit import Extras, FinalReadout, FinalReadout
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.save import save
 from reservoir_pipelines.fitting.select import select
-from reservoir_pipelines.fitting.verdicts import judge
+from reservoir_pipelines.fitting.verdicts import judge, patches_note
 from reservoir_pipelines.output import notify
 
 
@@ -51,7 +51,10 @@ def fit(
     features: Features | Sequence[Features] | FitData, options: FitOptions, place: DeviceOptions
 ) -> Fit:
     """Fit a readout to every column under every setting, and choose one by validation."""
-    return fit_and_score(FitData.open_entries(features), options, place).fit
+    data = FitData.open_entries(features)
+    result = fit_and_score(data, options, place).fit
+    notify(*patches_note(data.known, result.saved.parent))
+    return result
 
 
 def fit_and_score(
@@ -198,5 +201,5 @@ def fit_seeds(
     fits = []
     for seed, seed_data in enumerate(data_of_seeds):
         out = options.out / f"seed{seed}" if options.out else None
-        fits.append(fit(replace(seed_data, only=shared), replace(options, out=out), place))
+        fits.append(fit_and_score(replace(seed_data, only=shared), replace(options, out=out), place).fit)
     return SeedsFit(fits=tuple(fits))

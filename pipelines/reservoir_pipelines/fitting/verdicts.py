@@ -1,13 +1,16 @@
-"""What the test rows show: whether the reservoir adds to a baseline, how layers differ, and cautions."""
+"""What the test rows show: whether the reservoir adds to a baseline, how layers differ, and what remains to check."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
 from reservoir.column import RAW
+from reservoir.option_fields import as_group, typed, without_where
+from reservoir.options import CacheOptions, OutOptions, RowOptions
 from reservoir.readouts.evaluation import (
     FALSE_POSITIVE_RATES,
     Evaluation,
@@ -21,7 +24,9 @@ from reservoir.readouts.paired import (
     verdict_of_difference,
 )
 from reservoir.tasks.task import Task
+from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.fitting.evaluate import Scores
+from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts, Layer
 from reservoir_pipelines.fitting.results import PROBING, Against, LayerScore, OperatingPoint
 from reservoir_pipelines.output import count_text, score_text
@@ -75,6 +80,33 @@ def compared_with(other: Scores, ours: Scores, name: str) -> Against:
         rows=ours.evaluation.rows,
         groups=ours.evaluation.groups,
     )
+
+
+def patches_note(known: Known, folder: Path) -> list[str]:
+    """Return the commands that compare a model of the user's own pictures with patches of the training pictures.
+
+    Patches need no trained model and are often far more accurate than raw pixels, so whoever judges a model by raw
+    pixels alone may overrate it. ``folder`` is that of the fit.
+    """
+    has_patches = any(view.spec.input.kind == "patches" for view in known.views)
+    call = known.view.made_with.get("call", {})
+    settings = call.get("settings")
+    if not known.task.pictures or has_patches or not settings:
+        return []
+    # The same rows, read with the same options of the data, in the same cache.
+    task, rows = str(call["task"]), as_group(without_where(settings), RowOptions)
+    root = known.view.path.resolve().parents[2]
+    cache = CacheOptions(cache=None if root == cache_root().resolve() else root)
+    patches = f"{folder}-patches"
+    commands = [
+        typed("extract", [task], rows, cache),
+        typed("fit", [task], cache, OutOptions(out=Path(patches))),
+        typed("compare", [str(folder), patches]),
+    ]
+    problem = (
+        "raw pixels are a weak baseline; compare with patches of training pictures, which need no model"
+    )
+    return [f"{known.task.name}: {problem}: {' && '.join(commands)}"]
 
 
 def cautions(scores: Scores, valid_error: float | None) -> list[str]:

@@ -1,15 +1,15 @@
-"""Poolings of pictures: how far the hidden states exceed a threshold, in both directions, in cells of the picture.
+"""Poolings for two input layers without a transformer: ``--input patches`` and ``--input counter``.
 
-A linear readout of means sees only linear functions of the picture. The mean excess over a threshold is the mean of
-a rectified unit, and keeps how much of a pattern there is, apart from how much of its opposite.
+The units of patches respond to pictures. Their poolings measure how far the hidden states exceed a threshold, in both
+directions, in cells of the picture. A linear readout of means sees only linear functions of the picture; the mean
+excess over a threshold is the mean of a rectified unit, and keeps how much of a pattern there is, apart from how much
+of its opposite. The counter yields one-hot vectors, whose pooling counts them.
 """
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.pooling_base import Pooling, side_by_side
@@ -67,6 +67,8 @@ class Excess(Pooling):
 
 def _cell_weights(number: int, side: int) -> list[list[float]]:
     """Return the share of each of ``side ** 2`` places in the mean of each of ``number ** 2`` cells."""
+    import numpy as np  # the help of every command lists the poolings, and needs no arrays
+
     # Along a line, cell i reaches from i side / K to (i + 1) side / K, and place p from p to p + 1. This is NumPy's
     # work, because torch.export would trace operations of torch, and each number that is taken from their result.
     places = np.arange(side, dtype=np.float32)
@@ -97,3 +99,33 @@ class Mirrored(Excess):
     def of(self, states: HiddenStates) -> Tensor:
         first, partner = self.mean_excess(states).chunk(2, dim=4)
         return side_by_side(((first + partner.flip(3)) / 2).sqrt().flatten(1, 3))
+
+
+class Counts(Pooling):
+    """Sum and maximum of each channel over all real tokens, then their products with K channels of the first token.
+
+    For one-hot vectors the sum is the count of a symbol, and the maximum says whether it occurs. If the first token
+    decides what the others mean, as the outermost operator of an expression does, a linear readout needs the counts
+    of each first token apart: the products with its first K channels, which are 1 for one of K symbols.
+    """
+
+    pattern = "countsK"
+    note = "sums and maxima, also by the first K channels of the first token"
+    needs_float32 = True
+
+    def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        if self.number > width:
+            raise InputError(
+                f"pooling {self.name}: the layer has {width:,} channels", "use a smaller number"
+            )
+        # The sum and the maximum of each channel, alone and times each of the K channels of the first token.
+        return 1, 2 * width * (1 + self.number)
+
+    def of(self, states: HiddenStates) -> Tensor:
+        import torch
+
+        values = states.filled(0.0)
+        both = torch.cat([values.sum(dim=1), states.filled(float("-inf")).amax(dim=1)], dim=1)
+        first = states.values[:, 0, : self.number]
+        products = first[:, :, None] * both[:, None, :]
+        return side_by_side(torch.cat([both[:, None, :], products], dim=1))
