@@ -204,7 +204,7 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
             print(error)
             sys.exit(2)
     """)
-    first, second = pair(script)
+    first, second = pair(script, forked=True)
     assert first[:2] == (2, "no such folder\n")
     assert second[:2] == (2, "the first process failed; see its message\n")
     assert "Traceback" not in first[2] + second[2]

@@ -71,6 +71,11 @@ def bootstrap(statistic, units, draws=2000):
     return np.quantile([statistic(np.concatenate([rows[n] for n in pick])) for pick in picks], [0.025, 0.975])
 
 
+def r2(y, predicted):
+    """Return R², the mean over outputs; scikit-learn's takes seven times as long for 600 rows."""
+    return np.mean(1 - np.square(y - predicted).sum(axis=0) / np.square(y - y.mean(axis=0)).sum(axis=0))
+
+
 @pytest.mark.parametrize("groups", [None, np.arange(600) // 10])
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_the_difference_of_r2_has_the_interval_of_a_bootstrap(outputs, groups):
@@ -84,9 +89,7 @@ def test_the_difference_of_r2_has_the_interval_of_a_bootstrap(outputs, groups):
     assert found.value == pytest.approx(metrics.r2_score(y, first) - metrics.r2_score(y, second))
     assert found.p_value == p_value_of_difference(*evaluations)
     low, high = found.interval
-    expected = bootstrap(
-        lambda rows: metrics.r2_score(y[rows], first[rows]) - metrics.r2_score(y[rows], second[rows]), units
-    )
+    expected = bootstrap(lambda rows: r2(y[rows], first[rows]) - r2(y[rows], second[rows]), units)
     np.testing.assert_allclose((low, high), expected, atol=0.15 * np.ptp(expected))
 
 
