@@ -1,4 +1,4 @@
-"""Time of extract by kind of operation, with GPT-2 small under torch's profiler; see ``PROFILE.md``.
+"""Time of extract by kind of operation, with GPT-2 small under torch's profiler; see ``docs/log.md``.
 
     OMP_NUM_THREADS=1 python benchmarks/hotspots.py [--tokens 64,512,1024] [--work 4096] [--backbone gpt2]
 

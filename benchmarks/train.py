@@ -28,7 +28,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from reservoir_pipelines.training.trainable import load_trainable
 from torch import Tensor, nn
 
 from reservoir.cuda_graphs import WARM_UP
@@ -41,6 +40,7 @@ from reservoir.tasks.task import Split, Task, Vectors
 from reservoir.training.captured import capture_on_gpu
 from reservoir.training.rows import StoredRows, TrainingRows, raw_batch
 from reservoir.training.steps import FPTSteps
+from reservoir.training.trainable import load_trainable
 from reservoir.training.trainer import Processes, Trainer
 
 DIM, CLASSES = 16, 10

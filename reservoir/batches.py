@@ -87,9 +87,12 @@ def load(
 
     ``mask_names`` are the masks of tokens that the poolings read (`masks_of`).
     """
-    # The fields of `Batch` and `Loaded` that only some models have.
+    # The fields of `Batch` and `Loaded` that only some models have: the token of each label, the text of each piece,
+    # the lengths as stored, and the masks of tokens.
     task = model.fpt.task
-    places = owner = stored = None
+    places: np.ndarray | None = None
+    owner: np.ndarray | None = None
+    stored: np.ndarray | None = None
     masks: Mapping[str, np.ndarray] = {}
     # The token of each label; -1 after the last.
     if task.labels_each_token and isinstance(model.reader, TextReader):

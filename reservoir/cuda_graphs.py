@@ -4,14 +4,19 @@ Starting the kernels of a small batch takes longer than computing them. A graph 
 batch is copied into the same buffers. There is one graph for each shape of a batch.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from reservoir.backbones.backbone import Backbone
 
 Values = TypeVar("Values")
 
@@ -73,6 +78,15 @@ class RepeatedBatches:
         self._recorder = recorder
         self._shapes: dict[Hashable, _Shape] = {}
         self._graphs_left = MOST_GRAPHS
+
+    @classmethod
+    def of(cls, device: torch.device, backbone: Backbone) -> RepeatedBatches | None:
+        """Return what captures the small batches of a model on a device; None if one of them does not allow it."""
+        # The models whose blocks compile are known to read no values of tensors inside them.
+        reads_values = backbone.family.reads_values or not backbone.family.compiles
+        if device.type != "cuda" or reads_values or backbone.streamed is not None:
+            return None
+        return cls(CudaRecorder(device))
 
     def __call__(
         self, compute: Callable[[Sequence[Tensor]], Values], tensors: Sequence[Tensor], settings: Hashable

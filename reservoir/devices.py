@@ -16,6 +16,10 @@ from torch import Tensor, nn
 from reservoir.errors import InputError, as_input_error
 from reservoir.private_torch import compiled_code_folder
 from reservoir.processor import faster_precision
+from reservoir.size_limits import free_memory
+
+MODEL_SHARE = 0.8
+"""Share of the free memory that a model may fill; hidden states and features need the rest."""
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -54,6 +58,16 @@ def choose_training_compute(name: str, device: torch.device) -> str:
 def kind(device: torch.device) -> str:
     """Return ``cuda`` for a GPU, else ``cpu``."""
     return "cuda" if on_gpu(device) else "cpu"
+
+
+def memory_limit(stream: str, device: torch.device) -> int | None:
+    """Return the bytes of parameters above which blocks are streamed; None for no limit."""
+    if stream != "auto":
+        return 0 if stream == "always" else None
+    free = free_memory()
+    if device.type == "cuda":
+        free = min(free, torch.cuda.mem_get_info(device)[0])
+    return int(MODEL_SHARE * free)
 
 
 def describe(device: torch.device) -> str:

@@ -11,27 +11,20 @@ from torch import Tensor
 
 from reservoir.backbone_names import full_name
 from reservoir.backbones import find, load_backbone, weights_digest
-from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.generic_checks import convert_to_bfloat16
-from reservoir.cuda_graphs import CudaRecorder, RepeatedBatches
-from reservoir.devices import choose_compute, choose_device
+from reservoir.cuda_graphs import RepeatedBatches
+from reservoir.devices import choose_compute, choose_device, memory_limit
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.inputs.counter import BracketCounter, Brackets
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native, open_reader
 from reservoir.inputs.patch_units import PatchUnits
 from reservoir.inputs.picture_patches import PatchConvolution
-from reservoir.inputs.random_input import NoInputLayer, draw_input
+from reservoir.inputs.random_input import NoInputLayer, draw_convolution, draw_layer
 from reservoir.options import ReservoirOptions
 from reservoir.reservoir import Reservoir
-from reservoir.size_limits import free_memory
-from reservoir.tasks.picture_windows import Picture
-from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.task import Task
 from reservoir.tasks.windows import Windows
-
-MODEL_SHARE = 0.8
-"""Share of the free memory that a model may fill; hidden states and features need the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +73,7 @@ def load_model(
     # Weights that are rounded for the products anyway need no float32 copy.
     storage: dict[str, Any] = {
         "own_precision": precision != "float32",
-        "memory_limit": _memory_limit(stream, place),
+        "memory_limit": memory_limit(stream, place),
     }
     # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, kernels
     # whose responses are the hidden states, or a drawn input layer.
@@ -97,19 +90,11 @@ def load_model(
         input_digests = native.digests
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)
-        convolution = _convolution(task, settings, windows, backbone, units)
+        convolution = draw_convolution(task, settings, windows, backbone, units)
         if convolution:
             convolution, inputs = convolution.to(place), NoInputLayer()
-        elif settings.input == "counter":
-            if not windows.plain:
-                raise InputError(
-                    "--input counter: it reads symbols, not windows", "leave out the window options"
-                )
-            inputs = BracketCounter(Brackets.of(task), backbone.width, settings.gain)
         else:
-            inputs = draw_input(
-                settings.input, seen, windows, backbone.width, seed=settings.seed, gain=settings.gain
-            )
+            inputs = draw_layer(task, seen, settings, windows, backbone.width)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     # The digest is that of the weights before they are rounded to the precision of the products.
@@ -132,51 +117,8 @@ def load_model(
         convolution=convolution,
         units=units if settings.input == "patches" else None,
         compiled=compiled and backbone.streamed is None,
-        repeated=None if compiled else _repeated_batches(place, backbone),
+        repeated=None if compiled else RepeatedBatches.of(place, backbone),
     )
-
-
-def _convolution(
-    task: Task, settings: Reservoir, windows: Windows, backbone: Backbone, units: PatchUnits | None
-) -> KernelConvolution | PatchConvolution | None:
-    """Return what responds to whole rows in place of an input layer that reads tokens, if the settings have it."""
-    if settings.input == "patches":
-        if units is None:
-            raise InputError(
-                "--input patches: its units are drawn from the training rows of an extraction",
-                "use reservoir extract, then fit and predict, or another --input",
-            )
-        return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
-    if settings.input == "kernels" and not backbone.depth and not windows.plain:
-        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-        return KernelConvolution(
-            windows,
-            channels,
-            backbone.width,
-            settings.seed,
-            settings.gain,
-            channel_subsets=getattr(backbone.config, "channel_subsets", False),
-        )
-    return None
-
-
-def _repeated_batches(device: torch.device, backbone: Backbone) -> RepeatedBatches | None:
-    """Return what captures small batches in CUDA graphs, if the device and the model allow it."""
-    # The models whose blocks compile are known to read no values of tensors inside them.
-    reads_values = backbone.family.reads_values or not backbone.family.compiles
-    if device.type != "cuda" or reads_values or backbone.streamed is not None:
-        return None
-    return RepeatedBatches(CudaRecorder(device))
-
-
-def _memory_limit(stream: str, device: torch.device) -> int | None:
-    """Return the bytes of parameters above which blocks are streamed; None for no limit."""
-    if stream != "auto":
-        return 0 if stream == "always" else None
-    free = free_memory()
-    if device.type == "cuda":
-        free = min(free, torch.cuda.mem_get_info(device)[0])
-    return int(MODEL_SHARE * free)
 
 
 def reads_samples(model: ReservoirOptions) -> bool:

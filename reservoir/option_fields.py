@@ -97,6 +97,7 @@ def _metadata(
     where: bool = False,
     converter: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
+    """Return what the field of an option keeps besides its default: see `option` for each."""
     return {
         "help": text,
         "check": check,
@@ -108,6 +109,7 @@ def _metadata(
 
 
 def _must(accepts: Callable[[Any], object], remedy: str) -> Check:
+    """Return a check that returns the remedy for values that are not accepted."""
     return lambda value: None if accepts(value) else remedy
 
 
@@ -167,12 +169,13 @@ class Options:
     """
 
     def __init_subclass__(cls, panel: str = "Options") -> None:
+        # The options that this group declares get its heading, and those of places are remembered.
         own = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
         for item in own.values():
             item.metadata = MappingProxyType({**item.metadata, "panel": panel})
         _where.update(name for name, item in own.items() if item.metadata.get("where"))
+        # An inherited option to which this group only assigns a new default keeps its check and its help.
         inherited = getattr(cls, "__dataclass_fields__", {})
-        # A new default of an inherited option keeps its check.
         for name in vars(cls).keys() & inherited.keys() - own.keys():
             setattr(cls, name, field(default=vars(cls)[name], metadata=inherited[name].metadata))
         dataclass(frozen=True, kw_only=True)(cls)

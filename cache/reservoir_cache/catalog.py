@@ -179,10 +179,11 @@ def _scan(root: Path) -> Iterator[Entry | Problem]:
     """Yield each entry of a cache, and what is wrong with each folder at the place of one that is none."""
     for folder in sorted(Path(root).glob("features/*/*")):
         if folder.is_dir() or folder.is_symlink():
-            ours = ENTRY_FOLDER.fullmatch(folder.name)
+            # `remove` takes only folders with the name of an entry.
+            has_name_of_entry = ENTRY_FOLDER.fullmatch(folder.name) is not None
             remedy = (
                 "run 'reservoir cache remove' on it, then extract or copy again"
-                if ours
+                if has_name_of_entry
                 else "move it elsewhere"
             )
             try:

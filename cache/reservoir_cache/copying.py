@@ -112,19 +112,23 @@ def copy_from(
     checksum of the manifest before it appears in the cache. Raises CacheError if the copy is unfinished or damaged,
     or if the cache has this entry with other files.
     """
-    folder, task, folder_name = _find(RemoteFolder.open(url), name)
-    path = Path(root) / "features" / task / folder_name
+    # The copy, whose specification and manifests are checked before anything is written.
+    copy = _find(RemoteFolder.open(url), name)
+    folder = copy.folder
+    path = Path(root) / "features" / copy.task / copy.name
     with TemporaryDirectory() as temporary:
         documents = _documents(folder.read, folder.title, path, Path(temporary))
         entry = documents.entry
-        if entry.spec.task_name != task or not folder_name.endswith(f"-{entry.key[:16]}"):
+        if entry.spec.task_name != copy.task or not copy.name.endswith(f"-{entry.key[:16]}"):
             raise CacheError(
                 f"{folder.title}: holds an entry of another task or key; copy the entry there again"
             )
+        # An entry that exists keeps its files, which must be those of the copy.
         refuse_links(path, *path.parents[:2], *(path / split for split in entry.splits))
         if (path / SPEC_FILE).exists():
             _refuse_other_files(Entry.open(path), documents, folder)
             return Copied(path, folder.title, 0, len(documents.files), 0)
+        # Files appear first, and the documents that name them last, so that an interrupted copy is no entry.
         make_folder(path)
         locks = entry_locks(path, create=True)
         with locks.at_work(whole=False):
@@ -147,6 +151,7 @@ def copy_from(
 def _result(
     path: Path, folder: RemoteFolder, documents: _Documents, missing: dict[str, Shard | TargetFile]
 ) -> Copied:
+    """Return the result of copying the ``missing`` files; the others were there already."""
     size = sum(line.bytes for line in missing.values())
     return Copied(path, folder.title, len(missing), len(documents.files) - len(missing), size)
 
@@ -236,26 +241,36 @@ def _same_documents(first: _Documents, second: _Documents) -> bool:
     )
 
 
-def _find(folder: RemoteFolder, name: str) -> tuple[RemoteFolder, str, str]:
-    """Return the one copy that ``name`` selects in a folder of copies, its task and the name of its folder."""
+@dataclass(frozen=True)
+class _Copy:
+    """A copy of an entry: its folder, the task, and the name of the folder, which ends in digits of the key."""
+
+    folder: RemoteFolder
+    task: str
+    name: str
+
+    def is_named(self, name: str) -> bool:
+        """Return whether a name is that of the task or of the folder, or at least 6 first digits of the key."""
+        digits = self.name.rpartition("-")[2]
+        may_be_digits = len(name) > 5
+        return name in (self.task, self.name) or (may_be_digits and digits.startswith(name[:16]))
+
+
+def _find(folder: RemoteFolder, name: str) -> _Copy:
+    """Return the one copy that ``name`` selects in a folder of copies."""
     # Other folders may lie beside the copies; a name of another form is never used.
     copies = [
-        (folder.below(task, entry), task, entry)
+        _Copy(folder.below(task, entry), task, entry)
         for task in folder.folders()
         for entry in folder.below(task).folders()
         if ENTRY_FOLDER.fullmatch(entry)
     ]
-    may_be_digits = len(name) > 5
-    matching = [
-        copy
-        for copy in copies
-        if name in copy[1:] or (may_be_digits and copy[2].rpartition("-")[2].startswith(name[:16]))
-    ]
+    matching = [copy for copy in copies if copy.is_named(name)]
     if not matching:
-        names = ", ".join(entry for _, _, entry in copies) or "no entries"
+        names = ", ".join(copy.name for copy in copies) or "no entries"
         raise CacheError(f"{folder.title}: no entry {name!r}; it has {names}")
     if len(matching) > 1:
-        names = ", ".join(entry for _, _, entry in matching)
+        names = ", ".join(copy.name for copy in matching)
         raise CacheError(f"{folder.title}: {name!r} matches {len(matching)} entries; name one of {names}")
     return matching[0]
 

@@ -203,19 +203,20 @@ def encode(
             mean = part.mean(axis=0, dtype=np.float64)
             if not np.isfinite(mean).all():  # a float64 sum of finite float32 values is finite
                 place, where = _first(~np.isfinite(x), column, first_row)
-                start = (
-                    f"{where}: {x[place]} is not finite and cannot be stored; the forward pass failed there"
+                raise CacheError(
+                    f"{where}: {x[place]} is not finite and cannot be stored; the forward pass failed there: check "
+                    "that row of the input, or compute in float32"
                 )
-                raise CacheError(f"{start}: check that row of the input, or compute in float32")
             if store != "float32":
                 offset[...] = mean
                 _round(part - offset, store, values[low : low + step].reshape(part.shape))
     if store == "float32":
         return Encoded(values, None)
+    # A difference that overflows has been rounded to infinity. The bits of floats, as signed numbers, are largest for
+    # positive infinity, and as unsigned numbers for negative infinity.
     bits, infinity = values.view(np.uint16), _INFINITY[store]
-    # The largest signed number is positive infinity, if there is one; the largest unsigned number,
-    # negative infinity.
-    if bits.view(np.int16).max() >= infinity or bits.max() >= infinity + 0x8000:
+    overflows = bits.view(np.int16).max() >= infinity or bits.max() >= infinity + 0x8000
+    if overflows:
         place, where = _first(bits & infinity == infinity, column, first_row)
         distance = abs(x[place] - offsets[place[0] // step, place[2]])
         wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"

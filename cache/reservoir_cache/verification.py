@@ -20,6 +20,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     `Entry.progress` defines finished splits; an `Entry.intermediate` entry needs none. Without
     ``contents``, files are not read; only their sizes are compared.
     """
+    # The files that the pages of each manifest list, and the pages themselves.
     problems, remedy = list[Problem](), repair_command(entry.key)
     for split in entry.splits:
         folder, filled = entry.path / split, set[int]()
@@ -35,6 +36,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
             else:
                 problems += _damage(path, lines, remedy, files_exist=page in filled, contents=contents)
     damaged = {problem.path.parent.name for problem in problems}
+    # Arrays that were derived from the features, such as moments, which have a list of their own.
     path, remedy = entry.path / derived.FOLDER / NAME, "it is computed again when needed"
     lines = derived.listed(path.parent)
     if lines is None:

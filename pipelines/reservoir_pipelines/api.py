@@ -177,14 +177,20 @@ def import_features(arguments: ImportFeaturesArguments) -> Extraction:
         from reservoir_pipelines.extraction.import_requests import import_requests
 
         return import_requests(
-            file, task, arguments.name, arguments.revision, arguments, options, arguments
+            file,
+            task,
+            arguments.name,
+            arguments.revision,
+            columns=arguments,
+            options=options,
+            place=arguments,
         )
     from reservoir_pipelines.extraction.import_features import import_features as run
 
     for flag in ("layers", "pool", "revision"):
         if getattr(arguments, flag) is not None:
             raise InputError(f"{file}: --{flag} is for the folder of an inference engine", "leave it out")
-    return run(file, task, arguments.name, options, arguments)
+    return run(file, task, arguments.name, options, place=arguments)
 
 
 class ExportFeaturesArguments(opt.CacheOptions, panel="Output"):

@@ -45,15 +45,18 @@ def card(
     )
     from reservoir_pipelines.preparation.sources import open_source
 
+    # The backbone, and the task whose parameters are counted, which the backbone must be able to read.
     random_inits = variant_of(source.given, name).random_inits
     settings = resolve_model(replace(model, backbone=name), random_inits=random_inits)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
     described = open_source(task, data=data_folder(source.data), **source.given).task if task else None
     if described:
         backbone.check_length(described.max_tokens, f"task {described.name!r}: ")
+    # The plot and its values: the spread of the weights.
     plot = result.out or path_below(cache_root(root.cache), "backbones") / f"{settings.title}.png"
     plot.parent.mkdir(parents=True, exist_ok=True)
     spread = deviations(backbone)
+    # The numbers of parameters: of the whole model, and of what a task trains.
     whole = whole_count(backbone)
     counts_of_task: dict[str, dict[str, int] | None] = {}
     if described:

@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -126,6 +127,52 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
+# nanoseconds after a file's last change during which another change may carry the same time
+UNSETTLED = 2 * 10**9
+
+
+def source_contents(files: Sequence[Path], task: Path, settings_dir: Path) -> list[dict[str, Any]]:
+    """Return name, bytes and SHA-256 of each file; files below the folder ``task`` are named by their path in it.
+
+    A file is not read again if its size, inode, modification time and change time are the same: the folder
+    ``settings_dir`` remembers the checksums.
+    """
+    remembered = dict[str, Any]()
+    with suppress(OSError, ValueError):
+        remembered = read_checked(settings_dir / MEMO)
+    checksums_to_remember = dict[str, Any]()
+    contents = list[dict[str, Any]]()
+    for file in _regular_files(files):
+        path = str(file.absolute())
+        current_stamp = stamp(file)
+        checksum = remembered.get(path)
+        if checksum is None or checksum["stamp"] != current_stamp:
+            time_before = time.time_ns()
+            checksum = {"stamp": current_stamp, "sha256": file_digest(file), "read": time_before}
+        # A file that was changed just before it was read may change again with the same times.
+        if checksum["stamp"][-1] + UNSETTLED < checksum["read"]:
+            checksums_to_remember[path] = checksum
+        name = os.fspath(file.relative_to(task)) if task in file.parents else file.name
+        contents.append({"name": name, "size": checksum["stamp"][0], "sha256": checksum["sha256"]})
+    if not checksums_to_remember.items() <= remembered.items():
+        with suppress(OSError):  # the cache may be read-only; then the files are read again next time
+            settings_dir.mkdir(parents=True, exist_ok=True)
+            write_checked(settings_dir / MEMO, checksums_to_remember)
+    return contents
+
+
+def _regular_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files, and those in the folders, of some paths."""
+    files = list[Path]()
+    for path in paths:
+        files += sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"{file}: not a regular file", "remove it, or replace it by a regular file")
+    return files
 
 
 def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:

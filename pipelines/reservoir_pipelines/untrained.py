@@ -215,6 +215,7 @@ def _compare(trained: ScoredFit, untrained: ScoredFit, folder: Path) -> Twin:
     raw = max(trained.finals.baselines, key=lambda final: final.result.sort_key, default=None)
 
     def contrast(layer: str | None, ours: FinalReadout, twin_of_ours: FinalReadout) -> Contrast:
+        """Return the scores of two readouts, of a layer or the chosen ones, and their differences on test rows."""
         of_trained, of_untrained = trained.scores[ours], untrained.scores[twin_of_ours]
         of_raw = trained.scores[raw] if raw else None
         task = trained.task
@@ -227,6 +228,7 @@ def _compare(trained: ScoredFit, untrained: ScoredFit, folder: Path) -> Twin:
             untrained_minus_raw=of_raw and difference_on_test(of_untrained, of_raw, task),
         )
 
+    # The chosen readout against that of the untrained model, and against the best baseline.
     untrained_layers = {layer.name: layer.final for layer in untrained.finals.layers}
     best = trained.scores[trained.finals.best]
     against = [compared_with(untrained.scores[untrained.finals.best], best, "the untrained model")]

@@ -1,4 +1,7 @@
-"""Random input layers: orthogonal maps and embeddings, kernels for windows of values, edges for windows of images."""
+"""The input of a backbone that does not read a task by its own: drawn layers, or convolutions of whole rows.
+
+Layers are orthogonal maps and embeddings, kernels for windows of values, and edges for windows of images.
+"""
 
 import math
 
@@ -6,10 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reservoir.backbones.backbone import Backbone
 from reservoir.errors import InputError
+from reservoir.inputs.counter import BracketCounter, Brackets
+from reservoir.inputs.kernels import KernelConvolution
+from reservoir.inputs.patch_units import PatchUnits
+from reservoir.inputs.picture_patches import PatchConvolution
 from reservoir.options import GAIN
 from reservoir.random import generator
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.patches import contrast_normalised, whitening
+from reservoir.tasks.picture_windows import Picture
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
@@ -46,6 +56,41 @@ class NoInputLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return tokens (batch, tokens, width) as they are."""
         return x
+
+
+def draw_convolution(
+    task: Task, settings: Reservoir, windows: Windows, backbone: Backbone, units: PatchUnits | None
+) -> KernelConvolution | PatchConvolution | None:
+    """Return what responds to whole rows in place of an input layer that reads tokens, if the settings have it."""
+    if settings.input == "patches":
+        if units is None:
+            raise InputError(
+                "--input patches: its units are drawn from the training rows of an extraction",
+                "use reservoir extract, then fit and predict, or another --input",
+            )
+        return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
+    if settings.input == "kernels" and not backbone.depth and not windows.plain:
+        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+        return KernelConvolution(
+            windows,
+            channels,
+            backbone.width,
+            settings.seed,
+            settings.gain,
+            channel_subsets=getattr(backbone.config, "channel_subsets", False),
+        )
+    return None
+
+
+def draw_layer(
+    task: Task, seen: Task, settings: Reservoir, windows: Windows, width: int
+) -> InputLayer | BracketCounter:
+    """Return the input layer that reads the tokens of a task; in the task as ``seen`` by the model they are windows."""
+    if settings.input != "counter":
+        return draw_input(settings.input, seen, windows, width, seed=settings.seed, gain=settings.gain)
+    if not windows.plain:
+        raise InputError("--input counter: it reads symbols, not windows", "leave out the window options")
+    return BracketCounter(Brackets.of(task), width, settings.gain)
 
 
 def draw_input(

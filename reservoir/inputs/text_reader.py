@@ -159,7 +159,8 @@ class TextReader:
             return_offsets_mapping=needs_offsets,
             **self._plain,
         )
-        return dict(pieces), int((np.bincount(pieces["overflow_to_sample_mapping"]) > 1).sum())
+        pieces_of_text = np.bincount(pieces["overflow_to_sample_mapping"])
+        return dict(pieces), int((pieces_of_text > 1).sum())
 
     @property
     def _plain(self) -> dict[str, Any]:

@@ -158,6 +158,8 @@ class _Tokens:
 def _read_batch(
     reader: TextReader, codes: np.ndarray, lengths: np.ndarray, *, words: bool, whole: bool
 ) -> _Batch:
+    """Tokenize texts, given by the codes of their letters; find the token of each word, or the label of each token."""
+    # A text has one sequence of tokens, or several pieces; the tokens of all pieces stand one after the other.
     encodings = reader.encodings(texts_of(codes, lengths), whole=whole)
     pieces = [piece for of_text in encodings.pieces for piece in of_text]
     owner = np.repeat(np.arange(len(lengths)), [len(of_text) for of_text in encodings.pieces])
@@ -168,9 +170,11 @@ def _read_batch(
     places = np.flatnonzero(spans[:, 1] > spans[:, 0])
     text_of_token = np.repeat(owner, sequence_lengths)[places]
     tokens = _Tokens(text=text_of_token, spans=spans[places], places=places)
+    # Words are labelled by their numbers, tokens by their first letters.
     unread = 0
     if words:
-        tokens, labelled, unread = _words(tokens, codes, lengths)
+        read_words = _find_words(tokens, codes, lengths)
+        tokens, labelled, unread = read_words.tokens, read_words.numbers, read_words.unread
     else:
         labelled = _first_letters(tokens, codes, lengths)
     return _Batch(
@@ -185,8 +189,18 @@ def _read_batch(
     )
 
 
-def _words(tokens: _Tokens, codes: np.ndarray, lengths: np.ndarray) -> tuple[_Tokens, np.ndarray, int]:
-    """Return the words of texts with the place of the first token of each, their numbers, and how many have none."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Words:
+    """The words of a batch of texts that have a token."""
+
+    tokens: _Tokens  # the text and the span of each word, and the place of its first token
+    numbers: np.ndarray  # (n,): the number of each word in its text
+    unread: int  # words without a token
+
+
+def _find_words(tokens: _Tokens, codes: np.ndarray, lengths: np.ndarray) -> _Words:
+    """Return the words of texts, given by the codes of their letters, with the first token of each."""
+    # The first letter of each word and the place behind its last one, by text; and the number of the word in its text.
     starts = word_starts(codes, lengths)
     is_last = np.zeros_like(starts)  # the last letter of each word
     in_word = is_in_word(codes, lengths)
@@ -197,7 +211,8 @@ def _words(tokens: _Tokens, codes: np.ndarray, lengths: np.ndarray) -> tuple[_To
     counts = starts.sum(axis=1)
     number = np.arange(len(text)) - np.repeat(np.cumsum(counts) - counts, counts)
     if not len(tokens.places):
-        return _Tokens(text=text[:0], spans=tokens.spans, places=tokens.places), number[:0], len(text)
+        no_tokens = _Tokens(text=text[:0], spans=tokens.spans, places=tokens.places)
+        return _Words(tokens=no_tokens, numbers=number[:0], unread=len(text))
     # Letters of all texts in one line, in which tokens and words ascend: the token of a word is the first one that
     # ends after the beginning of the word, if it begins before the end of the word.
     width = codes.shape[1] + 1
@@ -209,7 +224,7 @@ def _words(tokens: _Tokens, codes: np.ndarray, lengths: np.ndarray) -> tuple[_To
     is_read = is_inside & (token_begins[candidate] < text * width + after)
     spans = np.stack([first, after], axis=1)[is_read]
     of_words = _Tokens(text=text[is_read], spans=spans, places=tokens.places[candidate[is_read]])
-    return of_words, number[is_read], int((~is_read).sum())
+    return _Words(tokens=of_words, numbers=number[is_read], unread=int((~is_read).sum()))
 
 
 def _first_letters(tokens: _Tokens, codes: np.ndarray, lengths: np.ndarray) -> np.ndarray:

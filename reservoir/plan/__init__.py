@@ -4,7 +4,7 @@
 
 | decision | file |
 |---|---|
-| the kind of data, and how the model sees the task | `basis.py` |
+| the kind of data, decided once, and how the model sees the task | `basis.py` |
 | the model and its windows, or its own tokenizer | `windows.py` |
 | layers and poolings within a budget | `columns.py` |
 | device and precision, rows of a block and of a batch | `precision.py` |

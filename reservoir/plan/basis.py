@@ -1,4 +1,4 @@
-"""What every decision of a plan starts from: the kind of data, the model's view of it, and the reasons of options."""
+"""What the decisions of a plan start from: the data and their kind, the model's view, and the reasons of options."""
 
 from __future__ import annotations
 
@@ -43,6 +43,36 @@ def kind_of(task: Task) -> Kind:
         return "pictures"
     is_series = one_label and task.max_tokens >= SERIES_KERNEL
     return "series" if is_series else "vectors"
+
+
+@dataclass(frozen=True)
+class DataView:
+    """The data of a plan, as its decisions see it."""
+
+    task: Task  # describes sequences as stored
+    kind: Kind
+    rows: Mapping[str, int]  # of each split
+    longest: int  # tokens of the longest training row
+
+    @classmethod
+    def of(cls, task: Task, rows: Mapping[str, int], longest: int) -> DataView:
+        """Return the view of a task with its kind of data, which is decided here alone."""
+        return cls(task, kind_of(task), rows, longest)
+
+    @property
+    def train_rows(self) -> int:
+        """The rows of the training split."""
+        return self.rows.get("train", 0)
+
+    @property
+    def valid_rows(self) -> int:
+        """The rows of the validation split."""
+        return self.rows.get("valid", 0)
+
+    @property
+    def all_rows(self) -> int:
+        """The rows of all splits."""
+        return sum(self.rows.values())
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from reservoir.column import RAW, ROLLING, Column, Columns
 from reservoir.errors import InputError
-from reservoir.options import ExtractOptions, FitOptions
-from reservoir.plan.basis import Kind, kind_of, reasons_of
+from reservoir.options import FitOptions
+from reservoir.plan.basis import DataView, Kind
 from reservoir.plan.columns import (
     FEWER_KERNEL_POOLINGS,
     FEWER_POOLINGS,
@@ -51,21 +51,15 @@ class ReadoutPlan:
     candidates: tuple[Columns, ...]
     folds: int  # 0 if the validation split chooses
     repeats: int
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
 def choose_candidates(
-    task: Task,
-    kind: Kind,
-    options: ExtractOptions,
-    shapes: Mapping[Column, tuple[int, int]],
-    rows: Mapping[str, int],
-    *,
-    native: bool,
+    data: DataView, shapes: Mapping[Column, tuple[int, int]], *, native: bool
 ) -> ReadoutPlan:
-    """Return what a fit of columns with these ``shapes`` tries, for a task with ``rows`` in each split."""
-    train, valid = rows.get("train", 0), rows.get("valid", 0)
-    folds, repeats = (TIME_FOLDS, 1) if task.horizon else default_folds(train, valid)
+    """Return what a fit of columns with these ``shapes`` tries."""
+    task, kind = data.task, data.kind
+    folds, repeats = (TIME_FOLDS, 1) if task.horizon else default_folds(data.train_rows, data.valid_rows)
     # The width of a sample matters for columns with one sample per row; others have one for each readout token.
     widths = {
         column: tokens * width
@@ -73,17 +67,19 @@ def choose_candidates(
         if tokens == 1 or tokens != task.readout_tokens
     }
     columns = [*shapes]
-    candidates = readout_candidates(task, columns, widths, train, cross_validated=folds > 0, native=native)
-    best_of_kind = _candidates_of_kernels(task, columns) or _known_candidates(task, columns)
+    candidates = readout_candidates(
+        task, kind, columns, widths, data.train_rows, cross_validated=folds > 0, native=native
+    )
+    best_of_kind = _candidates_of_kernels(kind, columns) or _known_candidates(kind, columns)
     are_known = task.horizon or best_of_kind == candidates
-    few_rows = f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"
+    few_rows = f"{data.valid_rows:,} validation rows; {MIN_VALID_ROWS:,} are enough"
     reasons = {
         "select": "each fold is later than the rows that its readout is fitted to"
         if task.horizon
         else few_rows,
         "columns": f"known to suit {kind}" if are_known else "each alone, and each layer as a whole",
     }
-    return ReadoutPlan(candidates, folds, repeats, reasons_of(options, reasons))
+    return ReadoutPlan(candidates, folds, repeats, reasons)
 
 
 def default_folds(train: int, valid: int) -> tuple[int, int]:
@@ -122,6 +118,7 @@ def _repeats_of(train_rows: int) -> int:
 
 def readout_candidates(
     task: Task,
+    kind: Kind,
     available: Sequence[Column],
     widths: Mapping[Column, int],
     rows: int,
@@ -139,9 +136,9 @@ def readout_candidates(
         return (*((column, RAW) for column in available), (RAW,))
     best_of_kind: tuple[Columns, ...] = ()
     if not native:
-        best_of_kind = _candidates_around_tokens(task, available) or _candidates_of_kernels(task, available)
+        best_of_kind = _candidates_around_tokens(task, available) or _candidates_of_kernels(kind, available)
     if not native and not best_of_kind and rows <= MAX_KERNEL_ROWS:
-        best_of_kind = _known_candidates(task, available)
+        best_of_kind = _known_candidates(kind, available)
     if best_of_kind:
         return best_of_kind
     # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels
@@ -205,11 +202,11 @@ def _candidates_around_tokens(task: Task, available: Sequence[Column]) -> tuple[
     return tuple(dict.fromkeys([(*around, ROLLING), (*at_token, *around, ROLLING)]))
 
 
-def _candidates_of_kernels(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
+def _candidates_of_kernels(kind: Kind, available: Sequence[Column]) -> tuple[Columns, ...]:
     """Return the candidates for the default columns of random kernels, for few or many rows; none for others."""
     for poolings in (KERNEL_POOLINGS, *FEWER_KERNEL_POOLINGS):
         columns = tuple(Column(*INPUT_LAYER, name) for name in poolings)
-        if kind_of(task) == "series" and {*available} == {*columns}:
+        if kind == "series" and {*available} == {*columns}:
             # Places come second, because they mislead if test rows begin at other times than training rows, which folds
             # of the training rows cannot show.
             values = tuple(
@@ -219,9 +216,8 @@ def _candidates_of_kernels(task: Task, available: Sequence[Column]) -> tuple[Col
     return ()
 
 
-def _known_candidates(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
-    """Return the candidates known to suit the kind of a task's data; none if the available columns are others."""
-    kind = kind_of(task)
+def _known_candidates(kind: Kind, available: Sequence[Column]) -> tuple[Columns, ...]:
+    """Return the candidates known to suit a kind of data; none if the available columns are others."""
     if kind == "pictures":
         of_patches = tuple(Column(*INPUT_LAYER, name) for name in PICTURE_POOLINGS)
         are_default = {*available} == {*of_patches}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from reservoir.column import Column, check_layers, column_shapes, layer_names
 from reservoir.errors import InputError
 from reservoir.options import ExtractOptions
-from reservoir.plan.basis import Kind, ModelView, is_given, reasons_of
+from reservoir.plan.basis import DataView, Kind, ModelView, is_given
 from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling, widths_within
 from reservoir.tasks.task import Task, Tokens, Vectors, holds_samples
 from reservoir.tasks.words import are_words
@@ -107,17 +107,16 @@ class ColumnChoice:
     poolings: Names
     shapes: Mapping[Column, tuple[int, int]]  # tokens and width of a row of each column
     more: str  # a note if fewer rows would have more columns; else empty
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
-def choose_columns(
-    task: Task, kind: Kind, options: ExtractOptions, view: ModelView, rows: Mapping[str, int]
-) -> ColumnChoice:
-    """Return the layers and poolings that are stored for a task with ``rows`` in each split."""
+def choose_columns(data: DataView, options: ExtractOptions, view: ModelView) -> ColumnChoice:
+    """Return the layers and poolings that are stored for some data, as the model sees them in ``view``."""
+    task, kind = data.task, data.kind
     width, depth = view.width, view.depth
     default_layers_text, why_layers = default_layers(kind, depth, native=view.native)
     default_pool, why_pool = _default_poolings(task, kind, view)
-    reasons = reasons_of(options, {"layers": why_layers, "pool": why_pool})
+    reasons = {"layers": why_layers, "pool": why_pool}
     # Explicit names win over the defaults.
     layers = split_names(default_layers_text if options.layers is None else options.layers)
     layers = layer_names(depth) if layers == ("all",) else layers
@@ -136,7 +135,7 @@ def choose_columns(
             task,
             view.seen,
             width,
-            sum(rows.values()),
+            data.all_rows,
             least_bytes=MAX_KERNEL_BYTES if poolings == KERNEL_POOLINGS else MAX_BYTES,
             limits_size=free_poolings,
             limits_work=by_kernels,
@@ -147,7 +146,7 @@ def choose_columns(
             native=view.native,
             free_layers=free_layers,
             free_poolings=free_poolings,
-            allows_tokens="tokens" in poolings and rows.get("train", 0) <= MAX_KERNEL_ROWS,
+            allows_tokens="tokens" in poolings and data.train_rows <= MAX_KERNEL_ROWS,
         )
         columns, changes = budget.first_that_fits(sets)
         reasons |= changes

@@ -13,7 +13,7 @@ from reservoir.devices import choose_compute, choose_device
 from reservoir.errors import InputError
 from reservoir.inputs.native import Reader
 from reservoir.options import ExtractOptions
-from reservoir.plan.basis import Kind, ModelView, reasons_of
+from reservoir.plan.basis import Kind, ModelView
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task, Vectors
 
@@ -32,7 +32,7 @@ class Precision:
     device: torch.device
     compute: str  # one of `PRECISIONS`
     store: str  # precision on disk
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
 def choose_precision(
@@ -53,7 +53,7 @@ def choose_precision(
         "store": "shares near 0 need float32" if needs_float32 else "half the size of float32",
     }
     store = options.store or ("float32" if needs_float32 else "float16")
-    return Precision(device, compute, store, reasons_of(options, reasons))
+    return Precision(device, compute, store, reasons)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Blocks:
 
     block_rows: int
     batch_rows: int  # of the longest sequences
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
 def check_compilation(options: ExtractOptions, view: ModelView, device: torch.device) -> None:
@@ -90,7 +90,7 @@ def choose_blocks(
     }
     if options.batch_rows is not None:
         batch_rows = options.batch_rows
-    return Blocks(block_rows, min(block_rows, batch_rows), reasons_of(options, reasons))
+    return Blocks(block_rows, min(block_rows, batch_rows), reasons)
 
 
 def rows_at_a_time(

@@ -11,7 +11,7 @@ from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.column import Column, Columns, joined_name
 from reservoir.inputs.native import Reader
 from reservoir.options import ExtractOptions
-from reservoir.plan.basis import GIVEN, ModelView, kind_of
+from reservoir.plan.basis import GIVEN, DataView, ModelView, reasons_of
 from reservoir.plan.candidates import choose_candidates
 from reservoir.plan.columns import choose_columns
 from reservoir.plan.precision import check_compilation, choose_blocks, choose_precision
@@ -122,15 +122,17 @@ def resolve(
     """Return the plan of a task with ``rows`` in each split and a ``longest`` training row; refuse misfits."""
     # A limited run has the plan of its own rows.
     rows = {split: min(number, options.limit or number) for split, number in rows.items()}
-    kind = kind_of(task)
-    model = choose_model(task, options, rows, longest or task.max_tokens)
+    data = DataView.of(task, rows, longest or task.max_tokens)
+    model = choose_model(data, options)
     view = ModelView.of(task, model.reservoir)
-    columns = choose_columns(task, kind, options, view, rows)
-    precision = choose_precision(options, view.family, kind, columns.poolings, native=view.native)
+    columns = choose_columns(data, options, view)
+    precision = choose_precision(options, view.family, data.kind, columns.poolings, native=view.native)
     check_compilation(options, view, precision.device)
     blocks = choose_blocks(options, view, columns.shapes, devices.kind(precision.device))
-    readouts = choose_candidates(task, kind, options, columns.shapes, rows, native=view.native)
-    steps = (model, columns, precision, blocks, readouts)
+    readouts = choose_candidates(data, columns.shapes, native=view.native)
+    # Each decision gives the reason of a default; an option that the user gave needs none.
+    choices = (model, columns, precision, blocks, readouts)
+    reasons_of_defaults = {option: why for choice in choices for option, why in choice.reasons.items()}
     return Plan(
         task=task,
         reservoir=model.reservoir,
@@ -150,5 +152,5 @@ def resolve(
         repeats=readouts.repeats,
         candidates=readouts.candidates,
         more=columns.more,
-        reasons={option: why for step in steps for option, why in step.reasons.items()},
+        reasons=reasons_of(options, reasons_of_defaults),
     )

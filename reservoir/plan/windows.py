@@ -18,7 +18,7 @@ from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import TextReader, has_tokenizer
 from reservoir.option_fields import as_group
 from reservoir.options import KERNEL_GAIN, UNIT_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
-from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, kind_of, reasons_of
+from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, DataView
 from reservoir.plan.columns import (
     INPUT_LAYER,
     KERNEL_POOLINGS,
@@ -60,17 +60,15 @@ class ModelChoice:
 
     reservoir: Reservoir  # with "auto" dilations resolved
     native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
-def choose_model(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int) -> ModelChoice:
-    """Return the model for a task with ``rows`` in each split and a ``longest`` training row.
-
-    The model reads the data by its own input if it can.
-    """
+def choose_model(data: DataView, options: ExtractOptions) -> ModelChoice:
+    """Return the model for some data, which reads them by its own input if it can."""
+    task = data.task
     random_inits = variant_of(options.given).random_inits
     # Reasons are those of the options as the user gave them; the backbone may be a default.
-    explicit, options = options, replace(options, backbone=choose_backbone(task, options, rows))
+    explicit, options = options, replace(options, backbone=choose_backbone(data, options))
     reservoir = resolve_model(options, random_inits=random_inits)
     suited = suits(task, reservoir)
     obstacle = ""
@@ -87,29 +85,30 @@ def choose_model(task: Task, options: ExtractOptions, rows: Mapping[str, int], l
     if reservoir.backbone in SHIPPED:  # the defaults for letters were tuned with it, so nothing is missed
         obstacle = ""
     # Windows that suit one input layer may not suit another, which gets plain windows.
-    windows = {"input": "native"} if native else default_windows(task, reservoir.backbone)
+    windows = {"input": "native"} if native else default_windows(data, reservoir.backbone)
     why = PLAIN
     if windows and options.input in (None, windows["input"]):
         reservoir = resolve_model(options, windows, random_inits=random_inits)
         why = (
             "the model reads this kind of data"
             if native
-            else f"the best in our measurements for {kind_of(task)}"
+            else f"the best in our measurements for {data.kind}"
         )
     reasons = _reasons(explicit, reservoir, why)
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
     if reservoir.stride > 1 and why != PLAIN and not native:
         values = f"rows of up to {task.max_tokens:,} values"
         reasons["stride"] = f"{values} become at most {MAX_WINDOWS:,} windows"
-    return ModelChoice(reservoir.with_dilations(longest), obstacle, reasons_of(explicit, reasons))
+    return ModelChoice(reservoir.with_dilations(data.longest), obstacle, reasons)
 
 
-def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]) -> str | None:
+def choose_backbone(data: DataView, options: ExtractOptions) -> str | None:
     """Return the backbone that was given, or one without blocks for series and pictures; None for other data's default.
 
     An option that only a transformer has, such as ``--depth`` or a layer above the input layer, takes
     the default of other data.
     """
+    task = data.task
     layers = () if options.layers is None else split_names(options.layers)
     needs_blocks = options.init is not None or options.depth is not None or {*layers} - {*INPUT_LAYER}
     other_input = options.input not in (None, "kernels", "patches", "counter")
@@ -122,30 +121,31 @@ def choose_backbone(task: Task, options: ExtractOptions, rows: Mapping[str, int]
         return f"{KERNELS}:width={-(-channels // GROUP_SIZE) * GROUP_SIZE}"
     if task.labels_each_token and isinstance(task.form, Vectors):
         return STEP_KERNELS
-    if kind_of(task) not in ("series", "pictures"):
+    if data.kind not in ("series", "pictures"):
         return None
     settings: list[str] = []
-    width = _kernel_width(task, rows)
+    width = _kernel_width(data)
     if width < max(KERNEL_WIDTHS):
         settings.append(f"width={width}")
     # With all six channels in each kernel, recordings of watches had 89.0% on held-out subjects of training rows, and
     # resampled 91.8%; with subsets 90.6 and 93.7%.
-    if kind_of(task) == "series" and isinstance(task.form, Vectors) and task.form.dim > 1:
+    if data.kind == "series" and isinstance(task.form, Vectors) and task.form.dim > 1:
         settings.append("channel_subsets=true")
     return f"{KERNELS}:{','.join(settings)}" if settings else KERNELS
 
 
-def _kernel_width(task: Task, rows: Mapping[str, int]) -> int:
+def _kernel_width(data: DataView) -> int:
     """Return the number of kernels or patches: the largest whose columns fit the budget of a number of rows."""
-    fitted, all_rows = rows.get("train", 0) + rows.get("valid", 0), sum(rows.values())
+    task = data.task
+    fitted_rows = data.train_rows + data.valid_rows
     if task.pictures:
-        return next(width for width, most_rows in PICTURE_WIDTHS.items() if fitted <= most_rows)
+        return next(width for width, most_rows in PICTURE_WIDTHS.items() if fitted_rows <= most_rows)
     columns = ColumnSet(INPUT_LAYER, KERNEL_POOLINGS)
-    most = most_bytes(task, all_rows, MAX_KERNEL_BYTES)
+    most = most_bytes(task, data.all_rows, MAX_KERNEL_BYTES)
     for width, most_rows in KERNEL_WIDTHS.items():
         shapes = column_shapes(task, width, columns.columns)
         row_bytes = columns.value_bytes * sum(features for _, features in shapes.values())
-        if fitted <= most_rows and all_rows * row_bytes <= most:
+        if fitted_rows <= most_rows and data.all_rows * row_bytes <= most:
             return width
     return min(KERNEL_WIDTHS)
 
@@ -211,9 +211,9 @@ def resolve_model(
     return Reservoir(**values)
 
 
-def default_windows(task: Task, backbone: str) -> dict[str, Any]:
-    """Return the default windows for a task and a backbone; empty if each value or symbol is a token."""
-    kind = kind_of(task)
+def default_windows(data: DataView, backbone: str) -> dict[str, Any]:
+    """Return the default windows for some data and a backbone; empty if each value or symbol is a token."""
+    task, kind = data.task, data.kind
     many_symbols = isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS
     if task.labels_each_token and not many_symbols:
         # Each token with a label is in the middle of its window.

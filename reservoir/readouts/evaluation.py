@@ -266,26 +266,29 @@ def evaluate_blocks(
     groups: np.ndarray | None = None,
 ) -> Evaluation:
     """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1)."""
-    # Of each block: the labels and the predictions, and for classes the probability of the predicted class and what
-    # ranks the samples.
-    parts: list[tuple[np.ndarray, ...]] = []
+    # The arrays of each block. Classes also have the probability of the predicted one, and what ranks the samples.
+    labels: list[np.ndarray] = []
+    predictions: list[np.ndarray] = []
+    largest_chances: list[np.ndarray] = []
+    ranks: list[np.ndarray] = []
+    # Scores of these readouts rank as their probabilities do, many of which may be exactly 0 or 1.
+    ranks_by_scores = isinstance(readout, LinearReadout | KernelReadout) and len(classes) == 2
     for x, y in blocks:
-        if classes:
-            scores, chances = readout.scores(x), readout.probabilities(x)
-            # Scores of these readouts rank as their probabilities do, many of which may be exactly 0 or 1.
-            has_scores = isinstance(readout, LinearReadout | KernelReadout)
-            ranks = scores if has_scores and len(classes) == 2 else chances[..., 1]
-            parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), ranks))
-        else:
-            parts.append((y, readout.predict(x)))
-    y, predicted, *of_classes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    if not of_classes:
+        labels.append(y)
+        if not classes:
+            predictions.append(readout.predict(x))
+            continue
+        scores, chances = readout.scores(x), readout.probabilities(x)
+        predictions.append(readout.targets.predict(scores))
+        largest_chances.append(chances.max(axis=-1))
+        ranks.append(scores if ranks_by_scores else chances[..., 1])
+    y, predicted = np.concatenate(labels), np.concatenate(predictions)
+    if not classes:
         return evaluate_labels(y, predicted, classes, None, counts, groups)
-    largest_chances, ranks = of_classes
-    evaluation = evaluate_labels(
-        y, predicted, classes, ranks if readout.has_probabilities else None, counts, groups
-    )
-    return replace(evaluation, reliability=reliability(largest_chances.ravel(), (y == predicted).ravel()))
+    ranks_of_samples = np.concatenate(ranks) if readout.has_probabilities else None
+    evaluation = evaluate_labels(y, predicted, classes, ranks_of_samples, counts, groups)
+    is_right = (y == predicted).ravel()
+    return replace(evaluation, reliability=reliability(np.concatenate(largest_chances).ravel(), is_right))
 
 
 def evaluate_labels(

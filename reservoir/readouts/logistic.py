@@ -238,6 +238,7 @@ class _Axes:
 
 
 def _axes_of_moments(moments: Moments) -> _Axes:
+    """Return the axes of the features of many samples, from their scatter."""
     scale = inverse(moments.std)
     matrix = arithmetic().fetch(moments.xx) * scale * scale[:, None]
     values, vectors = eigh(matrix, driver="evd", overwrite_a=True)
@@ -245,6 +246,7 @@ def _axes_of_moments(moments: Moments) -> _Axes:
 
 
 def _axes_of_samples(training: FewSamples) -> _Axes:
+    """Return the axes of the features of few samples, from the products of the samples with each other."""
     # With S = P^1/2 Z and its products SS' = U diag(l) U', the axes are V = S'U l^-1/2.
     kernel = KernelMatrix(training.x, training.weights)
     roots = np.sqrt(kernel.weights)[:, None]

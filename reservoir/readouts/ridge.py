@@ -120,6 +120,7 @@ class RidgeSystem:
         scorer = Scorer(rotated_path, targets)
 
         def scores(x: np.ndarray, chosen: slice) -> np.ndarray:
+            """Return the scores of rows under the chosen penalties; a class without samples has its offset."""
             rotated = reduction.rotate(((x - self.mean) * self.scale).T).T
             of_classes = scorer(rotated.astype(np.result_type(x.dtype, np.float32)), chosen)
             all_scores = np.full((*of_classes.shape[:2], len(self.offset)), self.offset, of_classes.dtype)
@@ -131,6 +132,8 @@ class RidgeSystem:
 
 def primal_system(moments: Moments, scale: np.ndarray) -> RidgeSystem:
     """Return the ridge regression of moments, A = Z'Z and b = Z'Y, for features that are multiplied by ``scale``."""
+    # With S = diag(scale), the moments of features X S are S X'X S and S X'Y. The second product is in place, because
+    # the matrix may take gigabytes.
     factors = beside(scale, moments.xx)
     xx = moments.xx * factors[:, None]
     xx *= factors

@@ -56,7 +56,7 @@ def same_values(features, others):
 
 @pytest.mark.parametrize("storage", FORMATS)
 @pytest.mark.parametrize("store", ["float16", "bfloat16", "float32"])
-def test_export_and_import_give_the_same_values_and_the_same_results(own, tmp_path, storage, store):
+def test_export_and_import_give_the_same_values(own, tmp_path, storage, store):
     features = extracted(own, store=store)
     assert features.store.entry.layout.block_rows == 16 and features.store.entry.layout.offset_rows == 8
     done = export_features(features, to=tmp_path / "out", format=storage)
@@ -64,6 +64,11 @@ def test_export_and_import_give_the_same_values_and_the_same_results(own, tmp_pa
     imported = import_features(tmp_path / "out", task=own)
     assert imported.columns == done.columns == tuple(features["train"])
     assert same_values(features, imported)
+
+
+def test_imported_features_give_the_same_results_and_are_joined_with_their_source(own, tmp_path):
+    features = extracted(own)
+    imported = import_features(export_features(features, to=tmp_path / "out", format="npy").folder, task=own)
     results = [fit(each, out=tmp_path / name).results for name, each in (("old", features), ("new", imported))]
     assert results[0].read_bytes() == results[1].read_bytes()
     assert results[0].with_name("predictions.csv").read_bytes() == results[1].with_name("predictions.csv").read_bytes()

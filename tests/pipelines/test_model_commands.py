@@ -8,7 +8,7 @@ import pytest
 import torch
 from reservoir_pipelines import attention, prepare, train
 from reservoir_pipelines.paper.attention_maps import bit_diagonals, token_labels
-from reservoir_pipelines.training.trainable import load_run
+from reservoir_pipelines.training.checkpoints import load_run
 
 from reservoir.backbones import attention_maps
 from reservoir.errors import InputError

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.training.trainable import load_run
+from reservoir_pipelines.training.checkpoints import load_run
 from scipy.io import wavfile
 
 from reservoir import InputError
@@ -378,7 +378,7 @@ def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
         pd.DataFrame(rows).to_csv(table, index=False)
     else:
         table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = extract(str(table), text="image", label="kind", id="name")
+    done = extract(str(table), text="image", label="kind", id="name", layers="embed", pool="mean")
     fit(done, out=tmp_path / "readout")
     found = list(predict(tmp_path / "readout", table))
     assert [one.id for one in found] == [row["name"] for row in rows]

@@ -14,8 +14,7 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_cache.publish import process_identity, publish_json, read_json
-from reservoir_pipelines import prepare, workers
-from reservoir_pipelines.preparation import prepare as preparation
+from reservoir_pipelines import files, prepare, workers
 from reservoir_pipelines.preparation import write
 from reservoir_pipelines.preparation.prepare import task_table
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit, _opened
@@ -257,14 +256,14 @@ def test_changed_values_of_the_same_size_and_time_are_noticed(cache, table):
 
 
 def test_an_unchanged_file_is_read_once(table, tmp_path, monkeypatch):
-    read, real = [], preparation.file_digest
-    monkeypatch.setattr(preparation, "file_digest", lambda path: read.append(path) or real(path))
-    first = preparation.source_contents([table], table, tmp_path)
-    assert preparation.source_contents([table], table, tmp_path) == first
+    read, real = [], files.file_digest
+    monkeypatch.setattr(files, "file_digest", lambda path: read.append(path) or real(path))
+    first = files.source_contents([table], table, tmp_path)
+    assert files.source_contents([table], table, tmp_path) == first
     assert len(read) == 2  # the file was just written, so a second change may have the same time
-    monkeypatch.setattr(preparation, "UNSETTLED", -(10**18))
+    monkeypatch.setattr(files, "UNSETTLED", -(10**18))
     for _ in range(3):
-        assert preparation.source_contents([table], table, tmp_path) == first
+        assert files.source_contents([table], table, tmp_path) == first
     assert len(read) == 3
 
 
@@ -276,7 +275,7 @@ def test_unreadable_files_are_refused_in_one_line(refusal, cache, mnist_files, k
         os.mkfifo(labels)
     else:
         denied = PermissionError(errno.EACCES, "Permission denied", str(labels))
-        monkeypatch.setattr(preparation, "file_digest", Mock(side_effect=denied))
+        monkeypatch.setattr(files, "file_digest", Mock(side_effect=denied))
     message = refusal("prepare", "mnist", "--data", mnist_files)
     assert (
         "train-labels-idx1-ubyte" if kind == "pipe" else "Permission denied; check the path and its permissions"

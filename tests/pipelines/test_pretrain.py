@@ -11,7 +11,7 @@ import pytest
 import torch
 from reservoir_pipelines import pretrain, train
 from reservoir_pipelines.paper.pretrain import save_model, take_weights
-from reservoir_pipelines.training.trainable import load_run
+from reservoir_pipelines.training.checkpoints import load_run
 from safetensors.torch import load_file
 
 from reservoir.backbones import load_backbone

@@ -13,9 +13,8 @@ import torch
 from reservoir_pipelines import train
 from reservoir_pipelines.files import checked_line, read_checked
 from reservoir_pipelines.prediction.load import open_readout
-from reservoir_pipelines.training.checkpoints import TRAINED, load_checkpoint, read_tensors, save_checkpoint
+from reservoir_pipelines.training.checkpoints import TRAINED, load_checkpoint, load_run, read_tensors, save_checkpoint
 from reservoir_pipelines.training.run_folder import RunFolder, read_checkpoint, read_journal
-from reservoir_pipelines.training.trainable import load_run
 
 from reservoir.errors import InputError
 from reservoir.training import trainer
@@ -205,7 +204,7 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
             print(error)
             sys.exit(2)
     """)
-    first, second = pair(script)
+    first, second = pair(script, forked=True)
     assert first[:2] == (2, "no such folder\n")
     assert second[:2] == (2, "the first process failed; see its message\n")
     assert "Traceback" not in first[2] + second[2]

@@ -13,9 +13,9 @@ from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
+from reservoir_pipelines.training.checkpoints import load_run
 from reservoir_pipelines.training.result import Training, baseline, converged_step
 from reservoir_pipelines.training.run_folder import RunFolder
-from reservoir_pipelines.training.trainable import load_run
 from safetensors.torch import load_file, save_file
 from sklearn import metrics
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from reservoir_cache import STORES, CacheError, encode, verify
 from reservoir_pipelines import extract, plan
-from reservoir_pipelines.extraction.encoding import start_encoding
 from reservoir_pipelines.extraction.entries import new_layout
+from reservoir_pipelines.extraction.extractor import start_encoding
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -13,8 +13,8 @@ from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
 from reservoir.pooling import Last
 from reservoir.tasks.task import Task, Vectors
-from reservoir.training.groups import default_groups, set_dropout, trained_layer, unfreeze
 from reservoir.training.steps import row_losses
+from reservoir.training.trainable import default_groups, set_dropout, trained_layer, unfreeze
 from tests.reservoir.models import (
     KINDS,
     MODELS,

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 from reservoir.backbones import gpt2, load_backbone
 from reservoir.tasks.task import Task, Vectors
 from reservoir.training import fast
-from reservoir.training.groups import set_dropout, unfreeze
+from reservoir.training.trainable import set_dropout, unfreeze
 from tests.reservoir.models import make_fpt, save
 
 SMALL = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 12, "vocab_size": 9, "initializer_range": 0.3}

@@ -249,6 +249,7 @@ def test_readouts_of_thousands_of_labels_are_not_tried_unasked():
     candidates = [
         readout_candidates(
             replace(SERIES, name="digits", readout_tokens=2, outputs=number),
+            "named task",
             [last, mean],
             {mean: 64},
             500,

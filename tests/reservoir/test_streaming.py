@@ -114,7 +114,7 @@ def test_a_model_that_fits_is_not_streamed_and_a_larger_one_is(tmp_path, monkeyp
     folder = str(save("llama", tmp_path / "llama"))
     settings = Reservoir(backbone=folder, init="pretrained")
     assert load_model(TASK, settings, "cpu", "float32", stream="auto").fpt.backbone.streamed is None
-    monkeypatch.setattr("reservoir.loaded_model.free_memory", lambda: 1000)
+    monkeypatch.setattr("reservoir.devices.free_memory", lambda: 1000)
     assert load_model(TASK, settings, "cpu", "float32", stream="auto").fpt.backbone.streamed
     assert load_model(TASK, settings, "cpu", "float32", stream="never").fpt.backbone.streamed is None
 

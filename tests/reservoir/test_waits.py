@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.extraction.encoding import start_encoding
+from reservoir_pipelines.extraction.extractor import start_encoding
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reservoir import devices
@@ -32,9 +32,9 @@ from reservoir.tasks.marked_texts import with_span
 from reservoir.tasks.picture_windows import Picture
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.words import codes_of
-from reservoir.training.groups import default_groups, set_dropout, unfreeze
 from reservoir.training.rows import TrainingBatch
 from reservoir.training.steps import FPTSteps
+from reservoir.training.trainable import default_groups, set_dropout, unfreeze
 from reservoir.training.trainer import Processes
 from tests.reservoir import test_generic
 from tests.reservoir.models import KINDS, make_fpt, save, save_with_chat_template, save_with_tokenizer

@@ -264,6 +264,7 @@ def notes_on_gaps(times: np.ndarray, member: np.ndarray) -> list[str]:
 
     A gap is irregular if it differs from the median gap of its sequence by a factor of more than `OTHER_GAP`.
     """
+    # The gaps between neighbouring times of the same sequence, with the number of the sequence of each gap.
     order = np.lexsort((times, member))
     same_sequence = np.diff(member[order]) == 0
     gaps = np.diff(times[order].astype("datetime64[ns]") if times.dtype.kind == "M" else times[order])

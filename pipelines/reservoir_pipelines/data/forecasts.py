@@ -208,7 +208,8 @@ def _newest_windows(origin: str, series: Sequence[Series], past: int) -> Rows:
                 "give more of its past",
             )
     names = [part.name for part in series]
-    ids = np.array(names) if names != [""] else None
+    is_single_series = names == [""]  # without a column of ids, the table is one series, which has no name
+    ids = None if is_single_series else np.array(names)
     return Rows(x=np.stack([part.values[-past:] for part in series]), ids=ids)
 
 

@@ -385,8 +385,8 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
             arrays = classes_of_folders(names, classes)
     # Without a table of labels, now or when the task was read, a column of the recordings may hold them: the one of
     # --label (new files take that option from their task), or one that the reader finds if no folder names classes.
-    in_files = not options.labels and not (task and task.parameters.get("labels"))
-    have_labels = in_files and bool(options.label or (task is None and "y" not in arrays))
+    without_table = not options.labels and not (task and task.parameters.get("labels"))
+    have_labels = without_table and bool(options.label or (task is None and "y" not in arrays))
     rows = media_rows(files, arrays | {"ids": np.array(names)}, bad, options, task, have_labels=have_labels)
     # Options that name columns do not apply without a table of labels, except --label if recordings hold labels.
     unused = ["text"]

@@ -128,7 +128,8 @@ class OwnData(Source):
     def files(self) -> list[Path]:
         """Return the files of a path, or of a dataset of the hub."""
         files = [] if is_hub(self.origin) else source_files(Path(self.origin), self.options.labels)
-        has_other_files = not files or named_kind(files[0])  # of the dataset, or named in a table
+        # The rows of a dataset of the hub, and of a table that names files, say which files they are read from.
+        has_other_files = not files or named_kind(files[0])
         return [*files, *self._rows.files] if has_other_files else files
 
     def pieces(self) -> list[Piece]:

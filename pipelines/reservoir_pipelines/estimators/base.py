@@ -34,7 +34,7 @@ from reservoir_pipelines.estimators.padded_rows import (
 )
 from reservoir_pipelines.estimators.row_cache import TASK, row_cache, shared_model
 from reservoir_pipelines.signatures import described
-from reservoir_pipelines.training.trainable import check_digest
+from reservoir_pipelines.training.checkpoints import check_digest
 
 K = TypeVar("K", bound=type)
 

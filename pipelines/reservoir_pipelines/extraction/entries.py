@@ -109,6 +109,7 @@ def start_entry(
 
     Return the entry and the blocks that it lacks.
     """
+    # The disk must have space for a new entry before its folder appears. Damaged blocks become missing ones.
     if not entry_folder(root, title, spec).is_dir():
         check_space(root, required_bytes(spec, layout, spec.rows, shapes))
     entry = Entry.create(root, title, spec, layout, made_with)
@@ -263,7 +264,7 @@ def compute_blocks(
 
 
 def _joined(launched: Sequence[Callable[[], Any]]) -> Arrays:
-    """Return the columns of a block from those of its parts, which are encoded if there are several."""
+    """Return the columns of a block from those of its parts; if there are several, all parts are encoded."""
     parts = [fetch() for fetch in launched]
     if len(parts) == 1:
         return parts[0]

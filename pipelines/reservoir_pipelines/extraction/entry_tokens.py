@@ -1,7 +1,7 @@
 """The words or tokens of texts as the rows of an entry: counted before anything is computed, loaded, and labelled."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from reservoir_cache import Entry, write_targets
@@ -12,49 +12,16 @@ from reservoir.inputs.native import TextReader
 from reservoir.inputs.text_tokens import TextTokens, read_tokens
 from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Split, Task
+from reservoir_pipelines.extraction.planning import no_tokenizer
 from reservoir_pipelines.preparation.prepared import Prepared
 
 TEXTS = 256  # texts that are tokenized at a time
-LETTERS_OF_TOKEN = 4  # letters of a typical token, for an estimate of the number of tokens
-
-
-def task_of_entry(task: Task, *, each_token: bool) -> Task:
-    """Return the task of the rows of an entry: of words or tokens if these have labels, or with ``--each-token``."""
-    if not (task.labels_text_tokens or each_token):
-        return task
-    if task.parameters.get("chat") or task.parameters.get("span"):
-        raise InputError(
-            f"{task.name}: words or tokens are rows of plain texts, not of chats or of texts with a marked span",
-            "leave out --chat or --span, or --each-token",
-        )
-    if task.labels_text_tokens:
-        return replace(task, readout_tokens=1)
-    if not task.alphabet or task.readout_tokens > 1:
-        raise InputError(
-            f"--each-token: task {task.name!r} has no texts with at most one label each", "leave it out"
-        )
-    if marked := next(filter(task.parameters.get, ("chat", "span")), None):
-        raise InputError(
-            f"--each-token: not for texts that are read with --{marked}", "leave one of the two out"
-        )
-    return replace(task, parameters={**task.parameters, "each": "text"})
-
-
-def estimated_counts(prepared: Prepared) -> dict[str, int]:
-    """Return about how many tokens each split has; the plan is made before the model's tokenizer is read."""
-    return {
-        name: max(len(split), int(split.lengths.sum()) // LETTERS_OF_TOKEN)
-        for name, split in prepared.splits.items()
-    }
 
 
 def require_tokenizer(task: Task, reader: object) -> TextReader:
     """Return the reader of a model's own tokenizer; refuse models that read the texts of a task in another way."""
     if not isinstance(reader, TextReader):
-        raise InputError(
-            f"{task.name}: words or tokens have labels, which only a model that reads text by its own tokenizer has",
-            "leave out --input, or name such a model with --backbone",
-        )
+        raise no_tokenizer(task)
     return reader
 
 
@@ -74,7 +41,7 @@ class EntryTokens:
         cls, prepared: Prepared, task: Task, rows: Mapping[str, np.ndarray], model: LoadedModel
     ) -> "EntryTokens":
         """Tokenize texts of each split, given by their ``rows``; ``task`` is that of the words or tokens."""
-        reader = require_tokenizer(prepared.task, model.reader)
+        reader = require_tokenizer(task, model.reader)
         whole = model.settings.long == "windows"
         tokens = {
             split: read_tokens(

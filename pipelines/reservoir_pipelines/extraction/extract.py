@@ -110,9 +110,11 @@ class Extraction(Record):
 
 def resolved_plan(task: str, options: ExtractOptions) -> "Plan":
     """Return the plan of an extraction without computing it; the data is prepared if necessary."""
-    from reservoir_pipelines.extraction.extractor import plan_of  # imports torch
+    from reservoir_pipelines.extraction.planning import plan_of, task_of_entry  # imports torch
 
-    return plan_of(prepare(task, options, cache=cache_root(options.cache), model=options), options)
+    prepared = prepare(task, options, cache=cache_root(options.cache), model=options)
+    task_of_rows = task_of_entry(prepared.task, each_token=options.each_token)
+    return plan_of(prepared, task_of_rows, options)
 
 
 def extract(

@@ -1,4 +1,7 @@
-"""The extractor: a frozen model with prepared data, which computes and encodes the features of one entry."""
+"""The extractor: a frozen model with prepared data, which computes and encodes the features of one entry.
+
+Features are encoded as the cache stores them where they were computed, and then copied to the host.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,34 +10,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from reservoir_cache import (
+    STORED_DTYPE,
     Arrays,
+    Encoded,
     Entry,
     Layout,
     Spec,
+    encode,
     load_arrays,
     save_arrays,
 )
+from torch import Tensor
 
 from reservoir import devices
-from reservoir.backbones import describe_weights, find_shape
+from reservoir.backbones import describe_weights
 from reservoir.backbones.backbone import Backbone
 from reservoir.batches import Loaded, load
 from reservoir.column import Column
 from reservoir.errors import InputError, first_line
-from reservoir.features import column_masks, launch
+from reservoir.features import Launched, column_masks, launch
 from reservoir.inputs.native import TextReader
-from reservoir.inputs.patch_units import UNITS, PatchUnits, draw_units
+from reservoir.inputs.patch_units import UNITS
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
-from reservoir.plan.resolved import Plan, resolve
-from reservoir.random import generator
-from reservoir.raw_input import read_values
-from reservoir.reservoir import Reservoir
-from reservoir.tasks.patches import joined
-from reservoir.tasks.picture_windows import Picture
-from reservoir_pipelines.extraction.encoding import start_encoding
 from reservoir_pipelines.extraction.entries import (
     Advance,
     Compute,
@@ -48,12 +49,8 @@ from reservoir_pipelines.extraction.entries import (
     token_layout,
     write_labels,
 )
-from reservoir_pipelines.extraction.entry_tokens import (
-    EntryTokens,
-    estimated_counts,
-    require_tokenizer,
-    task_of_entry,
-)
+from reservoir_pipelines.extraction.entry_tokens import EntryTokens
+from reservoir_pipelines.extraction.planning import patch_units, plan_of, task_of_entry
 from reservoir_pipelines.extraction.spec import make_spec
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import notify
@@ -61,20 +58,7 @@ from reservoir_pipelines.preparation.prepared import Prepared, draw_rows
 from reservoir_pipelines.weight_files import weight_stamps
 
 CHECKED_ROWS = 256  # texts that are tokenized at a time before an extraction
-PICTURES = 4000  # training pictures from which patches are drawn; more would take memory and add nothing
-
-
-def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
-    """Return the plan of an extraction of prepared data, or of a similar task with ``rows`` in each split."""
-    options = replace(options, limit=None) if rows else options
-    task = task_of_entry(prepared.task, each_token=options.each_token)
-    if task.labels_text_tokens:
-        # Rows are words or tokens, each of which is all that its row has.
-        tokens = rows or estimated_counts(prepared)
-        return resolve(replace(task, max_tokens=1), replace(options, limit=None), tokens, 1)
-    return resolve(
-        prepared.task, options, rows or prepared.rows, int(prepared.split("train").lengths.max())
-    )
+SUMMED = 256  # rows whose float64 copy, from which offsets are computed, is in memory at once
 
 
 def load_extractor(
@@ -84,16 +68,16 @@ def load_extractor(
     splits: Sequence[str] | None = None,
     planned: Mapping[str, int] | None = None,
 ) -> "Extractor":
-    """Resolve the plan and load the model; ``planned`` is the third argument of `plan_of`.
+    """Resolve the plan and load the model; ``planned`` are the ``rows`` of `plan_of`.
 
     ``splits`` are those to compute, by default all.
     """
-    plan = plan_of(prepared, options, planned)
-    task, entry_tokens = task_of_entry(prepared.task, each_token=options.each_token), None
-    if task.labels_text_tokens and plan.reservoir.input != "native":
-        require_tokenizer(task, None)
+    # What is read, and how: rows, task and plan, and the units that only training rows give.
     rows = draw_rows(prepared, options.limit)
+    task = task_of_entry(prepared.task, each_token=options.each_token)
+    plan = plan_of(prepared, task, options, planned)
     units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
+    # The model, and the words or tokens that its tokenizer finds, if they are the rows of the entry.
     model = load_model(
         task,
         plan.reservoir,
@@ -104,10 +88,10 @@ def load_extractor(
         reader=plan.reader,
         compiled=plan.compiled,
     )
-    if task.labels_text_tokens:
-        entry_tokens = EntryTokens.read(prepared, task, rows, model)
+    entry_tokens = EntryTokens.read(prepared, task, rows, model) if task.labels_text_tokens else None
     for split, index in rows.items():  # refuse rows that are shorter than a window
         model.windows.checked_counts(prepared.split(split).lengths[index])
+    # The entry: its specification, from which its key follows, and its division into files.
     spec = make_spec(prepared, rows, model, plan.store, entry_tokens)
     if entry_tokens:
         layout = token_layout(plan, sum(spec.rows.values()))
@@ -159,20 +143,6 @@ def _stream_note(prepared: Prepared, options: ExtractOptions, backbone: Backbone
         return ""
     reason = "the model does not fit into memory" if options.stream == "auto" else "--stream always"
     return f"{prepared.task.name}: {reason}, so its blocks are read from their file while they run"
-
-
-def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.ndarray]) -> PatchUnits:
-    """Return the units of ``--input patches``, drawn from some of the training ``rows`` of an extraction."""
-    picture = Picture.of(prepared.task, reservoir.patch, reservoir.stride)
-    index = rows["train"]
-    if len(index) > PICTURES:
-        drawn = generator(reservoir.seed, "pictures").permutation(len(index))[:PICTURES]
-        index = index[np.sort(drawn)]
-    part = prepared.split("train").take(index)
-    values = read_values(prepared.task, prepared.scaling, part.x, part.lengths)
-    pictures = joined(values, picture.side, picture.patch).astype(np.float32, copy=False)
-    width = find_shape(reservoir.backbone, reservoir.depth)[1].width
-    return draw_units(pictures, picture, width, reservoir.seed)
 
 
 @dataclass
@@ -318,3 +288,84 @@ class Extractor:
             return start_encoding(launch(self.model, loaded, columns, count_rows), store, first_row)
 
         return read, compute
+
+
+def start_encoding(features: Launched, store: str, first_row: int) -> Callable[[], dict[str, Encoded]]:
+    """Encode rows that share an offset; return a function that waits for the device and returns encoded columns.
+
+    Raises CacheError as `reservoir_cache.encode` does.
+    """
+    in_pieces = features.loaded.owner is not None  # pieces of texts are combined on the host
+    if in_pieces or not devices.on_gpu(features.device):
+        return lambda: {
+            column: encode(x, store, column=column, first_row=first_row) for column, x in features().items()
+        }
+    rounded = {column: round_on_device(x, store) for column, x in features.columns.items()}
+    are_finite = torch.cat([column.is_finite for column in rounded.values()])
+    return Drain(features.columns, rounded, are_finite, store, first_row, devices.computed(features.device))
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A column as the cache stores it, on the device that computes it."""
+
+    offset: Tensor  # (width,) of float32
+    values: Tensor  # (rows, tokens, width) in the data type of the cache
+    is_finite: Tensor  # (1,) of bool: whether all values can be stored; on the device, so that nothing waits for it
+
+
+def round_on_device(x: Tensor, store: str) -> Rounded:
+    """Return offset and stored values of features (rows, tokens, width).
+
+    The offset is the mean in float64, summed in the device's own order, and rounded to float32.
+    Equal offsets give the bits of `reservoir_cache.encode`.
+    """
+    total = torch.stack([part.sum((0, 1), dtype=torch.float64) for part in x.split(SUMMED)]).sum(0)
+    offset = (total / (x.shape[0] * x.shape[1])).float()
+    values = x
+    if store != "float32":
+        values = torch.sub(x, offset, out=torch.empty_like(x, dtype=getattr(torch, store)))
+    return Rounded(offset, values, values.isfinite().all().reshape(1))
+
+
+@dataclass(eq=False)
+class Drain:
+    """Columns that a GPU computes and encodes; a call waits for them, copies them to the host and returns them.
+
+    A thread of the writer calls it once, while the GPU computes the next rows, and then writes what it has returned.
+    So there are as many page-locked buffers as such threads, and each is reused when its block is on disk.
+    """
+
+    columns: Mapping[str, Tensor]  # the features in float32
+    rounded: Mapping[str, Rounded]
+    are_finite: Tensor  # (columns,) of bool
+    store: str
+    first_row: int
+    computed: Any  # the event after which all of these have their values
+
+    def __call__(self) -> dict[str, Encoded]:
+        """Return the encoded columns; raises CacheError for a value that cannot be stored."""
+        offsets = [column.offset for column in self.rounded.values()]
+        are_finite, *offset_bytes = self._fetch([self.are_finite, *offsets])
+        self._check(are_finite)
+        # The features in float32 are not needed any more. They take two thirds of the memory of a block on the GPU.
+        self.columns = {}
+        value_bytes = self._fetch([column.values for column in self.rounded.values()])
+        encoded: dict[str, Encoded] = {}
+        for name, offset, stored in zip(self.rounded, offset_bytes, value_bytes, strict=True):
+            values = stored.view(STORED_DTYPE[self.store])
+            encoded[name] = Encoded(
+                values, None if self.store == "float32" else offset.view(np.float32)[None]
+            )
+        self.rounded = {}
+        return encoded
+
+    def _check(self, are_finite: np.ndarray) -> None:
+        """Raise CacheError for the first value that cannot be stored."""
+        for (name, x), is_finite in zip(self.columns.items(), are_finite, strict=True):
+            if not is_finite:  # encoding on the host finds the value, for its message
+                encode(x.cpu().numpy(), self.store, column=name, first_row=self.first_row)
+
+    def _fetch(self, tensors: list[Tensor]) -> list[np.ndarray]:
+        """Return the bytes of tensors, copied together."""
+        return devices.fetch([tensor.view(torch.uint8) for tensor in tensors], self.computed)

@@ -97,14 +97,16 @@ def _write_parquet(
 
 
 def _arrow_type(pyarrow: Any, dtype: np.dtype, shape: tuple[int, ...]) -> Any:
+    """Return the Arrow type of rows of a ``shape``: that of their values, or lists of them."""
     item = pyarrow.string() if dtype.kind == "U" else pyarrow.from_numpy_dtype(dtype)
     return pyarrow.list_(item, int(np.prod(shape))) if shape else item
 
 
-def _arrow_array(pyarrow: Any, array: NDArray, kind: Any) -> Any:
+def _arrow_array(pyarrow: Any, array: NDArray, arrow_type: Any) -> Any:
+    """Return an array (rows, ...) as one of Arrow, in which a row is a text, a number or a list of numbers."""
     if array.dtype.kind == "U":
         try:
-            return pyarrow.array(array.tolist(), kind)
+            return pyarrow.array(array.tolist(), arrow_type)
         except UnicodeEncodeError as error:
             raise InputError(
                 f"an id is not valid Unicode: {error.object!a}",
@@ -113,10 +115,11 @@ def _arrow_array(pyarrow: Any, array: NDArray, kind: Any) -> Any:
     flat = pyarrow.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
         return flat
-    return pyarrow.FixedSizeListArray.from_arrays(flat, kind.list_size)
+    return pyarrow.FixedSizeListArray.from_arrays(flat, arrow_type.list_size)
 
 
 def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, Any]:
+    """Open the file of a split; return its arrays by name, whose rows are read when they are needed."""
     path = folder / f"{stored.split}.parquet"
     file = stack.enter_context(import_pyarrow(path).parquet.ParquetFile(path))
     # Before any range of rows is read, because a description may claim any number of them.
@@ -186,6 +189,7 @@ def _write_safetensors(
 
 
 def _open_safetensors(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, Any]:
+    """Open the files of a split; return its arrays by name, texts read whole and tensors when they are needed."""
     from safetensors import safe_open
 
     file = stack.enter_context(safe_open(folder / f"{stored.split}.safetensors", "np"))

@@ -305,6 +305,7 @@ def _part(values: dict[str, Any]) -> Part:
     """Return a part from the values of `Part.to_dict`; raise `ValueError` if it cannot be one."""
     if values["compute"] not in ("", *PRECISIONS):
         raise ValueError(f"unknown precision {str(values['compute'])[:40]!r}")
+    # Older readouts have the digests of the input under the name "door".
     parsed = {
         "reservoir": values["reservoir"] and Reservoir(**values["reservoir"]),
         "columns": tuple(values["columns"]),

@@ -10,6 +10,7 @@ import numpy as np
 from reservoir.column import RAW, ROLLING, Baseline, Columns, names_of, parse_columns
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
+from reservoir.plan.basis import kind_of
 from reservoir.plan.candidates import choose_folds, default_columns, readout_candidates
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, KERNEL_ALPHAS, LOGISTIC_ALPHAS, parse_alphas
 from reservoir.readouts.products import LARGE_MATRIX
@@ -129,6 +130,7 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, .
     native = len(known.views) > 1 or known.view.spec.input.kind == "native"
     candidates = readout_candidates(
         known.task,
+        kind_of(known.task),
         known.columns,
         known.widths,
         known.rows["train"],

@@ -109,13 +109,12 @@ class ForecastFitter(RidgeFitter):
         held_out = (scores + others) / 2, labels
 
         def solve() -> LinearReadout:
-            readouts = first.readout, second.readout
-            assert isinstance(readouts[0], LinearReadout) and isinstance(readouts[1], LinearReadout)
-            return replace(
-                readouts[0],
-                coef=(readouts[0].coef + readouts[1].coef) / 2,
-                intercept=(readouts[0].intercept + readouts[1].intercept) / 2,
-            )
+            """Return the readout whose weights are the means of those of both readouts."""
+            readout, other = first.readout, second.readout
+            assert isinstance(readout, LinearReadout) and isinstance(other, LinearReadout)
+            mean_coef = (readout.coef + other.coef) / 2
+            mean_intercept = (readout.intercept + other.intercept) / 2
+            return replace(readout, coef=mean_coef, intercept=mean_intercept)
 
         return _fit_without_penalty(source.columns, MEAN, self.targets(source), solve, held_out)
 
@@ -128,6 +127,7 @@ class ForecastFitter(RidgeFitter):
         held_out = scores_of_raw + weight * (scores - scores_of_raw), labels
 
         def solve() -> LinearReadout:
+            """Return the readout whose weights lie between those of both; the raw past has features of its own."""
             readout, readout_of_raw = fit.readout, of_raw.readout
             assert isinstance(readout, LinearReadout) and isinstance(readout_of_raw, LinearReadout)
             coef = weight * readout.coef
@@ -204,8 +204,12 @@ def raw_part_of(source: Source) -> RawPart | None:
 
 
 def _value_before(raw: RawSource[KnownSplit], steps: int, first: int = 0) -> LastValue | None:
-    """Return the feature of the value some steps before the forecast, if the raw past is stored value by value."""
-    scaling, dim = raw.scaling, raw.task.form.dim if isinstance(raw.task.form, Vectors) else 0
+    """Return the feature of the value some steps before the forecast, if the raw past is stored value by value.
+
+    ``first`` is the number of the first feature of the raw past, among those of the columns beside it.
+    """
+    scaling = raw.scaling
+    dim = raw.task.form.dim if isinstance(raw.task.form, Vectors) else 0
     if scaling is None or raw.width() != raw.task.max_tokens * dim:
         return None
     # Features are (value - offset) * scale, for the past steps one after the other; channel 0 is forecast.

@@ -135,6 +135,7 @@ class RidgeFitter(PenaltyFitter):
             moments = fold_moments(blocks, targets, self.folds)  # once for all penalties
 
         def sweep_of(alphas: np.ndarray) -> Sweep:
+            """Fit every penalty in each fold, and remember the kernel matrix for the next column."""
             sweep_result = cross_sweep(
                 blocks,
                 targets,
@@ -209,6 +210,8 @@ class RidgeFitter(PenaltyFitter):
             for split in self.fitted_splits
         }
         blocks = RereadableBlocks(_blocks_of_splits, (Relabelled(source, coded), self.fitted_splits))
+        # The products of the features: those of train that the entry stores, with those of valid added; or computed
+        # here, as moments or, if samples are fewer than features, from the samples themselves.
         if stored := stored_moments(source, self.targets(source), _stream(source, "train")):
             moments = stored[0]
             if "valid" in self.fitted_splits:
@@ -222,6 +225,7 @@ class RidgeFitter(PenaltyFitter):
             else:
                 training = accumulate(stream)
         path = ridge_path(training, np.array([float(alpha or 1)]), source.feature_weights)
+        # The solution has the targets of each labelling in columns of their own.
         parts = np.split(np.arange(path.coef.shape[2]), len(labellings))
         return [
             LinearReadout(coef=path.coef[0][:, part], intercept=path.intercept[0][part], targets=targets)

@@ -25,8 +25,8 @@ from reservoir_pipelines.files import cache_root, data_folder, writing
 from reservoir_pipelines.output import Record, as_json
 from reservoir_pipelines.plots import attention_top, draw_map, saved_figure
 from reservoir_pipelines.preparation.prepared import scaling_from_json
+from reservoir_pipelines.training.checkpoints import load_run
 from reservoir_pipelines.training.run_folder import RunFolder
-from reservoir_pipelines.training.trainable import load_run
 
 BIT_TASKS = ("bit-xor", "bit-memory")
 

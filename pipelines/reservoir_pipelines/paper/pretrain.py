@@ -29,9 +29,8 @@ from reservoir_pipelines import train
 from reservoir_pipelines.files import system_errors, write_checked
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import draw_bits, plot
-from reservoir_pipelines.training.checkpoints import Display, train_in_folder
+from reservoir_pipelines.training.checkpoints import Display, load_run, train_in_folder
 from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, make_config
-from reservoir_pipelines.training.trainable import load_run
 
 RUN = "pretraining"  # name of the folder inside the model's folder that holds the run of the pretraining
 

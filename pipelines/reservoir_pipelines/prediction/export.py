@@ -220,16 +220,18 @@ def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, A
 
 
 def _write(traced: Traced, to: str, path: Path) -> None:
+    """Write a program as a file of torch, or else of ONNX."""
     if to == "torch":
         # torch aborts the process if it cannot write to a file, such as on a full disk.
-        torch.export.save(traced.program, written := io.BytesIO())
-        path.write_bytes(written.getbuffer())
+        buffer = io.BytesIO()
+        torch.export.save(traced.program, buffer)
+        path.write_bytes(buffer.getbuffer())
         return
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    named: dict[str, Any] = {"input_names": [*traced.example], "output_names": ["logits"]}
+    names: dict[str, Any] = {"input_names": [*traced.example], "output_names": ["logits"]}
     with warnings.catch_warnings(action="ignore"):
         graph = torch.onnx.export(
-            traced.program, dynamo=True, dynamic_shapes=traced.axes, verbose=False, **named
+            traced.program, dynamo=True, dynamic_shapes=traced.axes, verbose=False, **names
         )
         assert graph is not None
         graph.save(str(path))

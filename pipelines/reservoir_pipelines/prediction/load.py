@@ -14,9 +14,8 @@ from reservoir_pipelines.data.rows import MAX_NAMED, Skipped
 from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
-from reservoir_pipelines.training.checkpoints import TRAINED, read_tensors
+from reservoir_pipelines.training.checkpoints import TRAINED, check_digest, load_run, read_tensors
 from reservoir_pipelines.training.run_folder import CONFIG, RunFolder, is_run
-from reservoir_pipelines.training.trainable import check_digest, load_run
 
 
 def open_readout(

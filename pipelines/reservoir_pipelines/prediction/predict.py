@@ -16,19 +16,22 @@ from reservoir.batches import length_limits
 from reservoir.column import RAW, Column, parse_columns
 from reservoir.inputs.text_reader import TextReader
 from reservoir.loaded_model import LoadedModel
-from reservoir.options import PredictOptions
+from reservoir.option_fields import as_group
+from reservoir.options import OwnDataOptions, PredictOptions
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task
 from reservoir.tasks.words import UNKNOWN, shown, texts_of
 from reservoir_pipelines.data.columns import listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
-from reservoir_pipelines.data.rows import RecordingSteps, Rows, Skipped
+from reservoir_pipelines.data.rows import BadRows, RecordingSteps, Rows, Skipped
+from reservoir_pipelines.data.table_labels import labels_from_table
+from reservoir_pipelines.extraction.engine_files import is_engine_folder, request_files
+from reservoir_pipelines.extraction.engine_folder import EngineFolder
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
 from reservoir_pipelines.prediction.new_texts import NewTexts
 from reservoir_pipelines.prediction.predictions import Predictions, without_single_outputs
-from reservoir_pipelines.prediction.request_rows import request_rows
 
 
 def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
@@ -42,7 +45,7 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
             f"coverage {options.coverage:g} is approximate, because validation rows also chose the readout"
         )
     if any(part.engine for part in bundle.parts):
-        rows, requests = request_rows(file, bundle, options.labels)
+        rows, requests = _request_rows(file, bundle, options.labels)
         return Predictions(
             bundle=bundle,
             models=[requests] * len(bundle.parts),
@@ -98,6 +101,40 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
         texts=texts,
         steps=steps,
     )
+
+
+def _request_rows(folder: Path, bundle: Bundle, labels: str | None) -> tuple[Rows, EngineFolder]:
+    """Return a row for each request of a folder, and its requests in the same order.
+
+    The values ``x`` of the rows are placeholders. ``labels`` is a table of labels, joined by the names of the requests.
+    Raise `InputError` if the readout reads other features as well, or if the folder has another model or other layers.
+    """
+    engines = [part.engine for part in bundle.parts]
+    if any(engine is None or engine != engines[0] for engine in engines) or engines[0] is None:
+        names = ", ".join(part.columns[0] for part in bundle.parts)
+        raise InputError(
+            f"{folder}: the readout reads {names}, which are not the requests of one folder alone",
+            "fit columns of one imported folder",
+        )
+    if not is_engine_folder(folder):
+        raise InputError(
+            f"{folder}: the readout reads hidden states of {engines[0].title}, not this kind of data",
+            "give a folder that the engine wrote, with a .safetensors file for each request",
+        )
+    files = request_files(folder)
+    requests = EngineFolder(folder, [*files.values()])
+    notify(requests.check_model(engines[0]))
+    names = [*files]
+    lengths = np.array([request.tokens for request in requests.requests], np.int32)
+    rows = Rows(x=np.zeros((len(names), 1)), lengths=lengths, ids=np.array(names))
+    if labels:
+        options = as_group({"labels": labels, "skip_bad_rows": True}, OwnDataOptions)
+        bad = BadRows(str(folder), [f"request {name}" for name in names])
+        joined = labels_from_table(options, names, bad, is_new=True)
+        bad.readable()  # refuses requests without a row
+        notify(*joined.notes)
+        rows = replace(rows, y=joined.arrays["y"], groups=joined.arrays.get("groups"))
+    return rows, requests
 
 
 def _check_flags(task: Task, options: PredictOptions) -> None:
@@ -232,7 +269,8 @@ def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray | None) -
     classes = {str(task.label(number)) for number in range(task.classes)}
     truths: list[Any] = []
     unknown: set[str] = set()  # names of classes that the readout does not know
-    for row, value in enumerate(y.tolist() if y.ndim == 1 and lengths is None else y):
+    has_label_per_row = y.ndim == 1 and lengths is None
+    for row, value in enumerate(y.tolist() if has_label_per_row else y):
         # The labels of a row in one list, without those of padding.
         without_padding: Any = value if lengths is None or value is None else value[: lengths[row]]
         has_several = isinstance(without_padding, np.ndarray | list)

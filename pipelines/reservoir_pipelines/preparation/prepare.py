@@ -2,11 +2,8 @@
 
 import hashlib
 import json
-import os
 import shutil
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +15,10 @@ from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions,
 from reservoir.tasks import SPLITS, TASKS, Source, Tokens
 from reservoir_pipelines.data.columns import FILES
 from reservoir_pipelines.data.own_data import OwnData
-from reservoir_pipelines.files import (
-    cache_root,
-    data_folder,
-    file_digest,
-    read_checked,
-    stamp,
-    write_checked,
-)
+from reservoir_pipelines.files import cache_root, data_folder, source_contents
 from reservoir_pipelines.preparation.prepared import INDEX, VERSION, Prepared
 from reservoir_pipelines.preparation.sources import DOWNLOADS, download, open_source
 from reservoir_pipelines.preparation.write import write_prepared
-
-MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
-# nanoseconds after a file's last change during which another change may carry the same time
-UNSETTLED = 2 * 10**9
 
 
 def prepare(
@@ -56,8 +42,8 @@ def prepare(
     try:
         source_files = source.files()
     except InputError:
-        may_be_elsewhere = task in TASKS and not data_dir
-        earlier = latest(settings_folder(source, cache)) if may_be_elsewhere else None
+        may_be_prepared = task in TASKS and not data_dir
+        earlier = latest(settings_folder(source, cache)) if may_be_prepared else None
         if earlier is None:
             raise
         note = f"task {task!r}: its files are not here; using the data prepared before, {earlier.path}"
@@ -115,47 +101,6 @@ def latest(settings_dir: Path, *, verify: bool = True) -> Prepared | None:
 def short_hash(value: Any) -> str:
     """Return 16 digits of the SHA-256 of a value as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
-
-
-def source_contents(files: Sequence[Path], task: Path, settings_dir: Path) -> list[dict[str, Any]]:
-    """Return name, bytes and SHA-256 of each file; files below the folder ``task`` are named by their path in it.
-
-    A file is not read again if its size, inode, modification time and change time are the same: the folder
-    ``settings_dir`` remembers the checksums.
-    """
-    remembered = dict[str, Any]()
-    with suppress(OSError, ValueError):
-        remembered = read_checked(settings_dir / MEMO)
-    checksums_to_remember = dict[str, Any]()
-    contents = list[dict[str, Any]]()
-    for file in _regular_files(files):
-        path = str(file.absolute())
-        current_stamp = stamp(file)
-        checksum = remembered.get(path)
-        if checksum is None or checksum["stamp"] != current_stamp:
-            time_before = time.time_ns()
-            checksum = {"stamp": current_stamp, "sha256": file_digest(file), "read": time_before}
-        # A file that was changed just before it was read may change again with the same times.
-        if checksum["stamp"][-1] + UNSETTLED < checksum["read"]:
-            checksums_to_remember[path] = checksum
-        name = os.fspath(file.relative_to(task)) if task in file.parents else file.name
-        contents.append({"name": name, "size": checksum["stamp"][0], "sha256": checksum["sha256"]})
-    if not checksums_to_remember.items() <= remembered.items():
-        with suppress(OSError):  # the cache may be read-only; then the files are read again next time
-            settings_dir.mkdir(parents=True, exist_ok=True)
-            write_checked(settings_dir / MEMO, checksums_to_remember)
-    return contents
-
-
-def _regular_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, and those in the folders, of some paths."""
-    files = list[Path]()
-    for path in paths:
-        files += sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
-    for file in files:
-        if not file.is_file():
-            raise InputError(f"{file}: not a regular file", "remove it, or replace it by a regular file")
-    return files
 
 
 def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:

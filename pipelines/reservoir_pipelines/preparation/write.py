@@ -108,13 +108,15 @@ def _write_index(
     """Write the index of a folder: its files, the digest of the data, and the state of the source files."""
     task = source.task
     scaling = scaling_to_json(source.scaling())
-    files: dict[str, list[dict[str, Any]]] = {}  # by split
+    # The records of `_write_piece` by split, of which none may be empty.
+    files: dict[str, list[dict[str, Any]]] = {}
     for files_of_piece in written:
         for file in files_of_piece:
             files.setdefault(file["split"], []).append(file)
     for name in SPLITS:
         if name not in files:
             raise InputError(f"task {task.name!r}: no rows for the split {name!r}", "give more rows")
+    # What the index has of each split, and the split as it will be read back, for the digest.
     split_records: dict[str, dict[str, Any]] = {}
     splits: dict[str, PreparedSplit] = {}
     for name in split_order(set(files)):
@@ -122,6 +124,7 @@ def _write_index(
         totals = {count: sum(file[count] for file in files[name]) for count in ("rows", "dropped", "cut")}
         split_records[name] = {**totals, "files": listed}
         splits[name] = PreparedSplit(name, tuple((folder / file["name"], file["rows"]) for file in listed))
+    # What the user should know of the rows. Only own data has the hashes from which repeats are found.
     warnings = _unknown_classes(task, splits)
     if task.name not in TASKS:
         warnings += _repeats(files)

@@ -183,6 +183,7 @@ def facts_of(stage: str, values: Values) -> list[tuple[str, Any]]:
 
 
 def _fit_facts(values: Values, metric: str) -> list[tuple[str, str]]:
+    """Return the names and texts of what the page says of a fit."""
     over = over_groups(values.get("test_groups") or 0)
     return [
         (f"95% interval{over}", interval_text(values.get("test_interval"), metric)),
@@ -200,6 +201,7 @@ def scores_by_name(scores: Mapping[str, float], metric: str) -> str:
 
 
 def _training_facts(values: Values, metric: str) -> list[tuple[str, str]]:
+    """Return the names and texts of what the page says of a training."""
     facts = [
         ("steps", f"{values['steps']:,}"),
         ("best step", f"{values['best_step'] or 0:,}"),
@@ -247,6 +249,7 @@ def curve_plots(values: Values) -> list[PagePlot]:
 
 
 def _fit_plots(values: Values) -> list[PagePlot]:
+    """Return the plots of a fit: layers, settings, learning curve and confusion matrix, if it has them."""
     metric, stored = values["metric"], values["sweep"]
     sweep = ScoreGrid(
         stored["columns"], stored["settings"], np.array(stored["scores"], float), tuple(stored["best"])

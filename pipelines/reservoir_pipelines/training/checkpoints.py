@@ -1,4 +1,7 @@
-"""The training that a folder records: it continues from the last checkpoint, and writes a journal and checkpoints."""
+"""The training that a folder records: it continues from the last checkpoint, and writes a journal and checkpoints.
+
+`load_run` is the model that a finished or stopped run has trained.
+"""
 
 import math
 import shutil
@@ -13,8 +16,13 @@ from reservoir_cache import new_folder, replace_file, sync
 from torch import Tensor, nn
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.options import StepOptions
+from reservoir.loaded_model import LoadedModel
+from reservoir.options import PRECISIONS, StepOptions
+from reservoir.plan.columns import split_names
 from reservoir.records import check_arrays
+from reservoir.reservoir import Reservoir
+from reservoir.tasks.task import Task
+from reservoir.training.trainable import load_trainable
 from reservoir.training.trainer import DivergedError, Processes, State, Steps, Trainer
 from reservoir_pipelines.files import checked_line, file_digest, save_tensors, write_checked
 from reservoir_pipelines.output import notify, training_meter
@@ -251,3 +259,37 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     needed = {checkpoint_path(folder, step) for step in (state.step, state.best_step)}
     for old in set(folder.glob("step-*")) - needed:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
+    """Load the model of a run with the weights of its best validation score, in evaluation mode."""
+    run = RunFolder(folder)
+    config = run.config
+    checkpoint = run.best
+    with as_input_error(
+        f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
+    ):
+        settings = config["settings"]
+        reservoir = Reservoir(**config["reservoir"])
+        groups = split_names(settings["train"])
+        output_init = settings["recipe"].get("output_init", "orthogonal")
+        spec = settings["spec"]
+        task = Task.from_dict(spec["task"])
+        digest = spec["backbone"]["digest"]
+        trained_in = spec["compute"]
+        if trained_in not in PRECISIONS:
+            raise ValueError(f"unknown precision {str(trained_in)[:40]!r}")
+    model, _ = load_trainable(task, reservoir, groups, device, compute or trained_in, output_init)
+    check_digest(model, digest, f"run {folder}")
+    load_checkpoint(checkpoint, model.fpt)
+    model.fpt.eval().requires_grad_(False)
+    return model
+
+
+def check_digest(model: LoadedModel, digest: str, where: str) -> None:
+    """Raise `InputError` unless the frozen weights have the digest that a fit or training recorded."""
+    if model.digest != digest:
+        raise InputError(
+            f"{where}: the weights of {model.settings.backbone!r} have changed since the fit or training",
+            "restore them, or fit or train again",
+        )

@@ -20,6 +20,7 @@ from reservoir.tasks import Variant, source_of, variant_of
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, holds_samples
 from reservoir.training.rows import TargetScale
+from reservoir.training.trainable import load_trainable
 from reservoir.training.trainer import Processes
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import origin_of
@@ -29,7 +30,6 @@ from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, draw_rows, scaling_to_json
 from reservoir_pipelines.training.run_folder import make_config
-from reservoir_pipelines.training.trainable import load_trainable
 
 
 @dataclass(frozen=True, kw_only=True)

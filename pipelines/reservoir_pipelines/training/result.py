@@ -142,6 +142,7 @@ def training_result(
     fpt = job.model.fpt
     task = job.prepared.task
     state = trained.state
+    # The score of a model that has learned nothing, and the step from which the run was clearly better.
     floor = max(baseline(steps.rows.valid.y, task.classes), task.floor or 0.0)
     scores = [
         (line["step"], line["valid_score"])
@@ -149,6 +150,7 @@ def training_result(
         if line.get("valid_score") is not None
     ]
     converged = converged_step(scores, floor)
+    # The test rows are scored if there is a step whose weights can be, and if the caller gives them.
     tested = _test(job, folder, steps, test_rows) if state.step and test_rows is not None else None
     trained_parameters = [parameter for parameter in fpt.parameters() if parameter.requires_grad]
     return Training(
