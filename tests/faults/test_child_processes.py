@@ -98,14 +98,14 @@ def test_workers_end_when_the_command_is_killed(tmp_path, cache, program, argume
     parent.wait()
     workers = {int(mark.name) for mark in running.iterdir()} - {parent.pid}
     try:
-        wait_until(lambda: not any(map(is_alive, workers)), seconds=30)
+        wait_until(lambda: not any(map(is_alive, workers)))
     finally:
         for pid in filter(is_alive, workers):
             os.kill(pid, 9)
 
 
-def wait_until(happened, seconds=600):
-    deadline = time.monotonic() + seconds
+def wait_until(happened):
+    deadline = time.monotonic() + 600
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -476,7 +476,7 @@ def test_no_more_than_the_depth_is_made_early_and_nothing_after_closing(depth):
     made, count = [], threading.active_count()
     items_ahead = entries.ahead(map(made.append, range(100)), depth)
     next(items_ahead)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 600
     while len(made) < 1 + depth and time.monotonic() < deadline:
         time.sleep(0.001)
     items_ahead.close()

@@ -293,7 +293,7 @@ def server(tmp_path, monkeypatch):
             asked.append(self.path)
 
     served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder))
-    threading.Thread(target=served.serve_forever, daemon=True).start()
+    threading.Thread(target=served.serve_forever, args=(0.01,), daemon=True).start()
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in DOWNLOADS["mnist"]["files"]}
     address = f"http://127.0.0.1:{served.server_port}"
     monkeypatch.setitem(DOWNLOADS, "mnist", {"folder": "mnist", "addresses": [address], "files": sums})

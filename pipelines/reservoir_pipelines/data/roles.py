@@ -134,7 +134,8 @@ def roles_by_name(
 
     # A column that a flag or the readout has given a role has no other role by its name.
     values = _values_of_readout(fitted)
-    free = [name for name in columns if name not in {*flags.values(), *spans, *values, *left_out}]
+    with_role = {*flags.values(), *spans, *values, *left_out}
+    free = [name for name in columns if name not in with_role]
     role_columns = {role: [flag] if flag else conventional(role, free) for role, flag in flags.items()}
     if options.chat and not flags["text"]:
         role_columns["text"] = _chats(path, free)
