@@ -259,11 +259,15 @@ class Places(Pooling):
         return side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
 
 
+ROUNDING = 1e-5
+"""Above the responses of kernels to a constant stretch of up to 9 standard deviations, which are rounding errors."""
+
+
 class Sustained(Pooling):
     """For each channel the largest value that it sustains for 1, 4, 16, ... 4^(K-1) tokens, side by side.
 
     A value is sustained for n tokens if n neighbouring ones are at least as large. A sequence of fewer tokens
-    sustains its minimum.
+    sustains its minimum. Values within `ROUNDING` of zero become zero.
     """
 
     pattern = "sustainedK"
@@ -303,7 +307,10 @@ class Sustained(Pooling):
         is_long_enough = states.lengths[:, None] >= states.constant(_stretches, len(stretches))
         values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
         missing = len(all_stretches) - len(stretches)
-        return side_by_side(torch.cat([values, lowest.expand(-1, missing, -1)], dim=1))
+        values = torch.cat([values, lowest.expand(-1, missing, -1)], dim=1)
+        # In sparse series all training rows may have such values. Divided by their standard deviation, another value of
+        # a new row would be enormous.
+        return side_by_side(torch.where(values.abs() < ROUNDING, 0, values))
 
 
 class Grid(Pooling):

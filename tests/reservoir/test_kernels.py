@@ -9,9 +9,10 @@ from reservoir.backbones import find, find_shape, load_backbone
 from reservoir.backbones.kernels import GROUP_SIZE
 from reservoir.column import Column, layer_names
 from reservoir.features import forward
+from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.kernels import KernelConvolution
 from reservoir.loaded_model import load_model
-from reservoir.pooling import share_levels
+from reservoir.pooling import find_pooling, share_levels
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
@@ -69,6 +70,15 @@ def test_padding_does_not_change_responses():
     alone, _ = convolution(x, torch.tensor([30]))
     padded, count = convolution(torch.nn.functional.pad(x, (0, 0, 0, 9), value=torch.inf), torch.tensor([30]))
     torch.testing.assert_close(padded[:, : int(count)], alone)
+
+
+def test_kernels_sustain_exactly_zero_over_constant_values():
+    inside = Windows(patch=9)
+    rows = torch.tensor([-3.0, -0.3, 0.7, 5.0])[:, None, None].expand(4, 40, 1)
+    responses, counts = KernelConvolution(inside, 1, 64, seed=0, gain=6.0)(rows, torch.full((4,), 40))
+    assert responses.abs().max() > 0  # the taps sum to zero but for rounding
+    states = HiddenStates(responses, counts, max_tokens=40)
+    assert not find_pooling("sustained3").of(states).any()
 
 
 def test_the_family_has_one_layer_and_no_blocks():
