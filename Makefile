@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
-.PHONY: demo headline test gpu test-oldest docs faults bench results results-check reproductions lint clean
+.PHONY: demo headline test slow gpu test-oldest docs faults bench results results-check reproductions lint clean
 
 demo: $(INSTALLED)  ## the main job on embedded defaults: an untrained small GPT-2 on bit-xor, and the pretrained one on digits
 	$(BIN)/reservoir extract bit-xor --init random --param held_out=True --layers embed,block03,final --pool last
@@ -16,8 +16,11 @@ demo: $(INSTALLED)  ## the main job on embedded defaults: an untrained small GPT
 headline: $(INSTALLED)  ## the README's first table from all training rows, DATA=DIR; a run that was stopped goes on
 	$(BIN)/reservoir reproduce headline --scale full $(if $(DATA),--data $(DATA))
 
-test: $(DEVELOPS)  ## every test, two at a time
+test: $(DEVELOPS)  ## every test but the slow ones, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+slow: $(DEVELOPS)  ## the tests that take minutes: every model type of transformers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 gpu: $(DEVELOPS)  ## the tests that need a GPU, in at most ten minutes; prints rows per second and memory
 	$(BIN)/python benchmarks/gpu_evidence.py --out $(RESERVOIR_CACHE)/gpu-evidence --only ceilings,tests,fit --again

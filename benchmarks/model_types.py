@@ -19,7 +19,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -237,6 +237,24 @@ def run(config: Any) -> str:
     return f"runs{'' if backbone.can_pad else ', rows of equal length in a batch'}: {family.reads or 'vectors'}{part}"
 
 
+def results_of(kinds: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each model type with its result, in the main thread, of which a type may use `SECONDS`."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError(f"it takes more than {SECONDS} seconds")
+
+    signal.signal(signal.SIGALRM, too_long)
+    for kind in kinds:
+        signal.alarm(SECONDS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = result_of(kind)
+        signal.alarm(0)
+        yield kind, result
+
+
 def main() -> None:
     """Print the table, or the results of some types."""
     parser = argparse.ArgumentParser(
@@ -248,21 +266,11 @@ def main() -> None:
     if arguments.known:
         print_known()
         return
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-
-    def too_long(*_: object) -> None:
-        raise TimeoutError(f"it takes more than {SECONDS} seconds")
-
-    signal.signal(signal.SIGALRM, too_long)
     results = dict[str, str]()
-    for kind in arguments.types or sorted(transformers.CONFIG_MAPPING.keys()):
-        signal.alarm(SECONDS)
-        results[kind] = result_of(kind)
-        signal.alarm(0)
-        print(f"{kind}: {results[kind]}", file=sys.stdout if arguments.types else sys.stderr, flush=True)
+    for kind, result in results_of(arguments.types or sorted(transformers.CONFIG_MAPPING.keys())):
+        results[kind] = result
+        print(f"{kind}: {result}", file=sys.stdout if arguments.types else sys.stderr, flush=True)
     if not arguments.types:
         print_tables(results)
 

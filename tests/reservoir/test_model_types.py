@@ -1,0 +1,39 @@
+"""Every model type of transformers runs with a tiny model, or is listed with the reason why it does not."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from model_types import results_of
+
+GOAL = 350
+
+
+def listed() -> set[str]:
+    """Return the model types that RESULTS.md lists with a reason why they do not run."""
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text().partition("<!-- model-types -->")[2]
+    rows = re.findall(r"^\| .* \| ([\w ,.-]+) \|$", text.partition("<!-- end -->")[0], re.MULTILINE)
+    return {kind.strip() for row in rows for kind in row.split(",")}
+
+
+def test_types_that_do_not_run_are_listed():
+    assert {"albert", "swin", "got_ocr2_vision"} <= listed()
+    assert not listed() & {"llama", "modernbert", "dinov3_vit"}
+    assert dict(results_of(["llama", "swin"])) == {
+        "llama": "own family",
+        "swin": "refused: backbone 'folder': its configuration sets attention heads to [3, 6, 12, 24]; give at least 1",
+    }
+
+
+@pytest.mark.slow
+def test_every_model_type_runs_or_is_listed():
+    results = dict(results_of(sorted(transformers.CONFIG_MAPPING.keys())))
+    others = {kind for kind, text in results.items() if not text.startswith(("runs", "own family"))}
+    assert others <= listed()
+    assert len(results) - len(others) >= GOAL
