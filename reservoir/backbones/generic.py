@@ -158,17 +158,21 @@ def is_of_usual_head(key: str) -> bool:
 
 
 def names_with_heads(config: Any) -> frozenset[str]:
-    """Return the names of all tensors of the models with heads from which a configuration says that it was saved."""
+    """Return the names of all tensors of the whole model, and of the models with heads that a configuration names."""
     import transformers
 
-    names: set[str] = set()
+    # The class may be that of a kind of model with the same parts, whose configuration is another.
+    models: list[Any] = [_class_of(config)]
     for name in getattr(config, "architectures", None) or ():
         named: Any = getattr(transformers, str(name), None)
         # Only classes of this kind of model are built; they may need settings that the configuration lacks.
         is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
         if is_model and named.config_class is type(config):
-            with torch.device("meta"), SkipInitialisation(), suppress(Exception):
-                names |= named(deepcopy(config)).state_dict().keys()
+            models.append(named)
+    names: set[str] = set()
+    for model in models:
+        with torch.device("meta"), SkipInitialisation(), suppress(Exception):
+            names |= model(deepcopy(config)).state_dict().keys()
     return frozenset(names)
 
 

@@ -283,7 +283,9 @@ def _is_of_head(key: str, prefix: str, family: Family, config: Any, depth: int |
     number = _block_number(key, family.stored_blocks)
     if number is not None:
         return depth is not None and number >= depth
-    return is_of_usual_head(key) or key in names_with_heads(config)
+    # Transformers may have put the prefix in front of a name while it loaded the checkpoint.
+    names = names_with_heads(config)
+    return is_of_usual_head(key) or key in names or key.removeprefix(prefix) in names
 
 
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
