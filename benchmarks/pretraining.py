@@ -177,12 +177,12 @@ READERS = {
 
 
 def inits_table(tables: Tables) -> str:
-    """Return the differences between pretrained weights, their statistics and random weights as Markdown."""
+    """Return the differences between pretrained weights, their statistics, random and tied ones as Markdown."""
     heads = (
         "read by | task | model (parameters) | pretrained minus random | pretrained minus statistics | "
-        "statistics minus random | seeds"
+        "statistics minus random | tied minus random | seeds"
     )
-    lines = [f"| {heads} |", "|---" * 3 + "|--:" * 4 + "|"]
+    lines = [f"| {heads} |", "|---" * 3 + "|--:" * 5 + "|"]
     for reader, label in READERS.items():
         for task in TASKS:
             for folder, model in MODELS.items():
@@ -194,11 +194,14 @@ def inits_table(tables: Tables) -> str:
     return "\n".join(lines) + "\n"
 
 
-PAIRS = (("pretrained", "random"), ("pretrained", "statistics"), ("statistics", "random"))
+PAIRS = (("pretrained", "random"), ("pretrained", "statistics"), ("statistics", "random"), ("tied", "random"))
 
 
 def _difference_text(table: Mapping[str, Any], task: str, reader: str, more: str, less: str) -> str:
-    difference = _row_differences(table, f"{more}, {reader}", f"{less}, {reader}").get(task)
+    names = (f"{more}, {reader}", f"{less}, {reader}")
+    if not {*names} <= {row["name"] for row in table["rows"]}:  # only the FPT has tied blocks
+        return ""
+    difference = _row_differences(table, *names).get(task)
     return f"{difference.mean:+.1f} ({difference.low:+.1f} to {difference.high:+.1f})" if difference else ""
 
 
