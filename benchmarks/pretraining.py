@@ -194,7 +194,12 @@ def inits_table(tables: Tables) -> str:
     return "\n".join(lines) + "\n"
 
 
-PAIRS = (("pretrained", "random"), ("pretrained", "statistics"), ("statistics", "random"), ("tied", "random"))
+PAIRS = (
+    ("pretrained", "random"),
+    ("pretrained", "statistics"),
+    ("statistics", "random"),
+    ("tied", "random"),
+)
 
 
 def _difference_text(table: Mapping[str, Any], task: str, reader: str, more: str, less: str) -> str:
