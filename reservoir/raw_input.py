@@ -41,7 +41,9 @@ def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np
     # The values (rows, tokens, dim) as float32, zero at padding; symbols are one-hot.
     x = read_values(task, scaling, x, lengths)[:, : lengths.max()]
     if isinstance(task.form, Tokens):
-        x = np.eye(task.form.vocabulary, dtype=np.float32)[x]
+        symbols = x[..., None].astype(np.int64)
+        x = np.zeros((*x.shape, task.form.vocabulary), np.float32)
+        np.put_along_axis(x, symbols, 1, axis=-1)
     is_padding = np.arange(x.shape[1]) >= lengths[:, None]
     values = np.where(is_padding[:, :, None], np.float32(0), x.astype(np.float32, copy=False))
     if task.labels_each_token:

@@ -338,3 +338,10 @@ def test_pixels_out_of_range_and_rows_that_are_no_square_are_refused(tmp_path):
         stored(dark)
     assert_refused("does not apply", save(tmp_path / "c.npz", x=np.array(["text"] * 30), y=y), channels_first=True)
     assert_refused("axis of channels", save(tmp_path / "d.npz", x=np.ones((30, 60)), y=y), channels_first=True)
+    grey = save(tmp_path / "e.npz", x=np.ones((30, 8, 10)), y=y)
+    assert_refused("axis of channels", grey, channels_first=True, pixels=1)
+    infinite = np.ones((30, 16, 16))
+    infinite[3, 4, 5] = np.inf
+    series = open_source(str(save(tmp_path / "f.npz", x=infinite, y=y)))  # whose notes suggest no value of white
+    with pytest.raises(InputError, match="inf in row 3"):
+        stored(series)

@@ -34,7 +34,7 @@ def read_axes(where: str, rows: Rows, options: OwnDataOptions, task: Task | None
         return rows
     is_flat = len(rows.x.shape) == 2
     if options.channels_first and not (is_flat and options.pixels):
-        rows = _with_channels_last(where, rows)
+        rows = _with_channels_last(where, rows, pixels=bool(options.pixels))
     rows = read_pixels(where, rows, options)
     if rows.holds == "images":
         return rows
@@ -64,10 +64,10 @@ class _Converted:
         return self._convert(self._x[rows])
 
 
-def _with_channels_last(where: str, rows: Rows) -> Rows:
-    """Return rows whose channels, the second axis, become the last one."""
+def _with_channels_last(where: str, rows: Rows, *, pixels: bool) -> Rows:
+    """Return rows, perhaps of ``pixels``, whose channels, the second axis, become the last one."""
     x = rows.x
-    if len(x.shape) not in (3, 4):
+    if len(x.shape) not in ((4,) if pixels else (3, 4)):  # images of three axes are grey
         raise InputError(
             f"{where}: x has the shape {x.shape}, without an axis of channels", "leave out --channels-first"
         )
@@ -110,7 +110,8 @@ def _notes_on_axes(rows: Rows, options: OwnDataOptions) -> list[str]:
     _, steps, channels = shape
     sample = rows.x[: max(1, SAMPLE // (steps * channels))]
     reading = f"x read as {steps:,} steps of {channels:,} channels"
-    may_be_square = steps == channels >= MIN_SIDE and sample.min() >= 0
+    # An infinite value is refused later, with its place.
+    may_be_square = steps == channels >= MIN_SIDE and sample.min() >= 0 and bool(np.isfinite(sample.max()))
     if may_be_square and not _reads_sequences(rows, options):
         return [
             f"{reading}; pass --pixels {_suggested_white(sample)} if the rows are images of {steps}x{channels} pixels"
