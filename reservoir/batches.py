@@ -248,10 +248,11 @@ def token_batches(
 def cheapest_batches(
     lengths: np.ndarray, padded: np.ndarray, most_tokens: int, batch_cost: int
 ) -> Iterator[np.ndarray]:
-    """Yield the row numbers of batches with a limited number of tokens, which together cost least.
+    """Yield the row numbers of batches with a limited number of tokens, which together cost little.
 
     A batch costs as many tokens as it has, padding included, and ``batch_cost`` more. Rows are in order of length, ties
-    in row order. Those of one padded length are divided only if they do not fit into a batch.
+    in row order. They are divided into parts between padded lengths so that the parts cost least, each counted as if
+    padded to its longest row; one that does not fit into a batch becomes several of equal size.
     """
     order = np.argsort(lengths, kind="stable")
     tokens, starts = np.unique(padded[order], return_index=True)

@@ -256,9 +256,11 @@ def _axes_of_samples(training: FewSamples) -> _Axes:
     z *= roots
     lengths = np.sqrt(np.maximum(values, np.finfo(float).tiny))
     axes = z.T @ vectors / lengths
-    # Coordinates are Z V = P^-1/2 SS'U l^-1/2 = P^-1/2 U l^1/2.
+    # Coordinates are Z V = P^-1/2 SS'U l^-1/2 = P^-1/2 U l^1/2. A sample without weight needs none.
     dtype = np.result_type(training.x.dtype, np.float32)
-    coordinates = (vectors * lengths / roots).astype(dtype)
+    coordinates = np.divide(vectors * lengths, roots, out=np.zeros_like(vectors), where=roots > 0).astype(
+        dtype
+    )
     return _Axes(values, axes, kernel.mean, kernel.scale, float(kernel.weights.sum()), coordinates)
 
 

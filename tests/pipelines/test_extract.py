@@ -255,16 +255,17 @@ def test_padding_is_below_five_percent(name):
     if lengths is None:
         source = task_named("listops", train_rows=4096, valid_rows=1, test_rows=1)
         lengths = np.concatenate([source.read(p)["train"].lengths for p in source.pieces() if p.part == "train"])
-    rows, found, shapes = BLOCK_ROWS["cpu"], 0, set()
+    rows, padded_tokens = BLOCK_ROWS["cpu"], 0
+    shapes = set[int]()
     most_tokens = max(1, BATCH_TOKENS["cpu"] // tokens) * tokens
     for block in (lengths[low : low + rows] for low in range(0, len(lengths), rows)):
         padded = padded_lengths(block)
         assert (padded >= block).all()
         cut = list(token_batches(block, padded, most_tokens))
         assert sorted(np.concatenate(cut)) == list(range(len(block)))
-        found += sum(len(batch) * padded[batch[-1]] for batch in cut)
+        padded_tokens += sum(len(batch) * padded[batch[-1]] for batch in cut)
         shapes |= {len(batch) * padded[batch[-1]] for batch in cut}
-    assert found < 1.05 * lengths.sum()
+    assert padded_tokens < 1.05 * lengths.sum()
     assert len(shapes) < 200  # oneDNN keeps compiled code for each shape in memory
 
 
@@ -288,14 +289,14 @@ def test_batches_of_a_gpu_cost_least(lengths, most_tokens, batch_cost):
     # Every way to divide the first eight lengths into parts.
     few = padded <= np.unique(padded)[:8][-1]
     lengths, padded = lengths[few], padded[few]
-    found = cost_of(cheapest_batches(lengths, padded, most_tokens, batch_cost), padded, batch_cost)
+    least_cost = cost_of(cheapest_batches(lengths, padded, most_tokens, batch_cost), padded, batch_cost)
     sizes = np.unique(padded)
     for borders in itertools.product([False, True], repeat=len(sizes) - 1):
         cost = 0
         for part in np.split(sizes, np.flatnonzero(borders) + 1):
             rows = int(np.isin(padded, part).sum())
             cost += rows * part[-1] + batch_cost * -(-rows // max(1, most_tokens // part[-1]))
-        assert found <= cost
+        assert least_cost <= cost
 
 
 def test_batches_of_a_gpu_are_fewer_for_small_models_and_cheaper_than_with_a_limit_of_padding():

@@ -223,6 +223,14 @@ def test_forecasts_that_repeat_values_stand_beside_the_readout(tmp_path):
         assert scores[name] == pytest.approx(r2, rel=1e-3)
 
 
+def test_noise_does_not_make_a_period_a_multiple_of_it():
+    for seed in range(10):
+        draw = np.random.default_rng(seed)
+        values = 50 + 10 * np.sin(2 * np.pi * np.arange(900) / 24) + draw.normal(size=900)
+        windows = np.lib.stride_tricks.sliding_window_view(values, 96 + 6)
+        assert forecast_fitter.plain_period(windows[:, :96], windows[:, 96:]) == 24
+
+
 @pytest.mark.parametrize("rule", ["auto", "cv3", "valid"])
 def test_intervals_are_quantiles_of_the_errors_on_later_windows(tmp_path, rule):
     path, result = fitted(tmp_path, series(), select=rule)

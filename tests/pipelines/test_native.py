@@ -378,11 +378,11 @@ def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
         pd.DataFrame(rows).to_csv(table, index=False)
     else:
         table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = extract(str(table), text="image", label="kind", id="name", layers="embed", pool="mean")
-    fit(done, out=tmp_path / "readout")
-    found = list(predict(tmp_path / "readout", table))
-    assert [one.id for one in found] == [row["name"] for row in rows]
-    assert all(one.label == one.truth for one in found)
+    features = extract(str(table), text="image", label="kind", id="name", layers="embed", pool="mean")
+    fit(features, out=tmp_path / "readout")
+    predictions = list(predict(tmp_path / "readout", table))
+    assert [prediction.id for prediction in predictions] == [row["name"] for row in rows]
+    assert all(prediction.label == prediction.truth for prediction in predictions)
     assert next(iter(predict(tmp_path / "readout", root / "blue" / "00.png"))).label == "blue"
 
 

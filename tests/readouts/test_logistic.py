@@ -117,6 +117,16 @@ def test_wrong_requests_are_refused():
         logistic_sweep([(x, y)], [(x, y)], Targets(1, 3), np.array([0.0, 1.0]))
 
 
+@pytest.mark.parametrize("rows", [200, 40])  # moments, and samples
+def test_samples_without_weight_do_not_change_the_readout(rows):
+    x, y = data(rows, 60, 3)
+    targets, others = Targets(1, 3, (1.0, 0.0, 1.0)), x.copy()
+    others[y[:, 0] == 1] += 5
+    path, other = (logistic_path([(x, y)], targets, ALPHAS, gather([(x, y)], targets)) for x in (x, others))
+    assert path.converged.all() and path.coef.any()
+    np.testing.assert_allclose(path.coef, other.coef, atol=1e-5 * np.abs(path.coef).max())
+
+
 def test_a_class_without_samples_is_never_predicted():
     x, y = data(300, 10, 3)
     y[y == 1] = 2

@@ -85,10 +85,10 @@ def test_the_difference_of_r2_has_the_interval_of_a_bootstrap(outputs, groups):
     first, second = (y + noise * (draw.normal(size=(600, outputs)) + shared) for noise in (0.5, 0.7))
     units = np.arange(600) if groups is None else groups
     evaluations = [evaluate_values(y, predicted, groups=groups) for predicted in (first, second)]
-    found = paired_difference((evaluations[0], evaluations[1]), y, (first, second), units)
-    assert found.value == pytest.approx(metrics.r2_score(y, first) - metrics.r2_score(y, second))
-    assert found.p_value == p_value_of_difference(*evaluations)
-    low, high = found.interval
+    difference = paired_difference((evaluations[0], evaluations[1]), y, (first, second), units)
+    assert difference.value == pytest.approx(metrics.r2_score(y, first) - metrics.r2_score(y, second))
+    assert difference.p_value == p_value_of_difference(*evaluations)
+    low, high = difference.interval
     expected = bootstrap(lambda rows: r2(y[rows], first[rows]) - r2(y[rows], second[rows]), units)
     np.testing.assert_allclose((low, high), expected, atol=0.15 * np.ptp(expected))
 
@@ -100,11 +100,11 @@ def test_the_difference_of_accuracies_over_groups_has_the_interval_of_a_bootstra
     first, second = (np.where(draw.random(len(y)) < share, y, 1 - y) for share in (0.5 + easy / 2, 0.5 + easy / 3))
     evaluations = [evaluate_classes(y, predicted, ["a", "b"], groups=groups) for predicted in (first, second)]
     arrays = y[:, None], (first[:, None], second[:, None])
-    found = paired_difference((evaluations[0], evaluations[1]), *arrays, groups)
+    difference = paired_difference((evaluations[0], evaluations[1]), *arrays, groups)
     gain = (first == y).astype(float) - (second == y)
     expected = bootstrap(lambda rows: gain[rows].mean(), groups)
-    assert found.value == pytest.approx(gain.mean())
-    np.testing.assert_allclose(found.interval, expected, atol=0.15 * np.ptp(expected))
+    assert difference.value == pytest.approx(gain.mean())
+    np.testing.assert_allclose(difference.interval, expected, atol=0.15 * np.ptp(expected))
     alone = paired_difference((evaluations[0], evaluations[1]), *arrays, np.zeros(len(y)))
     assert alone.interval is None  # one group says nothing about others
 

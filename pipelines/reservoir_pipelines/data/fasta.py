@@ -45,10 +45,12 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
     elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
         label_pattern = options.label or ""
-        if not options.label and not is_new:
+        if task is None and not options.label:
             label_pattern, notes_on_label = _default_pattern(headers)
             notes += notes_on_label
         labels = _matches(bad, headers, label_pattern, "label", is_new=is_new)
+        if task is not None and not options.label:
+            label_pattern, labels = LAST_WORD, _classes_at_end(headers, task)
         groups = _matches(bad, headers, options.group or "", "group", is_new=is_new)
         if any(labels):
             columns["label"] = labels
@@ -106,6 +108,12 @@ def _default_pattern(headers: Sequence[str]) -> tuple[str, list[str]]:
         return LAST_WORD, []
     how = r"pass --label with a pattern of it, such as 'class=(\w+)', or --labels with a table of names and labels"
     return "", [f"no header has a label after its name; {how}"]
+
+
+def _classes_at_end(headers: Sequence[str], task: Task) -> list[str | None]:
+    """Return the last word of each new header if it is the name of a class, else None."""
+    words = [match and match.group(1) for match in (re.search(LAST_WORD, header) for header in headers)]
+    return [word if word in task.labels else None for word in words]
 
 
 def _names(headers: Sequence[str], options: OwnDataOptions, *, is_new: bool) -> tuple[list[str], list[str]]:

@@ -42,7 +42,7 @@ from reservoir_pipelines.data.values import (
     standardisation,
 )
 
-RULES = 1
+RULES = 2
 """The version of the rules by which files are read: add 1 with a rule that changes what is read of some file.
 
 Data that was prepared by other rules is not reused, but features of rows that stay the same are.
@@ -78,9 +78,9 @@ class OwnData(Source):
 
     def settings(self) -> Mapping[str, Any]:
         """Return what the prepared data depend on besides the files."""
-        # Options of arrays, recordings, forecasts and chats count only if they are given, so that data that was
-        # prepared before they existed keeps its folder. "asked" is the name that the options have in the digests of
-        # these folders.
+        # Options of arrays, recordings, forecasts and chats count only if they are given, so that a new one of them
+        # leaves the folders of data that was prepared by the same rules. "asked" is the name that the options have in
+        # the digests of these folders.
         explicit = self.options.explicit
         options = {
             name: value

@@ -4,8 +4,9 @@ import csv
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -221,6 +222,12 @@ def frame_of(path: Path, table: Any) -> Any:
         return pd.DataFrame(columns)
 
 
+def integer_columns(path: Path, table: Any) -> frozenset[str]:
+    """Return the names of the columns of a ``pyarrow.Table`` that hold integers."""
+    types = import_pyarrow(path).types
+    return frozenset(field.name for field in table.schema if types.is_integer(field.type))
+
+
 # ---- Parquet in parts
 
 
@@ -265,7 +272,9 @@ def read_parts(path: Path, files: Sequence[Path]) -> "Table":
         for file, part in zip(files, parts, strict=True)
         for row in range(len(part))
     ]
-    return Table(path, frame_of(path, whole), BadRows(str(path), places))
+    return Table(
+        path, frame_of(path, whole), BadRows(str(path), places), integers=integer_columns(path, whole)
+    )
 
 
 def _check_same_columns(file: Path, schema: Any, first_file: Path, first_schema: Any) -> None:
@@ -299,6 +308,8 @@ class Table:
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
     decimal: str = "."
+    integers: frozenset[str] = frozenset()
+    """Columns of integers in the file, which pandas holds as floats if cells are missing; unknown for text formats."""
 
     @property
     def names(self) -> list[str]:
@@ -323,8 +334,11 @@ def read_table(
     """Return a table, or its first ``rows``; pandas infers the types of all columns but ``text``, by default none."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        frame = frame_of(path, read_arrow(path, rows))
-        return Table(path, frame, BadRows(str(path), [f"row {row}" for row in range(len(frame))]))
+        arrow = read_arrow(path, rows)
+        places = [f"row {row}" for row in range(len(arrow))]
+        return Table(
+            path, frame_of(path, arrow), BadRows(str(path), places), integers=integer_columns(path, arrow)
+        )
     check_text(path)
     if suffix == ".jsonl":
         return _read_jsonl(path, rows)
@@ -341,6 +355,12 @@ def read_table(
     for row in np.flatnonzero(cells > len(layout.names)):
         bad.add(row, f"{cells[row]} cells under {len(layout.names)} column names")
     return Table(path, frame, bad, decimal)
+
+
+def _are_integers(records: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether the cells of a column of JSON objects are integers, but for missing ones."""
+    cells = (record.get(name) for record in records)
+    return all(cell is None or type(cell) is int for cell in cells)
 
 
 def _read_jsonl(path: Path, rows: int | None) -> Table:
@@ -374,4 +394,5 @@ def _read_jsonl(path: Path, rows: int | None) -> Table:
     bad = BadRows(str(path), places)
     for row, fault in faults.items():
         bad.add(row, fault)
-    return Table(path, pd.DataFrame.from_records(records, index=range(len(records))), bad)
+    frame = pd.DataFrame.from_records(records, index=range(len(records)))
+    return Table(path, frame, bad, integers=frozenset(filter(partial(_are_integers, records), frame)))

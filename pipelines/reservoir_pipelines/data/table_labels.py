@@ -21,7 +21,6 @@ from reservoir_pipelines.data.values import INT64, read_labels
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")  # a whole number as Python and JSON write it
 PADDED = re.compile(r"[-+]?[0-9]+")
 NUMBER = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
-MOST_EXACT = 2**53  # the largest whole number up to which floats hold every one
 NO_LABEL = ("", "n/a", "nan", "null")  # the cells of `EMPTY` that are no names of classes, in small letters
 WITH_MARKS = r"[-+]?[0-9][0-9.,]*"  # digits with marks of decimals or thousands
 
@@ -49,7 +48,10 @@ def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: boo
     If labels are ``required``, a cell without a label (see `_are_missing`), or an odd one, is a bad row, and its label
     0 or ""; else a missing label is None.
     """
-    column = _with_whole_numbers(table.frame[name]).astype(object)
+    column = table.frame[name]
+    if name in table.integers and column.dtype.kind == "f":
+        column = column.astype("Int64")
+    column = column.astype(object)
     cells = table.with_points(column)
     texts = as_texts(cells)
     present = ~_are_missing(texts)
@@ -66,15 +68,6 @@ def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: boo
     all_labels = np.zeros_like(labels, shape=shape) if complete else np.full(shape, None, object)
     all_labels[present] = labels
     return all_labels
-
-
-def _with_whole_numbers(column: Any) -> Any:
-    """Return a column of floats as integers if all are whole and some missing: pandas makes floats of such integers."""
-    if column.dtype.kind != "f" or column.notna().all():
-        return column
-    filled = column.dropna()
-    are_whole = bool((filled % 1 == 0).all() and (filled.abs() < MOST_EXACT).all())
-    return column.astype("Int64") if are_whole else column
 
 
 def _are_missing(texts: Any) -> np.ndarray:

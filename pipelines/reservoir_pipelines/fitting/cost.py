@@ -144,7 +144,9 @@ def announce(known: Known, candidates: Candidates) -> None:
     if known.view.has_raw:
         sizes.append(size_of(known.source((RAW,)), fitter))
     estimate = cost_line(sizes)
-    first_line = f"fit {known.task.name}: {_in_words(candidates, known.rows['train'])}"
+    # Folds hold out rows of train and valid.
+    rows = sum(known.rows[split] for split in (KNOWN if fitter.folds else ("train",)))
+    first_line = f"fit {known.task.name}: {_in_words(candidates, rows)}"
     if any(size.tries_few for size in sizes):
         first_line += (
             f"; {fitter.settings} penalties tried on {CHOICE_SAMPLES:,} rows, the best and two more on all"
@@ -153,7 +155,7 @@ def announce(known: Known, candidates: Candidates) -> None:
 
 
 def _in_words(candidates: Candidates, rows: int) -> str:
-    """Return what is fitted to a number of training rows, and how a readout is chosen."""
+    """Return what is fitted to a number of rows, and how a readout is chosen."""
     if not candidates.chooses:
         problem = "nothing is chosen, because no fold can hold out most of the classes and still fit them"
         name = joined_name(candidates.columns[0])
