@@ -38,8 +38,8 @@ WEIGHTED = "weighted with raw"
 # of one ridge of the raw past (geometric mean, ratios limited to 0.61 to 1.65), and 6 were more than 2% larger. Without
 # weights, and in 0.8 of the folds, they were 0.849 times as large, and 13 were more than 2% larger.
 FOLDS_WON = 0.6
-# Of a sine with noise in 300 to 2,000 steps, the error of the period was at most 1.21 times that of the best multiple in
-# nine of ten draws.
+# Of a sine with noise in 300 to 2,000 steps, the error of the period was at most 1.21 times that of the best multiple
+# in nine of ten draws.
 ALIKE = 1.2  # a period is as good as a multiple whose squared error is at most this factor smaller
 PLAIN_PERIOD = 0.8  # largest squared error, relative to that of the last value, of a period that is plain
 PERIOD_ROWS = 10_000  # newest training windows in which a period is looked for
