@@ -77,7 +77,13 @@ def choose_model(data: DataView, options: ExtractOptions) -> ModelChoice:
     elif suited and options.input != "native":
         obstacle = "--input was given"
     native = suited and options.input is None and not obstacle
-    if task.parameters.get("chat") and not native and options.input != "native":
+    reads_by_itself = native or options.input == "native"
+    if task.labels_text_tokens and not reads_by_itself:
+        raise InputError(
+            f"{task.name}: words or tokens have labels, which only a model that reads text by its own tokenizer has",
+            "leave out --input, or name such a model with --backbone",
+        )
+    if task.parameters.get("chat") and not reads_by_itself:
         raise InputError(
             f"--chat: the model does not read chats by its own tokenizer{f', because {obstacle}' if obstacle else ''}",
             "name a pretrained language model with a chat template as --backbone",
