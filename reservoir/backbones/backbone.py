@@ -94,10 +94,10 @@ class Backbone(nn.Module):
         The other arguments are those of `forward`. A block runs when its layer is taken, and padding may have any
         values. With ``bfloat16-all`` hidden states are bfloat16, see `set_compute`.
         """
-        check_layers(layers, self.family.name, self.depth)
-        deepest = max(self.layers.index(layer) for layer in layers)
         tokens = embeds.shape[1]
         run, precision = self._prepared(embeds, lengths, None, is_full), self._precision(embeds.device)
+        check_layers(layers, self.family.name, self.depth)
+        deepest = max(self.layers.index(layer) for layer in layers)
         if not self.depth:
             with precision:
                 hidden = run()
