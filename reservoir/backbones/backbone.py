@@ -96,6 +96,7 @@ class Backbone(nn.Module):
         """
         tokens = embeds.shape[1]
         run, precision = self._prepared(embeds, lengths, None, is_full), self._precision(embeds.device)
+        step = self._step if self.is_compiled_for(embeds) else run_block
         check_layers(layers, self.family.name, self.depth)
         deepest = max(self.layers.index(layer) for layer in layers)
         if not self.depth:
@@ -103,7 +104,6 @@ class Backbone(nn.Module):
                 hidden = run()
             yield "embed", hidden[:, :tokens]
             return
-        step = self._step if self.is_compiled_for(embeds) else run_block
         # The blocks above the deepest requested layer do not run, nor the norm if nobody reads its output.
         loop = BlockLoop(run, [*self.blocks], min(deepest, self.depth), precision, step)
         # A model that nobody has described may change what leaves its last block in any way.
