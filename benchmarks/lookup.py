@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from reservoir.backbones import load_backbone
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.tied import head_maps
-from reservoir.inputs.random_input import draw_input
+from reservoir.inputs.random_input import draw_layer
 from reservoir.tasks.bits import BitMemory
 from reservoir.tasks.windows import Windows
 
@@ -103,7 +103,7 @@ def main() -> None:
     for model in ("mini", *options.models):
         for number, (keys, products) in enumerate(cosines(load_backbone(model, options.init))):
             backbone = keep_block(load_backbone(model, options.init), number)
-            inputs = draw_input("orthogonal", source.task, Windows(), backbone.width, seed=0)
+            inputs = draw_layer("orthogonal", source.task, Windows(), backbone.width, seed=0)
             by_part = {
                 part: states(backbone, inputs, rows, source.task.readout_tokens)
                 for part, rows in parts.items()

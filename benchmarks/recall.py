@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import load_backbone
 from reservoir.backbones.backbone import Backbone
-from reservoir.inputs.random_input import InputLayer, draw_input
+from reservoir.inputs.random_input import InputLayer, draw_layer
 from reservoir.tasks.bits import BitMemory
 from reservoir.tasks.windows import Windows
 
@@ -128,7 +128,7 @@ def results(
     for block in backbone.blocks:
         change(block)
     inputs, last = (
-        draw_input("orthogonal", source.task, Windows(), backbone.width, seed=seed),
+        draw_layer("orthogonal", source.task, Windows(), backbone.width, seed=seed),
         source.task.readout_tokens,
     )
     by_part = {part: states(backbone, inputs, rows, last) for part, rows in parts.items()}

@@ -20,7 +20,8 @@ from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.native import Reader, open_native, open_reader
 from reservoir.inputs.patch_units import PatchUnits
 from reservoir.inputs.picture_patches import PatchConvolution
-from reservoir.inputs.random_input import NoInputLayer, draw_convolution, draw_layer
+from reservoir.inputs.random_input import NoInputLayer, draw_inputs
+from reservoir.inputs.text_reader import TextReader
 from reservoir.options import ReservoirOptions
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
@@ -45,6 +46,15 @@ class LoadedModel:
     # Whether extraction runs compiled blocks, which change the last bits; see `FPT.compile_for_gpu`.
     compiled: bool = False
     repeated: RepeatedBatches | None = None  # what computes small batches on a GPU
+
+    @property
+    def tokenizer(self) -> TextReader:
+        """The reader of texts; raise `InputError` for a model that does not read them by its own tokenizer."""
+        if not isinstance(self.reader, TextReader):
+            raise InputError(
+                f"{self.settings.title}: it has no tokenizer of its own", "name another --backbone"
+            )
+        return self.reader
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
@@ -90,11 +100,11 @@ def load_model(
         input_digests = native.digests
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)
-        convolution = draw_convolution(task, settings, windows, backbone, units)
-        if convolution:
-            convolution, inputs = convolution.to(place), NoInputLayer()
+        drawn = draw_inputs(task, seen, settings, windows, backbone, units)
+        if isinstance(drawn, KernelConvolution | PatchConvolution):
+            convolution, inputs = drawn.to(place), NoInputLayer()
         else:
-            inputs = draw_layer(task, seen, settings, windows, backbone.width)
+            inputs = drawn
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     # The digest is that of the weights before they are rounded to the precision of the products.

@@ -94,16 +94,16 @@ class Backbone(nn.Module):
         The other arguments are those of `forward`. A block runs when its layer is taken, and padding may have any
         values. With ``bfloat16-all`` hidden states are bfloat16, see `set_compute`.
         """
-        check_layers(layers, self.family.name, self.depth)
-        deepest = max(self.layers.index(layer) for layer in layers)
         tokens = embeds.shape[1]
         run, precision = self._prepared(embeds, lengths, None, is_full), self._precision(embeds.device)
+        step = self._step if self.is_compiled_for(embeds) else run_block
+        check_layers(layers, self.family.name, self.depth)
+        deepest = max(self.layers.index(layer) for layer in layers)
         if not self.depth:
             with precision:
                 hidden = run()
             yield "embed", hidden[:, :tokens]
             return
-        step = self._step if self.is_compiled_for(embeds) else run_block
         # The blocks above the deepest requested layer do not run, nor the norm if nobody reads its output.
         loop = BlockLoop(run, [*self.blocks], min(deepest, self.depth), precision, step)
         # A model that nobody has described may change what leaves its last block in any way.

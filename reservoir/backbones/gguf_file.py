@@ -8,10 +8,12 @@ import mmap
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reservoir.backbones.family import silence_transformers
 from reservoir.errors import as_input_error
 
 RULE = "ggml 1"
@@ -146,7 +149,29 @@ def open_gguf(path: Path) -> GGUFFile:
     return GGUFFile(data, settings, tensors)
 
 
-def write_settings(path: Path, copy: Path) -> None:
+def read_gguf_config(path: Path) -> Any:
+    """Return the configuration in a GGUF file, as transformers reads it."""
+    status = path.stat()
+    # A copy, because callers may change it.
+    return deepcopy(_read_config(path, status.st_size, status.st_mtime_ns))
+
+
+# A command needs the configuration several times.
+@lru_cache(maxsize=4)
+def _read_config(path: Path, _size: int, _changed: int) -> Any:
+    """Return the configuration in a GGUF file of this size and time of change."""
+    from transformers import AutoConfig
+
+    open_gguf(path)  # checks the counts and sizes that transformers believes
+    with TemporaryDirectory() as folder:
+        _write_settings(path, Path(folder) / "settings.gguf")
+        silence_transformers()
+        config = AutoConfig.from_pretrained(Path(folder), gguf_file="settings.gguf")
+    vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
+    return config
+
+
+def _write_settings(path: Path, copy: Path) -> None:
     """Write a GGUF file with the settings of another, but without its vocabulary and the values of its tensors.
 
     transformers needs this much for a configuration, and would read a vocabulary of 50,000 tokens for seconds.

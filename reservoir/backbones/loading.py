@@ -1,5 +1,6 @@
 """Load a pretrained model: which stored tensors are kept, when they are read, and whether they fit the model."""
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -23,14 +24,13 @@ from reservoir.backbones.gguf_file import (
 )
 from reservoir.backbones.gguf_file import RULE as GGUF_RULE
 from reservoir.backbones.names import find, folder_of, may_have_weights, usable_configuration
-from reservoir.backbones.quantised import expanded, rule_of
+from reservoir.backbones.quantised import expanded, quantisation_of, rule_of
 from reservoir.backbones.stored import (
     WEIGHTS,
     StoredTensor,
     common_half,
     is_finite,
     open_folder,
-    quantisation_of,
     stored_digest,
 )
 from reservoir.backbones.streaming import Deferred, Slot, StreamedBlocks, fill, find_slots
@@ -115,7 +115,7 @@ def _open(name: str, family: Family, config: Any, depth: int | None, *, words: b
     tensors: Mapping[str, StoredTensor]
     if path is None:
         tensors = open_folder(folder)
-        if quantisation := quantisation_of(folder):
+        if quantisation := quantisation_of(json.loads((folder / "config.json").read_text())):
             tensors, rule = expanded(tensors, quantisation, config.model_type), rule_of(quantisation)
     else:
         gguf, rule = open_gguf(path), GGUF_RULE

@@ -4,9 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from copy import deepcopy
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,10 +12,9 @@ from typing import Any
 from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT, gguf_path
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
 from reservoir.backbones.generic import excessive_count, generic_family
-from reservoir.backbones.gguf_file import gguf_package, open_gguf, write_settings
-from reservoir.backbones.quantised import check_method
+from reservoir.backbones.gguf_file import gguf_package, read_gguf_config
+from reservoir.backbones.quantised import check_method, quantisation_of
 from reservoir.backbones.registry import families
-from reservoir.backbones.stored import quantisation_of
 from reservoir.errors import InputError, as_input_error, first_line, nearest
 
 MAX_BLOCKS = 1000
@@ -220,7 +217,7 @@ def _from_folder(name: str) -> Any:
         model_type = values["model_type"]
         if (values.get("num_labels") or 0) > 10**6:  # transformers makes a name for each, in memory
             raise ValueError("num_labels is more than a million")
-        if quantisation := quantisation_of(folder):
+        if quantisation := quantisation_of(values):
             check_method(name, quantisation)
     # Refused before transformers makes an object for each part.
     if excess := excessive_count(values):
@@ -240,25 +237,9 @@ def _from_folder(name: str) -> Any:
 def _from_gguf(name: str, path: Path) -> Any:
     """Return the configuration in the GGUF file of a backbone."""
     gguf_package()
-    status = path.stat()
     problem = f"backbone {name!r}: its configuration is not readable"
     with as_input_error(problem, "give an intact GGUF file"):
-        # A copy, because callers may change it.
-        return deepcopy(_read_gguf_config(path, status.st_size, status.st_mtime_ns))
-
-
-# A command needs the configuration several times.
-@lru_cache(maxsize=4)
-def _read_gguf_config(path: Path, _size: int, _changed: int) -> Any:
-    """Return the configuration in a GGUF file of this size and time of change."""
-    from transformers import AutoConfig
-
-    open_gguf(path)  # checks the counts and sizes that transformers believes
-    with TemporaryDirectory() as folder:
-        write_settings(path, Path(folder) / "settings.gguf")
-        silence_transformers()
-        config = AutoConfig.from_pretrained(Path(folder), gguf_file="settings.gguf")
-        vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
+        config = read_gguf_config(path)
         family = _family_of(str(path), config.model_type)
         own_class = family.config if family else None
         return own_class(**config.to_dict()) if own_class else config

@@ -106,6 +106,12 @@ def _obstacle(quantisation: Mapping[str, Any]) -> str | None:
     return None
 
 
+def quantisation_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the weights of a model are quantised, as its config.json says; empty if they are not."""
+    settings = config.get("quantization_config")
+    return settings if isinstance(settings, dict) else {}
+
+
 def check_method(name: str, quantisation: Mapping[str, Any]) -> None:
     """Raise `InputError` unless weights that are quantised by this method can be expanded."""
     if obstacle := _obstacle(quantisation):

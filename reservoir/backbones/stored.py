@@ -4,7 +4,6 @@ A file is opened without reading it, so a tensor that nobody needs costs nothing
 """
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -66,12 +65,6 @@ def is_finite(values: Tensor) -> bool:
     """Return whether all values are finite, without the copies that `torch.isfinite` makes of them."""
     # The smallest and the largest value are NaN if any value is.
     return values.numel() == 0 or all(bool(torch.isfinite(bound)) for bound in torch.aminmax(values))
-
-
-def quantisation_of(folder: Path) -> dict[str, Any]:
-    """Return how the weights of a folder are quantised, as its config.json says; empty if they are not."""
-    settings = json.loads((folder / "config.json").read_text()).get("quantization_config")
-    return settings if isinstance(settings, dict) else {}
 
 
 def stored_digest(rule: str, tensors: Iterable[Quantised]) -> str:

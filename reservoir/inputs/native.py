@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone, content_digest, find, load_native
 from reservoir.backbones.generic import count_image_tokens, part_settings
-from reservoir.backbones.names import pretrained_files
+from reservoir.backbones.names import SHIPPED, pretrained_files
 from reservoir.backbones.vector_model import FrontEnd
 from reservoir.errors import InputError
 from reservoir.inputs.media_readers import PatchInput, PixelReader, SoundReader, read_processor
-from reservoir.inputs.text_reader import TextReader, read_tokenizer
+from reservoir.inputs.text_reader import TextReader, has_tokenizer, read_tokenizer
+from reservoir.reservoir import Reservoir
 from reservoir.tasks import shows_images
 from reservoir.tasks.task import Task, holds_samples
+from reservoir.tasks.words import UNKNOWN, are_words
 
 Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a task to the tokens of a model
 
@@ -60,6 +62,40 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
             count_tokens = partial(count_image_tokens, family, config)
             return read_processor(task, name, folder, family.reads, part_settings(config), count_tokens)
         return read_tokenizer(name, folder, family.shape(config).max_tokens, task, **gguf)
+
+
+def is_native(task: Task, reservoir: Reservoir) -> bool:
+    """Return whether a model was pretrained on the task's kind of data, and can read it by its own input."""
+    return suits(task, reservoir) and not native_obstacle(task, reservoir)
+
+
+def suits(task: Task, reservoir: Reservoir) -> bool:
+    """Return whether a model was pretrained on the task's kind of data: text or letters, images, or sounds."""
+    media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
+    if reservoir.init != "pretrained" or not (task.alphabet or media):
+        return False
+    reads = find(reservoir.backbone)[0].reads
+    return reads == media if media else reads in ("letters", "text")
+
+
+def native_obstacle(task: Task, reservoir: Reservoir) -> str:
+    """Return why a model that suits the task cannot read it natively; empty if it can."""
+    if not reservoir.plain:
+        return "the options of windows, such as --patch, do not fit its own input"
+    if task.alphabet and not has_tokenizer(reservoir.backbone):
+        return "its folder has no tokenizer, such as a tokenizer.json or a vocab.txt"
+    # Words suit every model of text. The processor of images or sounds is checked when it is opened.
+    reads_words = are_words(task.alphabet) and find(reservoir.backbone)[0].reads == "text"
+    if reads_words or not task.alphabet:
+        return ""
+    if reservoir.backbone in SHIPPED:
+        return "random kernels suit letters better than a model of words"
+    try:
+        reader = open_reader(task, reservoir.backbone, reservoir.init)
+    except InputError as error:  # with a random input layer the model needs no tokenizer
+        return str(error)
+    letters = task.alphabet.removeprefix(UNKNOWN).replace(" ", "")
+    return reader.obstacle(letters) if isinstance(reader, TextReader) else ""
 
 
 @dataclass(frozen=True)

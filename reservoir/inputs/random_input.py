@@ -29,7 +29,7 @@ FIELD = 48.0  # pixels
 
 
 class InputLayer(nn.Module):
-    """The fixed map from tokens to the backbone's width; `draw_input` draws its weights."""
+    """The fixed map from tokens to the backbone's width; `draw_layer` draws its weights."""
 
     special = 0, 0  # it adds no special tokens before and after those of the data
 
@@ -58,10 +58,28 @@ class NoInputLayer(nn.Module):
         return x
 
 
-def draw_convolution(
-    task: Task, settings: Reservoir, windows: Windows, backbone: Backbone, units: PatchUnits | None
-) -> KernelConvolution | PatchConvolution | None:
-    """Return what responds to whole rows in place of an input layer that reads tokens, if the settings have it."""
+def draw_inputs(
+    task: Task,
+    seen: Task,
+    settings: Reservoir,
+    windows: Windows,
+    backbone: Backbone,
+    units: PatchUnits | None,
+) -> InputLayer | BracketCounter | KernelConvolution | PatchConvolution:
+    """Return the input layer that reads tokens of a task, or a convolution that responds to whole rows in its place.
+
+    In the task as ``seen`` by the model, windows are the tokens.
+    """
+    width = backbone.width
+    responds_to_rows = settings.input == "kernels" and not backbone.depth and not windows.plain
+    if settings.input not in ("patches", "counter") and not responds_to_rows:
+        return draw_layer(settings.input, seen, windows, width, seed=settings.seed, gain=settings.gain)
+    if settings.input == "counter":
+        if not windows.plain:
+            raise InputError(
+                "--input counter: it reads symbols, not windows", "leave out the window options"
+            )
+        return BracketCounter(Brackets.of(task), width, settings.gain)
     if settings.input == "patches":
         if units is None:
             raise InputError(
@@ -69,31 +87,18 @@ def draw_convolution(
                 "use reservoir extract, then fit and predict, or another --input",
             )
         return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
-    if settings.input == "kernels" and not backbone.depth and not windows.plain:
-        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-        return KernelConvolution(
-            windows,
-            channels,
-            backbone.width,
-            settings.seed,
-            settings.gain,
-            channel_subsets=getattr(backbone.config, "channel_subsets", False),
-        )
-    return None
+    channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+    return KernelConvolution(
+        windows,
+        channels,
+        width,
+        settings.seed,
+        settings.gain,
+        channel_subsets=getattr(backbone.config, "channel_subsets", False),
+    )
 
 
 def draw_layer(
-    task: Task, seen: Task, settings: Reservoir, windows: Windows, width: int
-) -> InputLayer | BracketCounter:
-    """Return the input layer that reads the tokens of a task; in the task as ``seen`` by the model they are windows."""
-    if settings.input != "counter":
-        return draw_input(settings.input, seen, windows, width, seed=settings.seed, gain=settings.gain)
-    if not windows.plain:
-        raise InputError("--input counter: it reads symbols, not windows", "leave out the window options")
-    return BracketCounter(Brackets.of(task), width, settings.gain)
-
-
-def draw_input(
     kind: str, task: Task, windows: Windows, width: int, *, seed: int = 0, gain: float = GAIN
 ) -> InputLayer:
     """Return the random input layer of a kind, a value of ``--input``, for a task with these windows as tokens.

@@ -8,7 +8,7 @@ from reservoir.column import RAW, ROLLING, Column, Columns
 from reservoir.errors import InputError
 from reservoir.options import FitOptions
 from reservoir.plan.basis import DataView, Kind
-from reservoir.plan.columns import (
+from reservoir.plan.budget import (
     FEWER_KERNEL_POOLINGS,
     FEWER_POOLINGS,
     INPUT_LAYER,
@@ -20,10 +20,9 @@ from reservoir.plan.columns import (
     VALUE_POOLINGS,
     Names,
     by_segment,
-    default_layers,
-    split_names,
 )
-from reservoir.pooling import find_pooling
+from reservoir.plan.columns import default_layers, split_names
+from reservoir.pooling import Pooling, find_pooling
 from reservoir.tasks.task import Task, Vectors
 
 AUTO_FOLDS = 5
@@ -66,11 +65,11 @@ def choose_candidates(
         for column, (tokens, width) in shapes.items()
         if tokens == 1 or tokens != task.readout_tokens
     }
-    columns = [*shapes]
     candidates = readout_candidates(
-        task, kind, columns, widths, data.train_rows, cross_validated=folds > 0, native=native
+        task, kind, [*shapes], widths, data.train_rows, cross_validated=folds > 0, native=native
     )
-    best_of_kind = _candidates_of_kernels(kind, columns) or _known_candidates(kind, columns)
+    poolings = {column: find_pooling(column.pooling) for column in shapes}
+    best_of_kind = _candidates_of_kernels(kind, poolings) or _known_candidates(kind, poolings)
     are_known = task.horizon or best_of_kind == candidates
     few_rows = f"{data.valid_rows:,} validation rows; {MIN_VALID_ROWS:,} are enough"
     reasons = {
@@ -136,9 +135,10 @@ def readout_candidates(
         return (*((column, RAW) for column in available), (RAW,))
     best_of_kind: tuple[Columns, ...] = ()
     if not native:
-        best_of_kind = _candidates_around_tokens(task, available) or _candidates_of_kernels(kind, available)
-    if not native and not best_of_kind and rows <= MAX_KERNEL_ROWS:
-        best_of_kind = _known_candidates(kind, available)
+        poolings = {column: find_pooling(column.pooling) for column in available}
+        best_of_kind = _candidates_around_tokens(task, poolings) or _candidates_of_kernels(kind, poolings)
+        if not best_of_kind and rows <= MAX_KERNEL_ROWS:
+            best_of_kind = _known_candidates(kind, poolings)
     if best_of_kind:
         return best_of_kind
     # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels
@@ -180,7 +180,7 @@ def default_columns(candidates: Sequence[Columns], task: Task | None = None) -> 
     """
     if task and task.horizon:
         return (RAW,)
-    return candidates[0] if len(candidates[0]) > 1 else None
+    return candidates[0] if candidates and len(candidates[0]) > 1 else None
 
 
 def _without_token_columns(available: Sequence[Column]) -> list[Column]:
@@ -189,34 +189,32 @@ def _without_token_columns(available: Sequence[Column]) -> list[Column]:
     return of_rows or [*available]
 
 
-def _candidates_around_tokens(task: Task, available: Sequence[Column]) -> tuple[Columns, ...]:
+def _candidates_around_tokens(task: Task, available: Mapping[Column, Pooling]) -> tuple[Columns, ...]:
     """Return the candidates for labels of every token of a series; none without columns of windows around tokens.
 
     The windows around each token, beside those of the raw input, are the default. Labels that depend on
     single values, such as the start of an event, also need the kernels at the token itself.
     """
-    around = [column for column in available if find_pooling(column.pooling).pattern == "aroundK"]
+    around = [column for column, pooling in available.items() if pooling.pattern == "aroundK"]
     if not (task.labels_each_token and around and isinstance(task.form, Vectors)):
         return ()
     at_token = [column for column in available if column.pooling == "all"]
     return tuple(dict.fromkeys([(*around, ROLLING), (*at_token, *around, ROLLING)]))
 
 
-def _candidates_of_kernels(kind: Kind, available: Sequence[Column]) -> tuple[Columns, ...]:
+def _candidates_of_kernels(kind: Kind, available: Mapping[Column, Pooling]) -> tuple[Columns, ...]:
     """Return the candidates for the default columns of random kernels, for few or many rows; none for others."""
     for poolings in (KERNEL_POOLINGS, *FEWER_KERNEL_POOLINGS):
         columns = tuple(Column(*INPUT_LAYER, name) for name in poolings)
         if kind == "series" and {*available} == {*columns}:
             # Places come second, because they mislead if test rows begin at other times than training rows, which folds
             # of the training rows cannot show.
-            values = tuple(
-                column for column in columns if find_pooling(column.pooling).pattern != "placesK"
-            )
+            values = tuple(column for column in columns if available[column].pattern != "placesK")
             return tuple(dict.fromkeys([values, columns]))
     return ()
 
 
-def _known_candidates(kind: Kind, available: Sequence[Column]) -> tuple[Columns, ...]:
+def _known_candidates(kind: Kind, available: Mapping[Column, Pooling]) -> tuple[Columns, ...]:
     """Return the candidates known to suit a kind of data; none if the available columns are others."""
     if kind == "pictures":
         of_patches = tuple(Column(*INPUT_LAYER, name) for name in PICTURE_POOLINGS)
@@ -237,9 +235,9 @@ def _known_candidates(kind: Kind, available: Sequence[Column]) -> tuple[Columns,
     for poolings in (KNOWN_POOLINGS[kind], *with_segments):
         # All columns that show which values occur; with those that show where; and of symbols, all tokens.
         columns = [Column(layer, name) for layer in layers for name in poolings if name != "tokens"]
-        values = [column for column in columns if not find_pooling(column.pooling).by_segment]
-        places = [column for column in columns if find_pooling(column.pooling).by_segment]
         if {*columns} <= {*available}:
+            values = [column for column in columns if not available[column].by_segment]
+            places = [column for column in columns if available[column].by_segment]
             tokens = [(Column(layer, "tokens"),) for layer in layers] if kind == "symbols" else []
             # For series, the layers are compared, so that a fit shows what the block adds to the input layer.
             of_layers = [

@@ -1,102 +1,38 @@
 """Layers and poolings: each layer under each pooling is a column of the cache.
 
-The defaults of a kind of data are the first that fit a budget: `column_sets` lists them from most to fewest,
-and `Budget.first_that_fits` is the one rule that takes one.
+The defaults of a kind of data are the first that fit a budget (see `reservoir.plan.budget`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from reservoir.column import Column, check_layers, column_shapes, layer_names
 from reservoir.errors import InputError
 from reservoir.options import ExtractOptions
 from reservoir.plan.basis import DataView, Kind, ModelView, is_given
+from reservoir.plan.budget import (
+    KERNEL_POOLINGS,
+    MAX_BYTES,
+    MAX_KERNEL_BYTES,
+    MAX_KERNEL_ROWS,
+    PICTURE_POOLINGS,
+    SEGMENTS,
+    SYMBOL_POOLINGS,
+    VALUE_POOLINGS,
+    Budget,
+    ColumnSet,
+    Names,
+    column_sets,
+)
 from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling, widths_within
-from reservoir.tasks.task import Task, Tokens, Vectors, holds_samples
+from reservoir.tasks.task import Task, Tokens, holds_samples
 from reservoir.tasks.words import are_words
 
 if TYPE_CHECKING:
     from reservoir.inputs.native import Reader
-
-Names: TypeAlias = tuple[str, ...]
-
-INPUT_LAYER = ("embed",)
-MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix is rows x rows
-
-VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for windows of values
-SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
-SEGMENTS = "segments8"  # keeps the position of values in the sequence
-# For random kernels without blocks, 12 features of each. On 24 sets of series (the publisher's split and 2 resamples),
-# above3 and sustained4 added .016 to the accuracy of compete8. places3 added .002 where leave-one-out chose to read it.
-KERNEL_VALUE_POOLINGS = ("compete8", "above3", "sustained4")
-KERNEL_POOLINGS = (*KERNEL_VALUE_POOLINGS, "places3")
-# For pictures read by patches. Of 1,500 training rows, excess2 has 97.7% of 1,500 validation rows of MNIST and 61.1% of
-# CIFAR-10, mirrored3 has 94.7% and 66.9%: digits are not symmetric, photographs are.
-PICTURE_POOLINGS = ("excess2", "mirrored3")
-
-# Poolings for more rows than the default of a kind has, from most to fewest columns. Those without shares are stored
-# as float16. Series and symbols lose their blocks before they get poolings without segments, see `INPUT_POOLINGS`.
-FEWER_POOLINGS: Mapping[Kind, Sequence[Names]] = {
-    "series": (
-        ("quantiles9", "shares7", "max", "min", "segments4"),
-        ("mean", "quantiles9", "max", "min", "segments8"),
-        ("mean", "quantiles5", "max", "min", "segments4"),
-        ("mean", "quantiles3", "max", "min", "segments2"),
-        ("mean", "quantiles3", "max"),
-        ("mean", "max"),
-        ("mean",),
-    ),
-    "symbols": (
-        ("mean", "max", "min", "segments8", "tokens"),
-        ("shares13", "max", "min", "segments8"),
-        ("shares7", "max", "min", "segments4"),
-        ("mean", "max", "min", "segments4"),
-        ("mean", "max", "segments2"),
-        ("mean", "max"),
-        ("mean",),
-    ),
-    "tokens": (("last", "mean", "segments8"), ("last", "mean"), ("mean",)),
-    "pictures": (("last", "mean"), ("mean",)),
-    "vectors": (("last", "mean"), ("mean",)),
-}
-# For the input layer alone. The kernels sum to zero, so the means of whole rows show little. On a million rows of 32
-# values (benchmarks/many_rows.py) the last two tell waveforms apart as well as the default on 10,000 rows does.
-INPUT_POOLINGS: Sequence[Names] = (
-    ("std", "max", "min", "segments4"),
-    ("quantiles5", "max", "min"),
-    ("quantiles3", "max", "min"),
-    ("std", "max", "min"),
-    ("std", "max"),
-)
-
-# For random kernels of more rows, from most to fewest columns. With 256 kernels on 40,000 generated chirps and waves
-# (benchmarks/series.py and many_rows.py), the default had 99.3 and 74.8%, these 97.9 and 75.6, 98.2 and 74.7, 98.2 and
-# 73.3, 98.3 and 72.8%; compete8 and above3 had 95.5 and 75.3%, and compete8 alone 94.3 and 73.1%.
-FEWER_KERNEL_POOLINGS: Sequence[Names] = (
-    ("compete8", "above3", "std", "max"),
-    ("compete8", "std", "max", "min"),
-    ("std", "max", "min"),
-    ("std", "max"),
-)
-
-MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of default columns: the larger of bytes and times the input
-# The limit of random kernels: with fewer features, more rows would not be read more accurately than few.
-MAX_KERNEL_BYTES = 1e9
-TOO_LARGE = "all columns would take more than {:,.0f} MB and 4 times the input"
-# The work of default columns is limited by the windows of all rows together. Processor seconds of one core for 2**21
-# windows of 32 values: block of mini 16, input layer with its largest values 2, with quantiles and shares also 4.
-MAX_BLOCK_WINDOWS = 2**21  # more windows pass through the input layer alone
-MAX_SORTED_WINDOWS = 2**24  # more windows are not sorted for quantiles and shares
-
-
-def most_bytes(task: Task, rows: int, least: float = MAX_BYTES) -> float:
-    """Return the limit of default columns for a number of ``rows`` in all splits, in bytes: ``least`` or more."""
-    channels = task.form.dim if isinstance(task.form, Vectors) else 1
-    input_bytes = 4 * rows * task.max_tokens * channels
-    return max(least, MAX_RATIO * input_bytes)
 
 
 @dataclass(frozen=True)
@@ -121,8 +57,8 @@ def choose_columns(data: DataView, options: ExtractOptions, view: ModelView) -> 
     layers = split_names(default_layers_text if options.layers is None else options.layers)
     layers = layer_names(depth) if layers == ("all",) else layers
     poolings = split_names(default_pool if options.pool is None else options.pool)
-    check_layers(layers, view.family.name, depth)
     _check_columns(task, view.reader, layers, poolings)
+    check_layers(layers, view.family.name, depth)
     in_order = tuple(layer for layer in layer_names(depth) if layer in layers)
     columns, more = ColumnSet(in_order, poolings), ""
     # A named task keeps the columns of the paper. Other tasks take the first columns that fit the budget.
@@ -223,78 +159,10 @@ def _native_poolings(task: Task, reader: Reader) -> tuple[str, str]:
     return poolings, why
 
 
-def column_sets(
-    kind: Kind,
-    default: ColumnSet,
-    *,
-    native: bool,
-    free_layers: bool,
-    free_poolings: bool,
-    allows_tokens: bool,
-) -> list[ColumnSet]:
-    """Return the default columns and those for more rows, from most to fewest.
-
-    ``free_layers`` and ``free_poolings`` are False for what the user gave; ``allows_tokens`` allows the
-    pooling ``tokens`` in the columns for more rows.
-    """
-    by_kernels = kind in ("series", "symbols") and not native
-    if not free_poolings:
-        may_drop_blocks = free_layers and by_kernels
-        return [default, *([ColumnSet(INPUT_LAYER, default.poolings)] if may_drop_blocks else [])]
-    if default.poolings == PICTURE_POOLINGS:
-        return [default, *(ColumnSet(default.layers, (name,)) for name in PICTURE_POOLINGS)]
-    if default.poolings == KERNEL_POOLINGS:
-        return [default, *(ColumnSet(default.layers, names) for names in FEWER_KERNEL_POOLINGS)]
-    # The poolings, from most to fewest columns.
-    ladder = [default.poolings, *(() if native else _fewer_poolings(kind, default.poolings))]
-    ladder = [names for names in ladder if allows_tokens or "tokens" not in names]
-    # Windows of series and symbols end with the input layer alone, which has poolings without segments of its own.
-    ends_with_input = by_kernels and (free_layers or default.layers == INPUT_LAYER)
-    if ends_with_input:
-        ladder = [names for names in ladder if by_segment(names)]
-    # Layers are left out after the poolings with the column of tokens, which is the widest, and after the last ones.
-    sets = [default]
-    for names in ladder:
-        sets.append(ColumnSet(default.layers, names))
-        is_last = names == ladder[-1] and not ends_with_input
-        if free_layers and ("tokens" in names or is_last):
-            sets += _with_fewer_layers(sets[-1])
-    if ends_with_input:
-        without_tokens = [names for names in ladder if "tokens" not in names]
-        sets += [ColumnSet(INPUT_LAYER, names) for names in (*without_tokens, *INPUT_POOLINGS)]
-    return sets
-
-
-def _fewer_poolings(kind: Kind, default: Names) -> Sequence[Names]:
-    """Return the poolings for more rows than those with the ``default`` poolings of a kind, from most to fewest."""
-    if kind != "labels of every token":
-        return FEWER_POOLINGS.get(kind, ())
-    # The widest windows tell most, so none is left out.
-    around = tuple(name for name in default if find_pooling(name).pattern == "aroundK")
-    return [around] if around else []
-
-
-def _with_fewer_layers(columns: ColumnSet) -> list[ColumnSet]:
-    """Return columns with every second layer, every fourth, and so on to one."""
-    sets: list[ColumnSet] = []
-    layers = columns.layers
-    while len(layers) > 1:
-        # Labels of every token depend on the neighbouring tokens, which the first layers show best. Other labels
-        # keep the last layer.
-        layers = layers[::2] if columns.poolings == ("all",) else layers[::-2][::-1]
-        sets.append(replace(columns, layers=layers))
-    return sets
-
-
-def by_segment(poolings: Sequence[str]) -> bool:
-    """Return whether one of the poolings keeps where in a sequence a value occurs."""
-    return any(find_pooling(name).by_segment for name in poolings)
-
-
 def _check_columns(
     task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]
 ) -> None:
-    """Refuse unknown poolings, and layers or poolings that do not fit the task or the model."""
+    """Refuse unknown poolings, those that do not fit the task or the model, and a choice without columns."""
     check_poolings(poolings)
     labels_tokens = task.labels_each_token or task.labels_text_tokens
     if labels_tokens and not all(find_pooling(name).per_token for name in poolings):
@@ -321,97 +189,3 @@ def _mask_obstacle(reader: Reader | None, mask: str) -> str:
     if not isinstance(reader, TextReader):
         return "only models that read texts by their own tokenizer have this pooling; take last or mean"
     return reader.mask_obstacle(mask)
-
-
-@dataclass(frozen=True)
-class ColumnSet:
-    """Each of the layers under each of the poolings."""
-
-    layers: Names
-    poolings: Names
-
-    @property
-    def columns(self) -> list[Column]:
-        """The columns, layer by layer."""
-        return [Column(layer, pooling) for layer in self.layers for pooling in self.poolings]
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether a block of the model runs."""
-        return self.layers != ("embed",)
-
-    @property
-    def sorts(self) -> bool:
-        """Whether a pooling sorts the values of each channel."""
-        return any(find_pooling(name).sorts for name in self.poolings)
-
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of a stored value: one pooling that needs float32 decides for all."""
-        return 4 if any(find_pooling(name).needs_float32 for name in self.poolings) else 2
-
-
-@dataclass(frozen=True)
-class Excess:
-    """Which limits some columns exceed, each with a message; empty messages for limits that they keep."""
-
-    size: str = ""
-    blocks: str = ""
-    sorting: str = ""
-
-    @property
-    def any(self) -> bool:
-        """Whether a limit is exceeded."""
-        return bool(self.size or self.blocks or self.sorting)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The limits of default columns for a number of rows in all splits."""
-
-    task: Task
-    seen: Task  # the task as the model sees it, with windows as tokens
-    width: int
-    rows: int
-    least_bytes: float  # that are allowed, however small the input is
-    limits_size: bool  # whether bytes count
-    limits_work: bool  # whether windows count
-
-    def first_that_fits(self, sets: Sequence[ColumnSet]) -> tuple[ColumnSet, dict[str, str]]:
-        """Return the first columns within the budget, else the last, and the reason for each changed option."""
-        default = sets[0]
-        chosen = next((columns for columns in sets if not self.excess(columns).any), sets[-1])
-        # What is wrong with the default is the reason for each option that differs from it.
-        excess = self.excess(default)
-        changes: dict[str, str] = {}
-        if chosen.layers != default.layers:
-            changes["layers"] = excess.blocks or excess.size
-        if chosen.poolings != default.poolings:
-            changes["pool"] = "; ".join(filter(None, [excess.sorting, excess.size]))
-        return chosen, changes
-
-    def note(self, default: ColumnSet) -> str:
-        """Return a note that names the columns that fewer rows would have."""
-        options = f"--layers {','.join(default.layers)} --pool {','.join(default.poolings)}"
-        takes = f"{options} takes {self._bytes(default) / 1e9:.1f} GB"
-        return f"with {self.rows:,} rows, fewer columns are stored by default; {takes}"
-
-    def excess(self, columns: ColumnSet) -> Excess:
-        """Return which limits columns exceed."""
-        windows = self.rows * self.seen.max_tokens
-        most = most_bytes(self.task, self.rows, self.least_bytes)
-        large = self.limits_size and self._bytes(columns) > most
-        long_blocks = self.limits_work and columns.has_blocks and windows > MAX_BLOCK_WINDOWS
-        long_sorting = self.limits_work and columns.sorts and windows > MAX_SORTED_WINDOWS
-        of_blocks = f"{windows:,} windows; blocks read at most {MAX_BLOCK_WINDOWS:,} by default"
-        of_sorting = f"{windows:,} windows; at most {MAX_SORTED_WINDOWS:,} are sorted by default"
-        return Excess(
-            size=TOO_LARGE.format(self.least_bytes / 1e6) if large else "",
-            blocks=of_blocks if long_blocks else "",
-            sorting=of_sorting if long_sorting else "",
-        )
-
-    def _bytes(self, columns: ColumnSet) -> int:
-        """Return the bytes of columns on disk."""
-        shapes = column_shapes(self.seen, self.width, columns.columns)
-        return self.rows * columns.value_bytes * sum(tokens * width for tokens, width in shapes.values())

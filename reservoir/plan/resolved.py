@@ -11,6 +11,7 @@ from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.column import Column, Columns, joined_name
 from reservoir.inputs.native import Reader
 from reservoir.options import ExtractOptions
+from reservoir.plan.backbone import choose_backbone
 from reservoir.plan.basis import GIVEN, DataView, ModelView, reasons_of
 from reservoir.plan.candidates import choose_candidates
 from reservoir.plan.columns import choose_columns
@@ -123,7 +124,8 @@ def resolve(
     # A limited run has the plan of its own rows.
     rows = {split: min(number, options.limit or number) for split, number in rows.items()}
     data = DataView.of(task, rows, longest or task.max_tokens)
-    model = choose_model(data, options)
+    backbone = choose_backbone(data, options)
+    model = choose_model(data, options, backbone)
     view = ModelView.of(task, model.reservoir)
     columns = choose_columns(data, options, view)
     precision = choose_precision(options, view.family, data.kind, columns.poolings, native=view.native)

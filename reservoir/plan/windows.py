@@ -1,41 +1,25 @@
 """The model of a plan, and its tokens: windows of values or symbols, or those of its own tokenizer or patches."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from reservoir.backbone_names import DEFAULT_BACKBONE, KERNELS, full_name
-from reservoir.backbones import choose_init, find
-from reservoir.backbones.kernels import GROUP_SIZE
+from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
+from reservoir.backbones import choose_init
 from reservoir.backbones.names import SHIPPED
-from reservoir.column import column_shapes
 from reservoir.errors import InputError
-from reservoir.inputs.counter import Brackets
-from reservoir.inputs.native import open_reader
-from reservoir.inputs.text_reader import TextReader, has_tokenizer
+from reservoir.inputs.native import native_obstacle, suits
 from reservoir.option_fields import as_group
 from reservoir.options import KERNEL_GAIN, UNIT_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
+from reservoir.plan.backbone import STEP_KERNELS, is_kernels
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, DataView
-from reservoir.plan.columns import (
-    INPUT_LAYER,
-    KERNEL_POOLINGS,
-    MAX_KERNEL_BYTES,
-    MAX_KERNEL_ROWS,
-    ColumnSet,
-    most_bytes,
-    split_names,
-)
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import variant_of
-from reservoir.tasks.task import Task, Tokens, Vectors, holds_samples
-from reservoir.tasks.words import UNKNOWN, are_words
+from reservoir.tasks.task import Tokens
 
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
-# If every step has a label: twice as many kernels added 0.2 points, half as many cost 1.
-STEP_KERNELS = f"{KERNELS}:width=64"
 STEP_DILATIONS = (2, 4, 8, 16)  # beside 1; larger ones did not help, because poolings look at wider windows
 # Windows of a row: the positions of GPT-2 and mini. Kernels alone have none, but windows at each of up to 2,000 values
 # doubled the time of extraction, for 0.3 points on the five sets for development with more values.
@@ -43,15 +27,6 @@ MAX_WINDOWS = 1024
 # Windows of pictures for units that are patches of training pictures. On CIFAR-10, stride 1 instead of 2 added 3.6
 # points (docs/log.md). With 200 training rows of MNIST, windows of 8 had 1.2 points more than those of 6.
 PATCH_WINDOWS = {"patch": 8, "stride": 1}
-# Widths of random kernels, and the most rows of train and valid that each is for: the first is that of their
-# configuration, the last is for any number of rows. Twice as many kernels read as well as twice as many rows; the time
-# of a readout grows with the cube of the rows up to 6,144, and then with that of the features. On generated series of
-# 200 values (benchmarks/series.py), 500, 2,000, 4,000 and 8,000 rows had 96.8, 98.8, 99.2 and 99.2% with 1,024 kernels,
-# 96.3, 98.3, 98.7 and 98.9% with 512, and 95.1, 97.5, 97.8 and 98.4% with 256; 40,000 rows had 99.3% with 256.
-KERNEL_WIDTHS = {1024: 6144, 512: 24_576, 256: math.inf}
-# Numbers of patches by the most rows that are fitted: with more rows, the time of a readout grows with the cube of the
-# features.
-PICTURE_WIDTHS = {1024: MAX_KERNEL_ROWS, 512: 50_000, 256: math.inf}
 
 
 @dataclass(frozen=True)
@@ -63,13 +38,19 @@ class ModelChoice:
     reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
-def choose_model(data: DataView, options: ExtractOptions) -> ModelChoice:
-    """Return the model for some data, which reads them by its own input if it can."""
+def choose_model(data: DataView, options: ExtractOptions, backbone: str | None) -> ModelChoice:
+    """Return the model for some data with a backbone (see `choose_backbone`), by its own input if it can read them."""
     task = data.task
     random_inits = variant_of(options.given).random_inits
     # Reasons are those of the options as the user gave them; the backbone may be a default.
-    explicit, options = options, replace(options, backbone=choose_backbone(data, options))
+    explicit, options = options, replace(options, backbone=backbone)
     reservoir = resolve_model(options, random_inits=random_inits)
+    # Windows that suit one input layer may not suit another, which gets plain windows.
+    why, windows = PLAIN, default_windows(data, reservoir.backbone)
+    windowed = reservoir
+    if windows and options.input in (None, windows["input"]):
+        windowed = resolve_model(options, windows, random_inits=random_inits)
+        why = f"the best in our measurements for {data.kind}"
     suited = suits(task, reservoir)
     obstacle = ""
     if suited and options.input is None:
@@ -77,82 +58,29 @@ def choose_model(data: DataView, options: ExtractOptions) -> ModelChoice:
     elif suited and options.input != "native":
         obstacle = "--input was given"
     native = suited and options.input is None and not obstacle
-    if task.parameters.get("chat") and not native and options.input != "native":
+    reads_by_itself = native or options.input == "native"
+    if task.labels_text_tokens and not reads_by_itself:
+        raise InputError(
+            f"{task.name}: words or tokens have labels, which only a model that reads text by its own tokenizer has",
+            "leave out --input, or name such a model with --backbone",
+        )
+    if task.parameters.get("chat") and not reads_by_itself:
         raise InputError(
             f"--chat: the model does not read chats by its own tokenizer{f', because {obstacle}' if obstacle else ''}",
             "name a pretrained language model with a chat template as --backbone",
         )
     if reservoir.backbone in SHIPPED:  # the defaults for letters were tuned with it, so nothing is missed
         obstacle = ""
-    # Windows that suit one input layer may not suit another, which gets plain windows.
-    windows = {"input": "native"} if native else default_windows(data, reservoir.backbone)
-    why = PLAIN
-    if windows and options.input in (None, windows["input"]):
-        reservoir = resolve_model(options, windows, random_inits=random_inits)
-        why = (
-            "the model reads this kind of data"
-            if native
-            else f"the best in our measurements for {data.kind}"
-        )
+    if native:
+        reservoir, why = replace(reservoir, input="native"), "the model reads this kind of data"
+    else:
+        reservoir = windowed
     reasons = _reasons(explicit, reservoir, why)
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
     if reservoir.stride > 1 and why != PLAIN and not native:
         values = f"rows of up to {task.max_tokens:,} values"
         reasons["stride"] = f"{values} become at most {MAX_WINDOWS:,} windows"
     return ModelChoice(reservoir.with_dilations(data.longest), obstacle, reasons)
-
-
-def choose_backbone(data: DataView, options: ExtractOptions) -> str | None:
-    """Return the backbone that was given, or one without blocks for series and pictures; None for other data's default.
-
-    An option that only a transformer has, such as ``--depth`` or a layer above the input layer, takes
-    the default of other data.
-    """
-    task = data.task
-    layers = () if options.layers is None else split_names(options.layers)
-    needs_blocks = options.init is not None or options.depth is not None or {*layers} - {*INPUT_LAYER}
-    other_input = options.input not in (None, "kernels", "patches", "counter")
-    if options.backbone is not None or needs_blocks or other_input:
-        return options.backbone
-    if options.input == "patches":
-        return KERNELS
-    if options.input == "counter":
-        channels = Brackets.of(task).channels
-        return f"{KERNELS}:width={-(-channels // GROUP_SIZE) * GROUP_SIZE}"
-    if task.labels_each_token and isinstance(task.form, Vectors):
-        return STEP_KERNELS
-    if data.kind not in ("series", "pictures"):
-        return None
-    settings: list[str] = []
-    width = _kernel_width(data)
-    if width < max(KERNEL_WIDTHS):
-        settings.append(f"width={width}")
-    # With all six channels in each kernel, recordings of watches had 89.0% on held-out subjects of training rows, and
-    # resampled 91.8%; with subsets 90.6 and 93.7%.
-    if data.kind == "series" and isinstance(task.form, Vectors) and task.form.dim > 1:
-        settings.append("channel_subsets=true")
-    return f"{KERNELS}:{','.join(settings)}" if settings else KERNELS
-
-
-def _kernel_width(data: DataView) -> int:
-    """Return the number of kernels or patches: the largest whose columns fit the budget of a number of rows."""
-    task = data.task
-    fitted_rows = data.train_rows + data.valid_rows
-    if task.pictures:
-        return next(width for width, most_rows in PICTURE_WIDTHS.items() if fitted_rows <= most_rows)
-    columns = ColumnSet(INPUT_LAYER, KERNEL_POOLINGS)
-    most = most_bytes(task, data.all_rows, MAX_KERNEL_BYTES)
-    for width, most_rows in KERNEL_WIDTHS.items():
-        shapes = column_shapes(task, width, columns.columns)
-        row_bytes = columns.value_bytes * sum(features for _, features in shapes.values())
-        if fitted_rows <= most_rows and data.all_rows * row_bytes <= most:
-            return width
-    return min(KERNEL_WIDTHS)
-
-
-def is_kernels(backbone: str) -> bool:
-    """Return whether a backbone is random kernels without blocks, of any width."""
-    return backbone.partition(":")[0] == KERNELS
 
 
 def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
@@ -240,37 +168,3 @@ def default_windows(data: DataView, backbone: str) -> dict[str, Any]:
         # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
     return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}
-
-
-def is_native(task: Task, reservoir: Reservoir) -> bool:
-    """Return whether a model was pretrained on the task's kind of data, and can read it by its own input."""
-    return suits(task, reservoir) and not native_obstacle(task, reservoir)
-
-
-def suits(task: Task, reservoir: Reservoir) -> bool:
-    """Return whether a model was pretrained on the task's kind of data: text or letters, images, or sounds."""
-    media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
-    if reservoir.init != "pretrained" or not (task.alphabet or media):
-        return False
-    reads = find(reservoir.backbone)[0].reads
-    return reads == media if media else reads in ("letters", "text")
-
-
-def native_obstacle(task: Task, reservoir: Reservoir) -> str:
-    """Return why a model that suits the task cannot read it natively; empty if it can."""
-    if not reservoir.plain:
-        return "the options of windows, such as --patch, do not fit its own input"
-    if task.alphabet and not has_tokenizer(reservoir.backbone):
-        return "its folder has no tokenizer, such as a tokenizer.json or a vocab.txt"
-    # Words suit every model of text. The processor of images or sounds is checked when it is opened.
-    reads_words = are_words(task.alphabet) and find(reservoir.backbone)[0].reads == "text"
-    if reads_words or not task.alphabet:
-        return ""
-    if reservoir.backbone in SHIPPED:
-        return "random kernels suit letters better than a model of words"
-    try:
-        reader = open_reader(task, reservoir.backbone, reservoir.init)
-    except InputError as error:  # with a random input layer the model needs no tokenizer
-        return str(error)
-    letters = task.alphabet.removeprefix(UNKNOWN).replace(" ", "")
-    return reader.obstacle(letters) if isinstance(reader, TextReader) else ""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from reservoir.fpt import FPT
-from reservoir.inputs.random_input import draw_input
+from reservoir.inputs.random_input import draw_layer
 from reservoir.tasks.windows import Windows
 
 WIDTH = 16
@@ -81,7 +81,7 @@ WORDS = ["the", "cat", "sat", "a", "dog", "and", "cow", "on", "mat"]
 
 def make_fpt(task, backbone, seed=0):
     """Return a model with an orthogonal input layer, or Gaussian embeddings, of the published gain."""
-    return FPT(task, backbone, draw_input("orthogonal", task, Windows(), backbone.width, seed=seed), seed)
+    return FPT(task, backbone, draw_layer("orthogonal", task, Windows(), backbone.width, seed=seed), seed)
 
 
 def save(kind: str, folder: Path) -> Path:

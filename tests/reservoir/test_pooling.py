@@ -15,7 +15,7 @@ from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.hidden_states import HiddenStates
-from reservoir.inputs.random_input import draw_input, kernels
+from reservoir.inputs.random_input import draw_layer, kernels
 from reservoir.loaded_model import load_model
 from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
 from reservoir.plan.resolved import resolve
@@ -251,7 +251,7 @@ def test_each_kernel_reads_one_dilation_and_one_form_and_sums_to_zero():
     np.testing.assert_array_equal(read, [(unit, unit % 3, unit // 3 % 2) for unit in range(40)])
     task = Task(name="windows", form=Vectors(3 * 9 * 2 * 2), max_tokens=5, classes=2)
     windows = Windows(patch=9, dilations=(1, 2, 4), normalise="both")
-    layer = draw_input("kernels", task, windows, 40, seed=3, gain=6.0)
+    layer = draw_layer("kernels", task, windows, 40, seed=3, gain=6.0)
     np.testing.assert_allclose(layer.map.weight.numpy(force=True), 6 * weights.reshape(40, -1), rtol=1e-6)
 
 

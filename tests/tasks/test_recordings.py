@@ -170,10 +170,14 @@ def test_too_few_recordings_for_three_splits_are_counted_as_groups(tmp_path):
 
 def test_data_that_was_prepared_before_keeps_its_folder():
     """The names are those that folders had before these options existed; only another value of RULES changes them."""
-    assert settings_folder(open_source("waves.npz")).name == "waves.npz-d94134b6e43aa8f1"
-    labelled = open_source("waves.npz", label="a", classes=True)
-    assert settings_folder(labelled).name == "waves.npz-ec47317d3cef8527"
-    assert settings_folder(open_source("waves.npz", window=9)).name != "waves.npz-d94134b6e43aa8f1"
+
+    def folder(**options):
+        source = open_source("waves.npz", **options)
+        return settings_folder(source.name, source.settings()).name
+
+    assert folder() == "waves.npz-d94134b6e43aa8f1"
+    assert folder(label="a", classes=True) == "waves.npz-ec47317d3cef8527"
+    assert folder(window=9) != "waves.npz-d94134b6e43aa8f1"
 
 
 # ---- one recording

@@ -12,17 +12,9 @@ from reservoir.inputs.native import TextReader
 from reservoir.inputs.text_tokens import TextTokens, read_tokens
 from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Split, Task
-from reservoir_pipelines.extraction.planning import no_tokenizer
 from reservoir_pipelines.preparation.prepared import Prepared
 
 TEXTS = 256  # texts that are tokenized at a time
-
-
-def require_tokenizer(task: Task, reader: object) -> TextReader:
-    """Return the reader of a model's own tokenizer; refuse models that read the texts of a task in another way."""
-    if not isinstance(reader, TextReader):
-        raise no_tokenizer(task)
-    return reader
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,17 +33,11 @@ class EntryTokens:
         cls, prepared: Prepared, task: Task, rows: Mapping[str, np.ndarray], model: LoadedModel
     ) -> "EntryTokens":
         """Tokenize texts of each split, given by their ``rows``; ``task`` is that of the words or tokens."""
-        reader = require_tokenizer(task, model.reader)
-        whole = model.settings.long == "windows"
-        tokens = {
-            split: read_tokens(
-                reader,
-                ((part.x, part.lengths) for part in _parts(prepared, split, index)),
-                words=task.labels_words,
-                whole=whole,
-            )
-            for split, index in rows.items()
-        }
+        reader, whole = model.tokenizer, model.settings.long == "windows"
+        tokens: dict[str, TextTokens] = {}
+        for split, index in rows.items():
+            texts = ((part.x, part.lengths) for part in _parts(prepared, split, index))
+            tokens[split] = read_tokens(reader, texts, words=task.labels_words, whole=whole)
         for split, of_split in tokens.items():
             if not len(of_split):
                 raise InputError(

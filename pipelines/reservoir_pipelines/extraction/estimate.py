@@ -16,10 +16,11 @@ from reservoir.batches import load
 from reservoir.errors import InputError
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.extractor import Extractor, load_extractor
-from reservoir_pipelines.extraction.spec import make_spec
+from reservoir_pipelines.extraction.spec import model_spec
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepared import data_spec
 
 clock, processor = time.perf_counter, time.process_time
 
@@ -172,9 +173,11 @@ def _now() -> _Seconds:
 
 def _trial(extractor: Extractor, rows: np.ndarray) -> _Seconds:
     """Extract some training rows into a temporary folder; return the time."""
-    spec = make_spec(extractor.prepared, {"train": rows}, extractor.model, extractor.spec.store)
+    drawn = {"train": rows}
+    data = data_spec(extractor.prepared, drawn)
+    spec = model_spec(extractor.model, extractor.prepared.task.to_dict(), data, extractor.spec.store)
     with TemporaryDirectory(prefix=".plan-", suffix=".tmp", dir=extractor.root) as folder, silenced():
-        trial = replace(extractor, root=Path(folder), rows={"train": rows}, spec=spec, splits=["train"])
+        trial = replace(extractor, root=Path(folder), rows=drawn, spec=spec, splits=["train"])
         entry, _ = trial.open({})
         started = _now()
         trial.compute(entry)

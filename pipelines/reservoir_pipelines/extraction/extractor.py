@@ -51,10 +51,10 @@ from reservoir_pipelines.extraction.entries import (
 )
 from reservoir_pipelines.extraction.entry_tokens import EntryTokens
 from reservoir_pipelines.extraction.planning import patch_units, plan_of, task_of_entry
-from reservoir_pipelines.extraction.spec import make_spec
+from reservoir_pipelines.extraction.spec import model_spec
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import notify
-from reservoir_pipelines.preparation.prepared import Prepared, draw_rows
+from reservoir_pipelines.preparation.prepared import Prepared, data_spec, draw_rows
 from reservoir_pipelines.weight_files import weight_stamps
 
 CHECKED_ROWS = 256  # texts that are tokenized at a time before an extraction
@@ -74,6 +74,7 @@ def load_extractor(
     """
     # What is read, and how: rows, task and plan, and the units that only training rows give.
     rows = draw_rows(prepared, options.limit)
+    data = data_spec(prepared, rows)
     task = task_of_entry(prepared.task, each_token=options.each_token)
     plan = plan_of(prepared, task, options, planned)
     units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
@@ -92,7 +93,9 @@ def load_extractor(
     for split, index in rows.items():  # refuse rows that are shorter than a window
         model.windows.checked_counts(prepared.split(split).lengths[index])
     # The entry: its specification, from which its key follows, and its division into files.
-    spec = make_spec(prepared, rows, model, plan.store, entry_tokens)
+    if entry_tokens:
+        data = replace(data, rows=entry_tokens.counts)
+    spec = model_spec(model, task.to_dict(), data, plan.store)
     if entry_tokens:
         layout = token_layout(plan, sum(spec.rows.values()))
     else:

@@ -43,7 +43,7 @@ from reservoir_pipelines.extraction.feature_folder import FeatureFolder, read_fo
 from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared, data_digest, draw_rows
+from reservoir_pipelines.preparation.prepared import Prepared, data_digest, data_spec, draw_rows
 
 Columns = dict[str, dict[str, Any]]  # the array of each split of each column
 
@@ -78,11 +78,10 @@ class Incoming:
 
     def of_task(self, prepared: Prepared, index: Mapping[str, np.ndarray]) -> "Incoming":
         """Return the features with the labels of some rows of prepared data."""
-        rows = {split: len(numbers) for split, numbers in index.items()}
         return replace(
             self,
             task=prepared.task.to_dict(),
-            data=DataSpec(digest=data_digest(prepared, index), rows=rows),
+            data=data_spec(prepared, index),
             made_with={**self.made_with, **data_record(prepared)},
             label=partial(write_labels, prepared=prepared, rows=index),
         )

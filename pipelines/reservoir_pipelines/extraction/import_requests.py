@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import DataSpec, Entry, Layout, rows_per_block
+from reservoir_cache import Entry, Layout, rows_per_block
 
 from reservoir.column import Column
 from reservoir.errors import InputError
@@ -31,7 +31,7 @@ from reservoir_pipelines.extraction.import_features import UNKNOWN_FORM, importe
 from reservoir_pipelines.files import cache_root, versions
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared, data_digest, draw_rows
+from reservoir_pipelines.preparation.prepared import Prepared, data_spec, draw_rows
 
 DEFAULT_POOLINGS = "mean,last"  # what `extract` stores of a causal language model by default
 
@@ -105,7 +105,7 @@ def _write(
     row_numbers = draw_rows(prepared, limit=None)
     spec = imported_spec(
         prepared.task.to_dict(),
-        DataSpec(digest=data_digest(prepared, row_numbers), rows=prepared.rows),
+        data_spec(prepared, row_numbers),
         hashlib.sha256(identity.encode()).hexdigest(),
         UNKNOWN_FORM,
     )

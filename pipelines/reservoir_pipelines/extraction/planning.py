@@ -55,10 +55,7 @@ def plan_of(
         # A row is a word or a token, which is all that it has.
         task, longest, limit = replace(task, max_tokens=1), 1, None
         rows = _estimated_counts(prepared)
-    plan = resolve(task, replace(options, limit=limit), rows, longest)
-    if task.labels_text_tokens and plan.reservoir.input != "native":
-        raise no_tokenizer(task)
-    return plan
+    return resolve(task, replace(options, limit=limit), rows, longest)
 
 
 def _estimated_counts(prepared: Prepared) -> dict[str, int]:
@@ -67,14 +64,6 @@ def _estimated_counts(prepared: Prepared) -> dict[str, int]:
         name: max(len(split), int(split.lengths.sum()) // LETTERS_OF_TOKEN)
         for name, split in prepared.splits.items()
     }
-
-
-def no_tokenizer(task: Task) -> InputError:
-    """Return the error of a model that reads texts with labels of words or tokens in another way than by tokens."""
-    return InputError(
-        f"{task.name}: words or tokens have labels, which only a model that reads text by its own tokenizer has",
-        "leave out --input, or name such a model with --backbone",
-    )
 
 
 def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.ndarray]) -> PatchUnits:

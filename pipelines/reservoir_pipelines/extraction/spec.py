@@ -3,35 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from reservoir_cache import BackboneSpec, DataSpec, InitSpec, InputSpec, Spec
 from torch import nn
 
 from reservoir import devices
 from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Tokens
-from reservoir_pipelines.extraction.entry_tokens import EntryTokens
-from reservoir_pipelines.preparation.prepared import Prepared, data_digest
 
 PADDING = "right, masked"
 
 
-def make_spec(
-    prepared: Prepared,
-    rows: Mapping[str, np.ndarray],
-    model: LoadedModel,
-    store: str,
-    tokens: EntryTokens | None = None,
-) -> Spec:
-    """Return the specification of an entry of some rows of prepared data, or of the ``tokens`` of its texts."""
-    task = tokens.task if tokens else prepared.task
-    counts = tokens.counts if tokens else {split: len(index) for split, index in rows.items()}
-    data = DataSpec(digest=data_digest(prepared, rows), rows=counts)
-    return model_spec(model, task.to_dict(), data, store)
-
-
 def model_spec(model: LoadedModel, task: Mapping[str, Any], data: DataSpec, store: str) -> Spec:
-    """Return the specification of an entry of a frozen model for any data."""
+    """Return the specification of an entry of a frozen model for any data; ``task`` describes the rows."""
     settings, backbone = model.settings, model.fpt.backbone
     # Only the tanh form of GELU is named, because another way to compute it changes the last bits of features.
     has_tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in backbone.modules())

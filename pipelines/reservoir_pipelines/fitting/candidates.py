@@ -62,7 +62,11 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     folds, repeats = choose_folds(options, rows, number_of_groups, in_time=task.horizon > 0)
     # The columns are those that the user names, or the defaults of the task.
     named = _named_columns(known, options.columns)
-    columns = _default_columns(known, cross_validated=bool(folds)) if named is None else named
+    default: Columns | None = None
+    if named is None:
+        columns, default = _default_columns(known, cross_validated=bool(folds))
+    else:
+        columns = named
     if every_column and named is None and not (task.horizon or task.labels_each_token):
         columns = tuple(dict.fromkeys([*columns, *((column,) for column in known.widths)]))
     if not columns:
@@ -96,7 +100,7 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     baseline_may_win = options.columns == "all" and is_own_data and chooses and not task.labels_text_tokens
     return Candidates(
         all_columns=columns,
-        default=default_columns(columns, task) if named is None else None,
+        default=default,
         fitter=fitter,
         chooses=chooses,
         baseline_may_win=baseline_may_win,
@@ -124,8 +128,8 @@ def _baselines(task: Task) -> tuple[Baseline, ...]:
     return (RAW, ROLLING) if task.labels_each_token and isinstance(task.form, Vectors) else (RAW,)
 
 
-def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, ...]:
-    """Return the columns, alone and joined, among which a readout is chosen by default."""
+def _default_columns(known: Known, *, cross_validated: bool) -> tuple[tuple[Columns, ...], Columns | None]:
+    """Return the columns, alone and joined, among which a readout is chosen, and those that are chosen by default."""
     # The rules for windows of values and symbols hold for a single model that reads such windows.
     native = len(known.views) > 1 or known.view.spec.input.kind == "native"
     candidates = readout_candidates(
@@ -137,10 +141,10 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[Columns, .
         cross_validated=cross_validated,
         native=native,
     )
-    if known.view.has_raw:
-        return candidates
     # Without the prepared data, columns have no statistics of the raw input beside them.
-    return tuple(tuple(name for name in names if name != ROLLING) for names in candidates)
+    if not known.view.has_raw:
+        candidates = tuple(tuple(name for name in names if name != ROLLING) for names in candidates)
+    return candidates, default_columns(candidates, known.task)
 
 
 def make_fitter(

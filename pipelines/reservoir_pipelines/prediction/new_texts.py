@@ -14,7 +14,7 @@ from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Task
 from reservoir.tasks.words import texts_of, word_starts
 from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.extraction.entry_tokens import TEXTS, require_tokenizer
+from reservoir_pipelines.extraction.entry_tokens import TEXTS
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.prediction import Prediction
 
@@ -50,7 +50,7 @@ class NewTexts:
         starts = range(0, len(x), TEXTS)
         tokens = [
             read_tokens(
-                require_tokenizer(task, model.reader),
+                model.tokenizer,
                 ((x[start : start + TEXTS], lengths[start : start + TEXTS]) for start in starts),
                 words=task.labels_words,
                 whole=model.settings.long == "windows",

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from reservoir_cache import new_folder, path_below
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
-from reservoir.tasks import SPLITS, TASKS, Source, Tokens
+from reservoir.tasks import SPLITS, TASKS, Tokens
 from reservoir_pipelines.data.columns import FILES
 from reservoir_pipelines.data.own_data import OwnData
 from reservoir_pipelines.files import cache_root, data_folder, source_contents
@@ -39,20 +39,29 @@ def prepare(
     """
     data_dir = download(task, cache=cache) if files.fetch else data_folder(options.data)
     source = open_source(task, data=data_dir, **options.given)
+    source_files: Sequence[Path] = ()
+    missing: InputError | None = None
     try:
         source_files = source.files()
-    except InputError:
+    except InputError as error:
         may_be_prepared = task in TASKS and not data_dir
-        earlier = latest(settings_folder(source, cache)) if may_be_prepared else None
-        if earlier is None:
+        if not may_be_prepared:
             raise
-        note = f"task {task!r}: its files are not here; using the data prepared before, {earlier.path}"
-        return replace(earlier, warnings=(*earlier.warnings, note))
+        missing = error
     if model and isinstance(source, OwnData) and _reads_samples(model, source_files):
         source = replace(source, options=replace(source.options, waveform=True))
 
     # Equal parameters and equal source files give the same folder, which is reused unless it is damaged.
-    settings_dir = settings_folder(source, cache)
+    settings = source.settings()
+    # The name of own data is known before its rows are read, which its task needs.
+    name = source.name if isinstance(source, OwnData) else source.task.name
+    settings_dir = settings_folder(name, settings, cache)
+    if missing:
+        earlier = latest(settings_dir)
+        if earlier is None:
+            raise missing
+        note = f"task {task!r}: its files are not here; using the data prepared before, {earlier.path}"
+        return replace(earlier, warnings=(*earlier.warnings, note))
     contents = source_contents(source_files, Path(task), settings_dir)
     final = path_below(settings_dir, short_hash(contents))
     if final.exists():
@@ -84,11 +93,9 @@ def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
     return reads_samples(model)
 
 
-def settings_folder(source: Source, cache: Path | None = None) -> Path:
-    """Return the folder of a task and its parameters, with a subfolder per state of its files."""
-    # The name of own data is known before its rows are read, which its task needs.
-    name = source.name if isinstance(source, OwnData) else source.task.name
-    digest = short_hash({"version": VERSION, **source.settings()})
+def settings_folder(name: str, settings: Mapping[str, Any], cache: Path | None = None) -> Path:
+    """Return the folder of a source by its name and settings, with a subfolder per state of its files."""
+    digest = short_hash({"version": VERSION, **settings})
     return path_below(cache_root(cache), "prepared", f"{name}-{digest}")
 
 
@@ -117,7 +124,7 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
         task = source.task
         # Rows are known if the task was prepared, or from its parameters if it is generated. Files that are missing
         # can perhaps be downloaded.
-        earlier = latest(settings_folder(source, cache), verify=False)
+        earlier = latest(settings_folder(name, source.settings(), cache), verify=False)
         rows = earlier.rows if earlier else None
         remedy = ""
         try:

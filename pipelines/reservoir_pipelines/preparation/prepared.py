@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from reservoir_cache import file_crc32, path_below, read_json
+from reservoir_cache import DataSpec, file_crc32, path_below, read_json
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.records import check_arrays, fits
@@ -330,6 +330,12 @@ def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
         if limit is not None and limit < count:
             drawn[split] = np.sort(np.random.default_rng(0).permutation(count)[:limit])
     return drawn
+
+
+def data_spec(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> DataSpec:
+    """Return what an entry of some rows of prepared data records of them: their digest and their numbers."""
+    counts = {split: len(index) for split, index in rows.items()}
+    return DataSpec(digest=data_digest(prepared, rows), rows=counts)
 
 
 def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:

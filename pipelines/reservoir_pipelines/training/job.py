@@ -11,11 +11,12 @@ from reservoir_cache import path_below
 
 from reservoir import devices
 from reservoir.errors import InputError
+from reservoir.inputs.native import is_native
 from reservoir.loaded_model import LoadedModel
 from reservoir.option_fields import typed
 from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir.plan.rates import TRAIN_STEPS, train_rate
-from reservoir.plan.windows import is_native, resolve_model
+from reservoir.plan.windows import resolve_model
 from reservoir.tasks import Variant, source_of, variant_of
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, holds_samples
@@ -24,11 +25,11 @@ from reservoir.training.trainable import load_trainable
 from reservoir.training.trainer import Processes
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import origin_of
-from reservoir_pipelines.extraction.spec import make_spec
+from reservoir_pipelines.extraction.spec import model_spec
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared, draw_rows, scaling_to_json
+from reservoir_pipelines.preparation.prepared import Prepared, data_spec, draw_rows, scaling_to_json
 from reservoir_pipelines.training.run_folder import make_config
 
 
@@ -108,7 +109,7 @@ class Job:
         options = self.options
         model = self.model
         store = (options.store or "float16") if options.from_cache else "float32"
-        spec = make_spec(self.prepared, self.rows, model, store)
+        spec = model_spec(model, self.prepared.task.to_dict(), data_spec(self.prepared, self.rows), store)
         if not devices.on_gpu(model.device):  # so that the keys of older runs stay valid
             spec = replace(spec, backbone=replace(spec.backbone, gelu=None))
         recipe = {name: getattr(options, name) for name in RECIPE} | {"seed": model.settings.seed}
