@@ -85,7 +85,10 @@ def draw_convolution(
 def draw_layer(
     task: Task, seen: Task, settings: Reservoir, windows: Windows, width: int
 ) -> InputLayer | BracketCounter:
-    """Return the input layer that reads the tokens of a task; in the task as ``seen`` by the model they are windows."""
+    """Return the input layer that reads the tokens of a task.
+
+    ``seen`` is the task as the model sees it: each of its tokens is one of the ``windows``.
+    """
     if settings.input != "counter":
         return draw_input(settings.input, seen, windows, width, seed=settings.seed, gain=settings.gain)
     if not windows.plain:
