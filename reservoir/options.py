@@ -41,7 +41,7 @@ UNIT_GAIN = 1.0
 
 
 def flag_instead(parameters: Mapping[str, Any]) -> str | None:
-    """Return what to write instead of a task parameter that is an option with a flag, or None without such."""
+    """Return what to write instead of a task parameter that has a flag of its own; None if no parameter has one."""
     # These options are parameters of named tasks as well: ``window`` is the side of windows of images.
     of_named_tasks = {"views", "window", *(item.name for item in fields(VariantOptions))}
     flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in of_named_tasks}

@@ -508,7 +508,7 @@ def _count_at_once(states: HiddenStates, levels: Tensor, places: Tensor) -> tupl
 
 
 def _count_by_signs(states: HiddenStates, levels: Tensor, places: Tensor) -> tuple[Tensor, ...]:
-    """Return the result of `_above_levels` by sums of signs, for some channels after the other."""
+    """Return the result of `_above_levels` by sums of signs, for some channels at a time."""
     import torch
 
     places = places.transpose(1, 2)

@@ -33,15 +33,19 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _fits_alternatives_or_items(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    """Return whether a value has one of the ``inner`` types of a union, or its items those of a collection."""
+    """Return whether a value has a type with arguments, such as ``int | None`` or ``list[float]``.
+
+    ``origin`` is the type without its arguments, such as ``list``, and ``inner`` are the arguments.
+    """
     if origin in (Union, UnionType):
         return any(fits(value, alternative) for alternative in inner)
     if origin in (dict, Mapping):
         return isinstance(value, dict) and all(fits(item, inner[1]) for item in value.values())
     if origin not in (list, tuple) or not isinstance(value, list | tuple):
         return False
-    is_of_any_length = origin is list or inner[-1] is ...  # list[T] or tuple[T, ...]
-    hints = inner[:1] * len(value) if is_of_any_length else inner
+    # list[T] and tuple[T, ...] have one type for any number of items, and tuple[S, T] one for each item.
+    is_of_any_length = origin is list or inner[-1] is ...
+    hints = (inner[0],) * len(value) if is_of_any_length else inner
     return len(hints) == len(value) and all(map(fits, value, hints))
 
 

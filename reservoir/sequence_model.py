@@ -41,13 +41,16 @@ class Branch(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return the samples (samples, width) of each column, from scaled sequences and their lengths."""
-        x, lengths = (self.convolution or self.windows.of_tensors)(x, lengths)
+        # Rows become tokens of the backbone: responses of kernels or patches, if the model has them, or windows.
+        make_tokens = self.convolution or self.windows.of_tensors
+        x, lengths = make_tokens(x, lengths)
         pooled = self.fpt.features(x, lengths, list(self.shapes))
         samples: list[Tensor] = []
         for column, (tokens, _) in self.shapes.items():
             values = pooled[column]
             if find_pooling(column.pooling).per_token:  # padded to the longest sequence of the task
                 values = nn.functional.pad(values, (0, 0, 0, tokens - values.shape[1]))
+            # If the column has as many tokens as the task has labels for each row, each token is a sample.
             sample_per_token = 1 < tokens == self.fpt.task.readout_tokens
             samples.append(values.flatten(0, 1) if sample_per_token else values.flatten(1))
         return samples

@@ -28,7 +28,7 @@ STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float3
 
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of positive infinity
 
-_SLAB = 2**16  # values that are decoded while they are in the processor's cache
+_SLAB = 2**16  # values that are decoded together, so that they stay in the processor's cache
 
 _METADATA = 2**14  # more bytes than HDF5 needs for the name, type and attributes of a dataset
 _LARGE = 2**16  # bytes of a dataset that is not copied
@@ -231,17 +231,22 @@ def decode(
     """Return the features (rows, tokens, width) as float32, in ``out`` if it is given."""
     out = np.empty(encoded.values.shape, np.float32) if out is None else out
     step = offset_rows or len(out)
-    # Each slab holds whole groups of rows that share an offset.
-    most = max(1, _SLAB // (step * math.prod(out.shape[1:]))) * step
-    for low in range(0, len(out), most):
-        stored, part = encoded.values[low : low + most], out[low : low + most]
+    # Decode slab by slab. Each slab holds whole groups of rows that share an offset.
+    groups = max(1, _SLAB // (step * math.prod(out.shape[1:])))
+    slab_rows = groups * step
+    for low in range(0, len(out), slab_rows):
+        stored = encoded.values[low : low + slab_rows]
+        part = out[low : low + slab_rows]
         if store == "bfloat16":
+            # bfloat16 is the upper half of float32.
             np.left_shift(stored, 16, out=part.view(np.uint32), dtype=np.uint32)
         else:
             part[...] = stored
         if encoded.offset is not None:
-            added = encoded.offset[low // step : (low + most) // step]
-            part += added if len(added) == 1 else np.repeat(added, step, axis=0)[: len(part), None]
+            # One offset broadcasts over the slab; several are repeated, one for each row, and the last group may be
+            # short.
+            offsets = encoded.offset[low // step : (low + slab_rows) // step]
+            part += offsets if len(offsets) == 1 else np.repeat(offsets, step, axis=0)[: len(part), None]
     return out
 
 

@@ -21,12 +21,14 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     ``contents``, files are not read; only their sizes are compared.
     """
     # The files that the pages of each manifest list, and the pages themselves.
-    problems, remedy = list[Problem](), repair_command(entry.key)
+    problems: list[Problem] = []
+    remedy = repair_command(entry.key)
     for split in entry.splits:
-        folder, filled = entry.path / split, set[int]()
+        folder = entry.path / split
+        pages_with_files: set[int] = set()  # those that must list a file
         for path in folder.glob("*.h5"):
-            with suppress(CacheError):
-                filled.add(page_of(path.name))
+            with suppress(CacheError):  # a file that no page can list
+                pages_with_files.add(page_of(path.name))
         for page in range(entry.page_count(split)):
             path = folder / page_name(page)
             try:
@@ -34,10 +36,12 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
             except CacheError as error:
                 problems.append(Problem.of(path, error, remedy))
             else:
-                problems += _damage(path, lines, remedy, files_exist=page in filled, contents=contents)
+                files_exist = page in pages_with_files
+                problems += _damage(path, lines, remedy, files_exist=files_exist, contents=contents)
     damaged = {problem.path.parent.name for problem in problems}
     # Arrays that were derived from the features, such as moments, which have a list of their own.
-    path, remedy = entry.path / derived.FOLDER / NAME, "it is computed again when needed"
+    path = entry.path / derived.FOLDER / NAME
+    remedy = "it is computed again when needed"
     lines = derived.listed(path.parent)
     if lines is None:
         problems.append(Problem(path, "damaged", remedy))

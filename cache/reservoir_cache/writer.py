@@ -106,12 +106,12 @@ class ShardWriter:
         self._locks = entry_locks(entry.path)
         self._at_work = self._locks.at_work()
         self._threads = ThreadPoolExecutor(WRITERS)
-        self._room = threading.Semaphore(PENDING)
-        self._claimed = set[int]()
-        self._sizes = list[int]()
-        self._error: BaseException | None = None
+        self._room = threading.Semaphore(PENDING)  # one for each further block that memory may hold
+        self._claimed = set[int]()  # numbers of the blocks that this run has claimed
+        self._sizes = list[int]()  # bytes of the shards that have been written
+        self._error: BaseException | None = None  # the last error of a thread
         self._guard = threading.Lock()  # of the two fields below
-        self._group = list[_Written]()
+        self._group = list[_Written]()  # blocks to be listed together
         self._unwritten = 0  # blocks that are queued, or that a thread writes
 
     def __enter__(self) -> "ShardWriter":
@@ -258,6 +258,10 @@ def _list_shards(entry: Entry, group: Sequence[_Written]) -> None:
 def _check_shapes(page: Manifest, shapes: Mapping[str, Column]) -> None:
     """Raise CacheError if a column has another shape than in the blocks that a page lists."""
     for name, shape in shapes.items():
-        if shape != (other := page.columns.get(name, shape)):
-            own, others = (shape.tokens, shape.width), (other.tokens, other.width)
-            raise CacheError(f"column {name}: shape {own} per row, but other blocks have {others}")
+        listed = page.columns.get(name)
+        if listed is not None and listed != shape:
+            own_shape = (shape.tokens, shape.width)
+            listed_shape = (listed.tokens, listed.width)
+            raise CacheError(
+                f"column {name}: shape {own_shape} per row, but other blocks have {listed_shape}"
+            )

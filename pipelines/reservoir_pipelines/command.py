@@ -79,8 +79,11 @@ def command(app: typer.Typer, function: Callable[..., Answer], *groups: Any) -> 
 def public_command(
     app: typer.Typer, function: Callable[..., Any], show: Callable[[Any], Answer | None] = Answer
 ) -> None:
-    """Register a public function, whose parameters are arguments and options and whose result ``show`` answers with."""
-    declared = parameter_fields(vars(function)["arguments"])
+    """Register a public function as a command, whose answer ``show`` makes of the function's result.
+
+    Parameters without a default become arguments, and the others options.
+    """
+    declared = parameter_fields(vars(function)["arguments"])  # `takes` stores them in the function
     own = [_required(item) for item in declared if item.default is MISSING]
     fields_of_options = {item.name: item for item in declared if item.default is not MISSING}
 

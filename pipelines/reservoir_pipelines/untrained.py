@@ -64,14 +64,20 @@ class Contrast(Record):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         differences = {name: getattr(self, name) for name in DIFFERENCES}
-        return as_json(
-            vars(self) | {name: difference and vars(difference) for name, difference in differences.items()}
-        )
+        # None stands for a difference that was not computed.
+        as_dicts = {
+            name: None if difference is None else vars(difference)
+            for name, difference in differences.items()
+        }
+        return as_json(vars(self) | as_dicts)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Contrast":
         """Build a contrast from the values of `to_dict`."""
-        differences = {name: values[name] and from_json(Difference, values[name]) for name in DIFFERENCES}
+        differences = {
+            name: None if values[name] is None else from_json(Difference, values[name])
+            for name in DIFFERENCES
+        }
         results = {name: Result.from_dict(values[name]) for name in ("trained", "untrained")}
         return from_json(cls, {**values, **differences, **results})
 

@@ -179,8 +179,8 @@ class Backbone(nn.Module):
     def set_compute(self, compute: str) -> None:
         """Run in one of `PRECISIONS`; recurrent models stay in float32.
 
-        ``bfloat16`` is that of matrix products in the blocks. With ``bfloat16-all`` all weights and hidden states have
-        it, as in a model that transformers loads with ``dtype=torch.bfloat16``.
+        With ``bfloat16`` the matrix products in the blocks have this precision. With ``bfloat16-all`` all weights and
+        hidden states have it, as in a model that transformers loads with ``dtype=torch.bfloat16``.
         """
         if not self.allows_bfloat16:
             return

@@ -251,9 +251,11 @@ class CompressedPackedMatrix(CompressedMatrix):
         outputs, _ = self.shape_of(".weight_packed")
         if self.shape_of(".weight_shape", 1) != (2,):
             raise self.misfit(".weight_shape")
-        rows, inputs = self.part(".weight_shape")[...].tolist()
-        if rows != outputs or inputs < 1:
-            raise ValueError(f"{self.path[:100]}.weight_shape says {rows} x {inputs}")
+        # The number of inputs is stored, because words at the end may have unused bits.
+        stored_outputs, inputs = self.part(".weight_shape")[...].tolist()
+        if stored_outputs != outputs or inputs < 1:
+            raise ValueError(f"{self.path[:100]}.weight_shape says {stored_outputs} x {inputs}")
+        # Both raise an error if the shapes of the parts do not fit together.
         self.bits(inputs)
         self.check_groups(inputs, self.count_of_groups(outputs))
         return outputs, inputs

@@ -36,7 +36,7 @@ class Description:
 
     @classmethod
     def read(cls, stored: Tensor) -> "Description":
-        """Return the description in the bytes of a text; raise an error if bitsandbytes does not write such a one."""
+        """Return the description in the bytes of a JSON text; refuse values that bitsandbytes does not write."""
         values = json.loads(bytes(stored.tolist()))
         outputs, inputs = values["shape"]
         description = cls(

@@ -112,12 +112,13 @@ class VectorModel(nn.Module):
         return next((p.dtype for name, p in weights if not name.startswith(self._blocks)), torch.float32)
 
     def _positions(self, embeds: Tensor) -> Tensor:
-        """Return the sines and cosines of Vaswani et al. 2017 (tokens, width), as large as the model's weights."""
+        """Return the sines and cosines of Vaswani et al. 2017, (tokens, width), with the scale of initial weights."""
         tokens, width = embeds.shape[1:]
         channels = torch.arange(0, width, 2, device=embeds.device)
         rates = torch.exp(channels * (-math.log(10_000) / width))
         angles = torch.arange(tokens, device=embeds.device)[:, None] * rates
         waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
+        # Most configurations of transformers have 0.02 as the standard deviation of initial weights.
         deviation = getattr(self.model.config, "initializer_range", None) or 0.02
         return math.sqrt(2) * deviation * waves  # the mean square of a sine is one half
 

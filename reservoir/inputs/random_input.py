@@ -68,7 +68,7 @@ def draw_inputs(
 ) -> InputLayer | BracketCounter | KernelConvolution | PatchConvolution:
     """Return the input layer that reads tokens of a task, or a convolution that responds to whole rows in its place.
 
-    In the task as ``seen`` by the model, windows are the tokens.
+    ``seen`` is the task as the model sees it: each of its tokens is one of the ``windows``.
     """
     width = backbone.width
     responds_to_rows = settings.input == "kernels" and not backbone.depth and not windows.plain

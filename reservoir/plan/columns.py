@@ -181,8 +181,11 @@ def _check_columns(
 
 
 def _mask_obstacle(reader: Reader | None, mask: str) -> str:
-    """Return why rows come without a mask of tokens, with what to do; ``words`` are known for all rows."""
-    if mask in ("", "words"):
+    """Return why a model's reader cannot make the mask of this name, with what to do; empty if it can."""
+    if mask in (
+        "",
+        "words",
+    ):  # the pooling reads no mask, or one that needs no places of tokens in the text
         return ""
     from reservoir.inputs.native import TextReader  # imports torch, which fit does not need
 

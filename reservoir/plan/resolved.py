@@ -110,7 +110,9 @@ class Plan:
     @property
     def note(self) -> str:
         """A message if default poolings are few, or if default windows skip a part of each row."""
-        windows, note = self.reservoir.windows(self.task), self.more
+        windows = self.reservoir.windows(self.task)
+        note = self.more
+        # Windows that the user has chosen may skip values on purpose.
         if not note and self.reasons["stride"] != GIVEN and windows.read_share < 1:
             cut = f"windows of {windows.patch} with stride {windows.stride}"
             note = f"{cut} cover {windows.read_share:.0%} of each row; reduce --stride or raise --patch to cover more"

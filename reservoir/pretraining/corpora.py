@@ -128,7 +128,9 @@ class Stream:
         """Return windows that are independent of all training seeds, the same for every call."""
         count = max(1, HELD_OUT_TOKENS // tokens)
         windows = self.windows(generator("held out", self._name, split), count, tokens)
-        return HeldOut(windows, np.ones(count, np.int64))
+        # Windows of a stream do not overlap, so each predicts all of its tokens from the second on.
+        first = np.ones(count, np.int64)
+        return HeldOut(windows, first)
 
     def describe(self) -> dict[str, object]:
         """Return the name, the vocabulary and the parameters of the stream."""

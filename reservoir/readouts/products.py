@@ -129,9 +129,10 @@ def uploaded(x: np.ndarray, device: str) -> Any:
 
     from reservoir.devices import pinned
 
-    place = torch.device(device)
-    host = torch.from_numpy(np.require(x, requirements=["C", "W"]))
-    return pinned(host, place).to(place, non_blocking=True)
+    target = torch.device(device)
+    # torch refuses arrays with negative strides, and warns of read-only ones.
+    host = torch.from_numpy(np.require(x, requirements=["C_CONTIGUOUS", "WRITEABLE"]))
+    return pinned(host, target).to(target, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ arithmetic = _current.get  # the arithmetic of the innermost `products_on`
 
 @contextmanager
 def products_on(chosen: Arithmetic) -> Iterator[None]:
-    """Use one arithmetic for all readouts that are fitted inside the ``with`` block, on a device without TF32."""
+    """Fit all readouts inside the ``with`` block with the same `Arithmetic`, on a device without TF32."""
     exact: AbstractContextManager[None] = nullcontext()
     if chosen.device is not None:
         from reservoir.devices import exact_products  # imports torch

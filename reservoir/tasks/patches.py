@@ -93,7 +93,7 @@ def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
 
 
 def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """Return images cropped, flipped and rotated as the bits of ``chance`` (rows,), random whole numbers, say."""
+    """Return images cropped, flipped and rotated at random; ``chance`` (rows,), uint64, has the random bits of each."""
     rows, height, width, channels = images.shape
     # Each decision has bits of its own: 16 for each shift of the crop, one for the flip, 31 for the angle.
     steps = np.uint64(2 * PADDING + 1)
@@ -115,9 +115,9 @@ def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
     column = column + right[:, None, None]
     inside &= (row >= 0) & (row < height) & (column >= 0) & (column < width)
     # Pixels outside take the value of an additional black one, which stands at the end.
-    place = np.where(inside, row * width + column, height * width)
+    old_pixel = np.where(inside, row * width + column, height * width)
     flat = np.pad(images.reshape(rows, height * width, channels), ((0, 0), (0, 1), (0, 0)))
-    return np.take_along_axis(flat, place.reshape(rows, -1, 1), axis=1).reshape(images.shape)
+    return np.take_along_axis(flat, old_pixel.reshape(rows, -1, 1), axis=1).reshape(images.shape)
 
 
 def _bits(numbers: np.ndarray, start: int, count: int) -> np.ndarray:

@@ -94,7 +94,7 @@ def remove(entry: Name, options: dict[str, Any]) -> Answer:
     """Delete one entry, or another folder of the cache."""
     root = cache_root(**options)
     others = [path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)]
-    paths = others or _entries(entry, root)
+    paths = others or [_entry_folder(entry, root)]
     size = sum(map(store.folder_bytes, paths))
     for path in paths:
         shutil.rmtree(path) if others else store.remove(path)
@@ -214,12 +214,12 @@ def _same(name: str, path: Path) -> bool:
     return Path(name).is_dir() and Path(name).resolve() == path.resolve()
 
 
-def _entries(name: str, root: Path) -> list[Path]:
-    """Return the folder of an entry, even a broken one."""
-    broken = [problem.path for problem in store.broken_entries(root)]
-    if named := [path for path in broken if name == path.name or _same(name, path)]:
-        return named[:1]
-    return [_find(name, root).path]
+def _entry_folder(name: str, root: Path) -> Path:
+    """Return the folder of an entry, even a broken one, which has no specification to find it by."""
+    for problem in store.broken_entries(root):
+        if name == problem.path.name or _same(name, problem.path):
+            return problem.path
+    return _find(name, root).path
 
 
 def _find(name: str, root: Path) -> store.Entry:

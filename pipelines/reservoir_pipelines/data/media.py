@@ -180,7 +180,7 @@ def folder_labels(root: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 OTHER_RATE = 1.5
-"""Ratio of the times between rows of recordings from which a note says that they differ."""
+"""A note says that sampling rates differ if the largest is more than this many times the smallest."""
 
 
 STEP_LABELS = ("label", "target", "class")
@@ -201,7 +201,7 @@ class RecordingReader:
         self.has_labels = has_labels
         self.label = (options.label or "") if has_labels else ""
         self.labels: list[list[str]] = []
-        self.steps: set[float] = set()  # median time from row to row of each recording
+        self.sampling_times: set[float] = set()  # median time from row to row of each recording
 
     def read(self, file: Path) -> np.ndarray:
         """Return the values of a recording, (steps, channels), in the order of its times."""
@@ -217,8 +217,8 @@ class RecordingReader:
         table.frame = table.frame.drop(columns=dropped, errors="ignore")
         time = self._time_column(table)
         if time:
-            table, step = _in_order(table, time)
-            self.steps |= {step} - {0.0}
+            table, sampling_time = _in_order(table, time)
+            self.sampling_times |= {sampling_time} - {0.0}
         # All other columns of the first recording are the channels of all.
         channels = self.channels or [
             name for name in table.names if name not in (time, self.label) and not INDEX.fullmatch(name)
@@ -256,7 +256,10 @@ class RecordingReader:
         return padded_labels(where, self.labels, self.options)
 
     def new_labels(self, *, each: bool) -> np.ndarray:
-        """Return the labels of new recordings as objects (rows,), lists if ``each`` step has one; None if one lacks."""
+        """Return the labels of new recordings as objects (rows,): lists if ``each`` step has a label.
+
+        A recording that lacks a label has None.
+        """
         where = f"{self.where}, column {self.label!r}"
         labels = np.empty(len(self.labels), object)
         for row, cells in enumerate(self.labels):
@@ -267,9 +270,11 @@ class RecordingReader:
 
     def notes(self) -> list[str]:
         """Return a note if the sampling rates of the recordings differ."""
-        if not self.steps or max(self.steps) <= OTHER_RATE * min(self.steps):
+        if not self.sampling_times:
             return []
-        ratio = max(self.steps) / min(self.steps)
+        ratio = max(self.sampling_times) / min(self.sampling_times)
+        if ratio <= OTHER_RATE:
+            return []
         return [
             f"the rows of some recordings are {ratio:.3g} times as far apart in time as those of others; "
             "resample them to one sampling rate"

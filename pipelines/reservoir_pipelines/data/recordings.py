@@ -393,17 +393,22 @@ def _labels_of_windows(
     counts = np.full(len(lengths), steps) if y.ndim > 1 else lengths
     places = [first + np.arange(count) for first, count in zip(windows.start, counts, strict=True)]
     if y.ndim > 1:
-        places = [np.minimum(at, y.shape[1] - 1) for at in places]
+        places = [np.minimum(steps_of_window, y.shape[1] - 1) for steps_of_window in places]
     return _labels_at(y, windows.recording, places)
 
 
 def _labels_at(y: np.ndarray, recording: np.ndarray, places: list[np.ndarray]) -> np.ndarray:
-    """Return the labels of some steps of recordings: an array, or of new rows objects (rows,) that may be None."""
+    """Return the labels of the steps ``places`` of each ``recording``.
+
+    The labels of recordings, ``y``, are an array (recordings, steps); those of new recordings are objects
+    (recordings,), each a list or None. The result has the same form.
+    """
     if y.ndim > 1:
-        return np.stack([y[r, at] for r, at in zip(recording, places, strict=True)])
+        return np.stack([y[number, steps] for number, steps in zip(recording, places, strict=True)])
     labels = np.empty(len(recording), object)
-    for row, (r, at) in enumerate(zip(recording, places, strict=True)):
-        labels[row] = None if y[r] is None else [y[r][place] for place in at]
+    for row, (number, steps) in enumerate(zip(recording, places, strict=True)):
+        of_recording = y[number]
+        labels[row] = None if of_recording is None else [of_recording[step] for step in steps]
     return labels
 
 

@@ -329,9 +329,9 @@ def no_label_among(table: Table) -> str:
 
 
 def _likely_labels(table: Table, candidates: Sequence[str]) -> list[str]:
-    """Return the columns that look like classes, those with the fewest different cells first, and later ones first.
+    """Return the candidates that look like classes: those with fewer different cells first, else later ones first.
 
-    They are texts, if there are some, or each of two columns.
+    Among three candidates or more, only texts look like classes, if there are any.
     """
     frame = table.frame
     single = [name for name in candidates if not holds_lists(frame[name])] or candidates

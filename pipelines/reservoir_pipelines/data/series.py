@@ -25,17 +25,20 @@ class Series(NamedTuple):
 
 
 def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
-    """Return whether a path is of a series: a published pair of files, a ``.ts`` file, or a table without names."""
+    """Return whether a path holds series: a published pair of files, a ``.ts`` file, or a table without a header."""
     path = Path(origin)
+    # New rows for a readout (of ``task``) are one file. The published pair is only read for a fit.
     if task is None and split_files(path):
         return True
-    return path.is_file() and (path.suffix.lower() == ".ts" or (is_bare(path) and not options.label))
+    if not path.is_file():
+        return False
+    # --label names a column, so the first line of the table has the names of columns.
+    return path.suffix.lower() == ".ts" or (is_bare(path) and not options.label)
 
 
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the series of a file, or of the published train and test files that belong together."""
     path = Path(origin)
-    # New rows for a readout (of ``task``) are one file. The published pair is only read for a fit.
     files = {} if task else split_files(path)
     series = [
         _read_ts(file) if file.suffix.lower() == ".ts" else _read_bare(file)

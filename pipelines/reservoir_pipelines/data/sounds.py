@@ -12,12 +12,12 @@ from reservoir.size_limits import check_expansion, check_padding
 from reservoir.tasks.task import SOUND_RATE
 from reservoir_pipelines.data.rows import BadRows, Rows
 
-RATES = (1_000, 768_000)
-BANDS = 40
+RATES = (1_000, 768_000)  # samples per second that a file may have
+BANDS = 40  # of the mel spectrum
 WINDOW, STEP = 0.025, 0.010  # seconds that a frame spans, and from one frame to the next
-LOWEST = 20.0
+LOWEST = 20.0  # Hz, the low edge of the lowest band, about where hearing begins
 FLOOR = 1e-8  # added to the power of each band: log 0 is infinite; a 16-bit step has 1e-9 of full power
-PIECE_VALUES = 2**25
+PIECE_VALUES = 2**25  # values of float32 that are decoded together, 128 MB
 
 
 class Sound(NamedTuple):
@@ -42,6 +42,7 @@ def open_sound(path: Path, rate: int = SOUND_RATE) -> Sound:
                 f"give at least one, at {RATES[0]:,} to {RATES[1]:,} per second",
             )
         sound = Sound(path, file.samplerate, file.frames)
+        # Samples are decoded and resampled as float64, of 8 bytes each.
         size = 8 * max(file.frames * file.channels, sound.count(rate))
         check_expansion(path, "samples", size, path.stat().st_size)
         return sound
@@ -166,7 +167,8 @@ def _bands(size: int, rate: int) -> np.ndarray:
     rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
     triangles = np.maximum(0, np.minimum(rising, falling))
     nearest = np.abs(hertz - middle).argmin(axis=0)  # a band between two bins gets the nearest bin
-    triangles[nearest, np.arange(BANDS)] = np.maximum(triangles[nearest, np.arange(BANDS)], 1e-3)
+    bands = np.arange(BANDS)
+    triangles[nearest, bands] = np.maximum(triangles[nearest, bands], 1e-3)
     return triangles / triangles.sum(axis=0)
 
 

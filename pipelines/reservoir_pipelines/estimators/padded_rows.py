@@ -100,15 +100,18 @@ def pad_sequences(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.n
         item.astype(float) if item.dtype == object and None in item else item for item in map(np.asarray, x)
     ]
     for row, item in enumerate(items):
-        fits = item.size and item.ndim in (1, 2) and item.shape[1:] == items[0].shape[1:]
-        if not fits or item.dtype.kind not in "biuf":
+        has_values = item.size > 0 and item.ndim in (1, 2)
+        has_same_channels = item.shape[1:] == items[0].shape[1:]
+        if not has_values or not has_same_channels or item.dtype.kind not in "biuf":
             problem = f"X[{row}] has the shape {item.shape} and type {item.dtype}"
             raise ValueError(
                 f"{problem}; give (values,) or (values, channels) of numbers, all with the same channels"
             )
     values, lengths = padded("X", items)
-    short = max(0, shortest - values.shape[1])
-    return np.pad(values, [(0, 0), (0, short), (0, 0)][: values.ndim]), lengths.astype(np.int32)
+    # Lengthen the axis of values, the second one, if it is too short.
+    padding = [(0, 0)] * values.ndim
+    padding[1] = (0, max(0, shortest - values.shape[1]))
+    return np.pad(values, padding), lengths.astype(np.int32)
 
 
 def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:

@@ -264,10 +264,11 @@ def compute_blocks(
 
 
 def _joined(launched: Sequence[Callable[[], Any]]) -> Arrays:
-    """Return the columns of a block from those of its parts; if there are several, all parts are encoded."""
+    """Wait for the parts of a block that were launched, and return the columns of the block."""
     parts = [fetch() for fetch in launched]
     if len(parts) == 1:
         return parts[0]
+    # Only extractions have blocks of several parts, and they encode each part where it was computed.
     return {column: Encoded.joined([part[column] for part in parts]) for column in parts[0]}
 
 

@@ -81,28 +81,35 @@ class EntryTokens:
     def write_labels(self, entry: Entry) -> None:
         """Write labels, texts, groups, token IDs and spans of the rows of an entry, unless it has them."""
         for split, index in self.rows.items():
-            tokens, whole = self.tokens[split], self.prepared.split(split)
-            text = tokens.texts
-            # Texts are the groups of their words, unless they have groups themselves. Texts of other splits have
-            # other numbers.
-            texts_before = sum(count for name, count in self.prepared.rows.items() if name < split)
-            groups = texts_before + index if whole.groups is None else whole.groups[index]
+            tokens = self.tokens[split]
+            prepared = self.prepared.split(split)
+            text = tokens.texts  # the number of the text of each row, among those of ``index``
+            groups = self._text_groups(split) if prepared.groups is None else prepared.groups
             targets = {
                 "y": self._labels(split),
                 "lengths": np.ones(len(tokens), np.uint8),
                 "index": index[text].astype(np.int32),
-                "groups": groups[text].astype(np.int32),
+                "groups": groups[index][text].astype(np.int32),
                 "pointers": tokens.pointers,
                 "token_ids": tokens.token_ids,
                 "spans": tokens.spans,
             }
-            if not np.array_equal(whole.ids[index], index):  # the ids are not the numbers of the texts
-                targets["text_ids"] = whole.ids[index]
+            if not np.array_equal(prepared.ids[index], index):  # the ids are not the numbers of the texts
+                targets["text_ids"] = prepared.ids[index]
             write_targets(entry, split, targets)
+
+    def _text_groups(self, split: str) -> np.ndarray:
+        """Return a group for each prepared text of a split, which no text of another split has."""
+        # The texts are numbered through all splits, in the order of the splits' names.
+        counts = self.prepared.rows
+        texts_before = sum(counts[name] for name in counts if name < split)
+        return texts_before + np.arange(counts[split])
 
     def _labels(self, split: str) -> np.ndarray:
         """Return the labels of the rows of a split, (rows, 1, outputs)."""
-        tokens, first, labels = self.tokens[split], 0, []
+        tokens = self.tokens[split]
+        labels: list[np.ndarray] = []
+        first = 0  # the number of the first text of the part
         for part in _parts(self.prepared, split, self.rows[split]):
             low, high = tokens.pointers[[first, first + len(part)]]
             number = 0 if self.task.parameters["each"] == "text" else tokens.labelled[low:high]

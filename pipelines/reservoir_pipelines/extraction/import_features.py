@@ -145,9 +145,10 @@ def import_features(
 
 def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
     """Return the arrays of a file, which hold all rows of the prepared data."""
-    before = stamp(file)
+    stamps = {file: stamp(file)}  # before the file is opened, so that `_write` notices every change
     features = _by_column(file, open_arrays(file, stack), prepared)
-    return Incoming(features, {file: before}, UNKNOWN_FORM).of_task(prepared, draw_rows(prepared, None))
+    all_rows = draw_rows(prepared, None)
+    return Incoming(features, stamps, UNKNOWN_FORM).of_task(prepared, all_rows)
 
 
 def _from_folder(

@@ -37,7 +37,9 @@ PROBE_OUTLIERS = 0.05  # largest share of the values that may differ by more tha
 # The extractors of this process by cache key: a worker loads the model once for all pieces of work, and the process
 # that started the command does not load it twice.
 _extractors: dict[str, Extractor] = {}
-_one_pass = threading.Lock()  # a forward pass changes the blocks of the backbone
+_forward_lock = (
+    threading.Lock()
+)  # one forward pass at a time, because it changes the blocks of the backbone
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ def share_blocks(
 
 
 def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tuple[str, int]]) -> int:
-    """Compute and publish some blocks of an entry; return the number of their rows."""
-    with _one_pass, silenced():
+    """Compute and publish some blocks of the entry at ``path``; return the number of their rows."""
+    # The caller prints the progress of all workers.
+    with _forward_lock, silenced():
         extractor = _extractors.get(share.key) or open_share(share)
         entry = Entry.open(path)
         extractor.make_ready(entry)

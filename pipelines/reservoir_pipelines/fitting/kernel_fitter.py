@@ -94,7 +94,7 @@ class KernelFitter(Fitter):
     def fit(self, source: Source) -> ColumnFit:
         """Choose a penalty by some of the training rows, and fit all of them."""
         training = TrainingRows.of(source, ("train",), targets_of(source, self.classes))
-        name, training = self._some(training, self.rows)
+        name, training = self._drawn(training, self.rows)
         if len(training) <= CHOICE_ROWS:
             duals = training.duals(self.kind, self.alphas)
             results = self._results(source, training, duals, self.alphas, name)
@@ -115,17 +115,17 @@ class KernelFitter(Fitter):
         if not self.refits:
             return chosen
         assert isinstance(chosen, KernelReadout)
-        _, training = self._some(TrainingRows.of(source, KNOWN, chosen.targets), self.rows)
+        _, training = self._drawn(TrainingRows.of(source, KNOWN, chosen.targets), self.rows)
         readout = training.readout(self.kind, self._solved(source, training, float(alpha or 1)))
         return replace(readout, temperature=chosen.temperature)
 
     def _results_of_some(self, source: Source, training: "TrainingRows") -> list[Result]:
         """Return the result of each penalty for `CHOICE_ROWS` of the training rows."""
-        name, some = self._some(training, CHOICE_ROWS)
-        return self._results(source, some, some.duals(self.kind, self.alphas), self.alphas, name)
+        name, drawn = self._drawn(training, CHOICE_ROWS)
+        return self._results(source, drawn, drawn.duals(self.kind, self.alphas), self.alphas, name)
 
-    def _some(self, training: "TrainingRows", most: int) -> tuple[str, "TrainingRows"]:
-        """Return up to a number of training rows, drawn at random, and the name of a readout of them."""
+    def _drawn(self, training: "TrainingRows", most: int) -> tuple[str, "TrainingRows"]:
+        """Draw up to ``most`` of the training rows; return the name of a readout that is fitted to them, and them."""
         if len(training) <= most:
             return self.kind, training
         drawn = np.sort(generator(0, "kernel rows").permutation(len(training))[:most])

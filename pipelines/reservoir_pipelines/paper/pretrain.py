@@ -121,11 +121,12 @@ def pretrain(
     device = choose_device(place.device)
     compute = choose_training_compute(options.compute, device)
     source = corpus_named(corpus, options.vocabulary)
+    # On a CPU, eager attention is compiled, because the compiler can fuse its operations.
     eager = options.compiled and device.type == "cpu"
     model = LanguageModel(backbone, source.vocabulary, shape.seed, eager=eager)
     recipe = choose_recipe(model, backbone, options, shape.seed)
     check_folder(out)
-    window = recipe.context + 1
+    window = recipe.context + 1  # tokens: all but the last are read, and all but the first predicted
     # Before anything is written, this raises `InputError` if the corpus is too short.
     held_out = {split: source.held_out(split, window) for split in HELD_OUT}
     described = source.describe()

@@ -251,17 +251,23 @@ class _Builder:
         return claims
 
     def _selected(self, spots: list[dict[str, Any]], parts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the table positions that ``parts`` selects; it filters each kind (task, row, column) that it names."""
-        only, tasks = {*parts}, {*self.shared["tasks"]}
-        chosen = {kind: only & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
+        """Return the table positions that the names in ``parts`` select.
+
+        The names of tasks select among tasks, those of rows among rows, and those of columns among columns. A kind
+        without a name is not filtered.
+        """
+        names = {*parts}
+        names_of_tasks = names & {*self.shared["tasks"]}
+        chosen = {kind: names & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
         # Nothing is selected if the recipe has none of the tasks, or none of the rows and columns, that are named.
-        present = set[str]().union(*chosen.values())
-        if any(names and not names & present for names in (only & tasks, only - tasks)):
-            return []
+        present = {name for chosen_names in chosen.values() for name in chosen_names}
+        for named in (names_of_tasks, names - names_of_tasks):
+            if named and not named & present:
+                return []
         return [
             spot
             for spot in spots
-            if all(not named or spot[kind] in named for kind, named in chosen.items())
+            if all(not chosen_names or spot[kind] in chosen_names for kind, chosen_names in chosen.items())
         ]
 
     def _entry(self, kind: str, entry: Any) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, A
 
 
 def _write(traced: Traced, to: str, path: Path) -> None:
-    """Write a program as a file of torch, or else of ONNX."""
+    """Write a traced program to a file, in the format of torch.export or as ONNX."""
     if to == "torch":
         # torch aborts the process if it cannot write to a file, such as on a full disk.
         buffer = io.BytesIO()
@@ -228,10 +228,14 @@ def _write(traced: Traced, to: str, path: Path) -> None:
         path.write_bytes(buffer.getbuffer())
         return
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    names: dict[str, Any] = {"input_names": [*traced.example], "output_names": ["logits"]}
     with warnings.catch_warnings(action="ignore"):
         graph = torch.onnx.export(
-            traced.program, dynamo=True, dynamic_shapes=traced.axes, verbose=False, **names
+            traced.program,
+            dynamo=True,
+            dynamic_shapes=traced.axes,
+            verbose=False,
+            input_names=[*traced.example],
+            output_names=["logits"],
         )
         assert graph is not None
         graph.save(str(path))

@@ -199,14 +199,15 @@ def _write_jsonl(part: Path, predictions: Iterable[Prediction], absent: Names) -
 
 
 def _write_parquet(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
-    arrow, tables = import_pyarrow(part), list[Any]()
+    arrow = import_pyarrow(part)
+    tables: list[Any] = []  # one for each block of predictions
     for columns in _in_blocks(predictions, absent):
         with as_input_error("--out: one column has labels of several types", "write .csv"):
             tables.append(arrow.table(columns))
     with as_input_error("--out: one column has labels of several types", "write .csv"):
-        # A block in which nothing is known of a column has the type null there.
-        whole = arrow.concat_tables(tables, promote_options="default")
-    arrow.parquet.write_table(whole, part)  # a full disk is an error of the system, not of the labels
+        # A column without any value in a block has the type null there, and takes that of the other blocks.
+        joined = arrow.concat_tables(tables, promote_options="default")
+    arrow.parquet.write_table(joined, part)  # a full disk is an error of the system, not of the labels
 
 
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}

@@ -207,8 +207,11 @@ def steps_ahead(forecast: Prediction) -> Iterator[Prediction]:
 
 def _sizes(model: LoadedModel, columns: Sequence[str]) -> tuple[int, int]:
     """Return the number of rows of a block and of a batch."""
-    task, long = model.fpt.task, model.settings.long == "windows"
-    pieces = -(-task.max_tokens // model.reader.max_tokens) if model.reader and long else 1
+    task = model.fpt.task
+    # A long text may become several pieces, each of which is a sequence of the batch.
+    pieces = 1
+    if model.reader and model.settings.long == "windows":
+        pieces = -(-task.max_tokens // model.reader.max_tokens)
     shapes = column_shapes(task, model.fpt.backbone.width, [*map(Column.parse, columns)])
     return rows_at_a_time(task, model.reader, shapes, devices.kind(model.device), pieces)
 
