@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.cuda_graphs import WARM_UP
-from reservoir.devices import compile_blocks, compile_safely
-from reservoir.loaded_model import LoadedModel
+from reservoir.devices import choose_training_compute, compile_blocks, compile_safely
+from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import TrainOptions
 from reservoir.plan.rates import TRAIN_RATE
 from reservoir.reservoir import Reservoir
@@ -40,7 +40,7 @@ from reservoir.tasks.task import Split, Task, Vectors
 from reservoir.training.captured import capture_on_gpu
 from reservoir.training.rows import StoredRows, TrainingRows, raw_batch
 from reservoir.training.steps import FPTSteps
-from reservoir.training.trainable import load_trainable
+from reservoir.training.trainable import make_trainable
 from reservoir.training.trainer import Processes, Trainer
 
 DIM, CLASSES = 16, 10
@@ -60,7 +60,9 @@ def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout
     """Return an untrained GPT-2 small, built as by `train`."""
     task = Task(name="speed", form=Vectors(DIM), max_tokens=tokens, classes=CLASSES)
     reservoir = Reservoir(backbone="gpt2", init="random", depth=depth)
-    model, _ = load_trainable(task, reservoir, None, device, compute, "orthogonal", dropout=dropout)
+    loaded = load_model(task, reservoir, device, "float32")
+    precision = choose_training_compute(compute, loaded.device)
+    model, _ = make_trainable(loaded, None, precision, dropout=dropout)
     model.fpt.train()
     return model
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -56,6 +57,15 @@ def as_input_error(problem: str, remedy: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InputError(f"{problem} ({first_line(error, problem.partition(': ')[0])})", remedy) from error
+
+
+@contextmanager
+def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
+    """Raise `InputError`, in one line, if a path cannot be written within the context."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})", instead) from error
 
 
 def require_path(value: object, what: str) -> str:

@@ -168,7 +168,7 @@ def import_features(arguments: ImportFeaturesArguments) -> Extraction:
     >>> fit(import_features("pixels.safetensors", task="digits", name="pixels")).best.columns
     ('imported/mean',)
     """
-    from reservoir_pipelines.extraction.engine_files import is_engine_folder
+    from reservoir_pipelines.extraction.engine_folder import is_engine_folder
 
     file = Path(require_path(arguments.file, "import_features: file"))
     task = None if arguments.task is None else require_path(arguments.task, "import_features: task")

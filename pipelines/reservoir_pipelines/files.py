@@ -62,15 +62,6 @@ class DamagedError(ValueError):
     """The content of a file has changed since it was written."""
 
 
-@contextmanager
-def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
-    """Raise `InputError`, in one line, if a path cannot be written within the context."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})", instead) from error
-
-
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     """Write rows as CSV, floats with six decimals; the file is replaced atomically."""
     text = io.StringIO(newline="")

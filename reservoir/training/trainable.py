@@ -7,13 +7,10 @@ from typing import Any
 from torch import nn
 
 from reservoir.backbones import GROUPS, Backbone
-from reservoir.devices import choose_device, choose_training_compute
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.loaded_model import LoadedModel, load_model
+from reservoir.loaded_model import LoadedModel
 from reservoir.plan.columns import split_names
-from reservoir.reservoir import Reservoir
-from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
 
 FPT_GROUPS = ("input", "layernorm", "positions", "output")  # trained by default
@@ -21,32 +18,23 @@ NAMES = ("input", "output", *GROUPS, "last-attention", "all")
 """Groups of ``--train``; ``last-attention`` is the attention of the last block, ``all`` every parameter."""
 
 
-def load_trainable(
-    task: Task,
-    settings: Reservoir,
+def make_trainable(
+    model: LoadedModel,
     groups: str | Sequence[str] | None,
-    device: str,
-    compute: str,
-    output_init: str,
+    precision: str,
     *,
     dropout: float = 0.0,
     drops_below: bool = False,
 ) -> tuple[LoadedModel, tuple[str, ...]]:
-    """Build a model and unfreeze groups, by default those of an FPT; trained weights stay in float32.
+    """Unfreeze groups of a model, by default those of an FPT, and set the ``precision`` of its frozen matrices.
 
-    The rate ``dropout`` applies above the lowest trained layer, with ``drops_below`` also below it.
+    The model is loaded in float32, in which trained weights stay. The rate ``dropout`` applies above the lowest trained
+    layer, with ``drops_below`` also below it.
     """
-    if task.labels_each_token or task.labels_text_tokens:
-        raise InputError(
-            f"task {task.name!r}: every token has a label, which train does not support",
-            "use extract and fit",
-        )
-    precision = choose_training_compute(compute, choose_device(device))
-    model = load_model(task, settings, device, "float32", output_init)
     backbone = model.fpt.backbone
     if not backbone.depth:
         raise InputError(
-            f"--backbone {settings.backbone}: it has no blocks, and train needs some",
+            f"--backbone {model.settings.backbone}: it has no blocks, and train needs some",
             "choose another backbone, such as mini",
         )
     chosen = split_names(groups) if groups else default_groups(backbone)

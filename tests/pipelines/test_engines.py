@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import export_features, extract, fit, import_features, predict
-from reservoir_pipelines.extraction import engine_files, engine_folder
+from reservoir_pipelines.extraction import engine_folder
 from reservoir_pipelines.fitting.bundle import Bundle
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
@@ -266,7 +266,7 @@ def test_rows_are_found_by_the_ids_of_the_table(table, requests, tmp_path):
     for split in by_id:
         assert np.array_equal(by_id[split]["block07/mean"], by_number[split]["block07/mean"])
     with pytest.raises(InputError, match="the id '0' names several rows"):
-        engine_files.files_of_rows(requests, {"train": np.arange(3), "test": np.arange(2)}, more_allowed=False)
+        engine_folder.files_of_rows(requests, {"train": np.arange(3), "test": np.arange(2)}, more_allowed=False)
 
 
 def test_model_revision_and_layers_are_part_of_the_key(table, requests):

@@ -8,7 +8,7 @@ from typing import Any
 
 from reservoir_cache import Entry, FeatureStore, SplitFeatures, new_folder
 
-from reservoir.errors import InputError, as_input_error, nearest, require_path
+from reservoir.errors import InputError, as_input_error, nearest, require_path, writing
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions
 from reservoir_pipelines.extraction.extract import Extraction, find_entry
@@ -21,7 +21,7 @@ from reservoir_pipelines.extraction.feature_folder import (
     open_source,
     without_folders,
 )
-from reservoir_pipelines.files import cache_root, file_digest, writing
+from reservoir_pipelines.files import cache_root, file_digest
 from reservoir_pipelines.output import Meter, Record, meter
 
 

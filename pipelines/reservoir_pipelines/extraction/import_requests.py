@@ -17,10 +17,10 @@ from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, LayerOptions, TaskOptions
-from reservoir_pipelines.extraction.engine_files import files_of_rows
 from reservoir_pipelines.extraction.engine_folder import (
     EngineFolder,
     EngineModel,
+    files_of_rows,
     parse_layers,
     request_columns,
     request_shape,

@@ -132,9 +132,10 @@ def _default_columns(known: Known, *, cross_validated: bool) -> tuple[tuple[Colu
     """Return the columns, alone and joined, among which a readout is chosen, and those that are chosen by default."""
     # The rules for windows of values and symbols hold for a single model that reads such windows.
     native = len(known.views) > 1 or known.view.spec.input.kind == "native"
+    kind = kind_of(known.task)
     candidates = readout_candidates(
         known.task,
-        kind_of(known.task),
+        kind,
         known.columns,
         known.widths,
         known.rows["train"],

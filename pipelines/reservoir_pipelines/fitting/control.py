@@ -19,7 +19,7 @@ from reservoir.errors import InputError
 from reservoir.readouts.evaluation import evaluate_labels
 from reservoir.readouts.linear import Readout, has_labels
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.fitting.fitter import Choice, Fitter
+from reservoir_pipelines.fitting.fitter import Choice
 from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Labelling, TestSplit
 
 DRAWS = 5  # random labellings, over whose scores the mean is taken
@@ -67,14 +67,6 @@ class Control:
             for y, labels in zip(truths, predicted, strict=True)
         ]
         return float(np.mean(scores))
-
-
-def check_control(task: Task, fitter: Fitter) -> None:
-    """Raise `InputError` if readouts of a task by a fitter have no control task."""
-    if task.horizon:
-        raise InputError("--control: forecasts have no control task", "remove the flag")
-    if fitter.kind not in ("ridge", "logistic"):
-        raise InputError(f"--control: {fitter.kind} readouts have no control task", "use ridge or logistic")
 
 
 def fit_control(choice: Choice, readout: Readout, task: Task) -> Control:

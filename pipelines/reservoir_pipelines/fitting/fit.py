@@ -13,21 +13,20 @@ from typing import Any
 
 from reservoir_cache import Entry, make_folder, untracked
 
-from reservoir.errors import InputError, as_input_error
+from reservoir.errors import InputError, as_input_error, writing
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir.processor import may_have_gpu
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import extract
-from reservoir_pipelines.files import IMPORTED, writing
+from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
 from reservoir_pipelines.fitting.candidates import candidates_of_fit
-from reservoir_pipelines.fitting.control import check_control
 from reservoir_pipelines.fitting.cost import announce
 from reservoir_pipelines.fitting.evaluate import Scores, Test, evaluate_all, evaluate_curve
-from reservoir_pipelines.fitting.fit_data import Features, FitData
+from reservoir_pipelines.fitting.fit_data import Features, FitData, Known
 from reservoir_pipelines.fitting.predictions_csv import PREDICTIONS
 from reservoir_pipelines.fitting.refit import Extras, FinalReadout, FinalReadouts, refit_all
 from reservoir_pipelines.fitting.results import Fit
@@ -42,6 +41,7 @@ class ScoredFit:
     """A fit with its readouts and their test predictions, which another fit of the same rows is compared with."""
 
     fit: Fit
+    known: Known
     finals: FinalReadouts
     scores: Mapping[FinalReadout, Scores]
     task: Task
@@ -51,22 +51,28 @@ def fit(
     features: Features | Sequence[Features] | FitData, options: FitOptions, place: DeviceOptions
 ) -> Fit:
     """Fit a readout to every column under every setting, and choose one by validation."""
-    data = FitData.open_entries(features)
-    result = fit_and_score(data, options, place).fit
-    notify(*patches_note(data.known, result.saved.parent))
-    return result
+    scored = fit_and_score(features, options, place)
+    notify(*patches_note(scored.known, scored.fit.saved.parent))
+    return scored.fit
 
 
 def fit_and_score(
-    data: FitData, options: FitOptions, place: DeviceOptions, *, every_column: bool = False
+    features: Features | Sequence[Features] | FitData,
+    options: FitOptions,
+    place: DeviceOptions,
+    *,
+    every_column: bool = False,
 ) -> ScoredFit:
-    """Fit and score the columns of opened entries; ``every_column`` fits each to all rows, so no layer is missing."""
+    """Fit and score the columns of entries; ``every_column`` fits each to all rows, so no layer is missing."""
     started = time.monotonic()
+    data = FitData.open_entries(features)
     # All that selects gets ``known``, which has no test rows.
     known, task = data.known, data.task
     candidates = candidates_of_fit(known, options, every_column=every_column)
-    if options.control:
-        check_control(task, candidates.fitter)
+    if options.control and task.horizon:
+        raise InputError("--control: forecasts have no control task", "remove the flag")
+    if options.control and (kind := candidates.fitter.kind) not in ("ridge", "logistic"):
+        raise InputError(f"--control: {kind} readouts have no control task", "use ridge or logistic")
     if options.mdl and (task.horizon or not task.classes):
         raise InputError("--mdl: only labels of classes have a description length", "remove the flag")
     arithmetic = _arithmetic(place)
@@ -108,7 +114,7 @@ def fit_and_score(
         seconds=round(time.monotonic() - started, 3),
     )
     save(result, known, finals, scores, default_folder, options)
-    return ScoredFit(fit=result, finals=finals, scores=scores, task=task)
+    return ScoredFit(fit=result, known=known, finals=finals, scores=scores, task=task)
 
 
 def _arithmetic(place: DeviceOptions) -> Arithmetic:

@@ -8,6 +8,7 @@ because every program reads it, and lines are written some at a time.
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,11 @@ class LabelledRows:
     y: np.ndarray
     groups: np.ndarray | None
     numbers: np.ndarray | None = None
+
+    @cached_property
+    def is_labelled(self) -> np.ndarray:
+        """Whether each readout token of a row has labels, (rows, readout_tokens)."""
+        return has_labels(self.y)
 
     @classmethod
     def of(cls, rows: SplitFeatures) -> "LabelledRows":
@@ -76,7 +82,7 @@ def write_predictions(
     folder: Path, task: Task, splits: Mapping[str, LabelledRows], readouts: Sequence[ReadoutPredictions]
 ) -> None:
     """Write the predictions of readouts, most important first; of too many, only the first ones."""
-    lines = sum(int(has_labels(rows.y).sum()) * task.outputs for rows in splits.values())
+    lines = sum(int(rows.is_labelled.sum()) * task.outputs for rows in splits.values())
     max_readouts = max(1, MAX_PREDICTIONS // max(1, lines))
     if left_out := [readout.name for readout in readouts[max_readouts:]]:
         notify(f"{PREDICTIONS} would be too large, so it leaves out {', '.join(left_out)}")
@@ -127,7 +133,7 @@ class _PredictionLines:
         rows = self.splits[split]
         y = rows.y
         # Row, token and output of each line; tokens after the end of a row have no label.
-        labelled = np.broadcast_to(has_labels(y)[..., None], y.shape)
+        labelled = np.broadcast_to(rows.is_labelled[..., None], y.shape)
         row, *places = np.nonzero(labelled)
         truth = y[labelled]
         # The token and the output are columns of the file if there are several.

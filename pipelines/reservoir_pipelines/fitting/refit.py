@@ -140,7 +140,9 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
     if fit.held_out and isinstance(source, RawSource):
         predicted_source = replace(source, some=None)
     predictions = _predict_known(fit, predicted_source, readout)
-    valid_interval = _valid_interval(predictions, predicted_source, fit.result.metric, task)
+    labels = _held_out_labels(predictions, predicted_source)
+    negatives = _held_out_negatives(predictions, labels, predicted_source, task)
+    valid_interval = _valid_interval(predictions, labels, predicted_source, fit.result.metric, task)
     result = fit.result
     if extras.mdl and fitter.has_code:
         # Logistic regression of the raw input may be fitted to some rows, but the labels of all rows are coded.
@@ -161,7 +163,7 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
             for split, predicted in predictions.items()
         },
         valid_interval=valid_interval,
-        held_out_negatives=_held_out_negatives(predictions, predicted_source, task),
+        held_out_negatives=negatives,
         control=fit_control(choice, readout, task) if extras.control else None,
     )
 
@@ -242,13 +244,16 @@ def _predicted(labels: np.ndarray, chances: np.ndarray | None) -> Predicted:
 
 
 def _valid_interval(
-    predictions: Mapping[KnownSplit, Predicted], source: EntrySource, metric: str, task: Task
+    predictions: Mapping[KnownSplit, Predicted],
+    labels: np.ndarray,
+    source: EntrySource,
+    metric: str,
+    task: Task,
 ) -> tuple[float, float] | None:
     """Return the 95% interval of a validation score, from the predictions for valid, or for the rows of all folds."""
     splits = list(predictions)
     predicted = np.concatenate([predictions[split].labels for split in splits])
     # Folds in time never hold out the oldest samples, each of which is a row.
-    labels = _held_out_labels(predictions, source)
     counts = np.concatenate([source.counts(split) for split in splits])[-len(predicted) :]
     names = [str(task.label(number)) for number in range(task.classes)]
     groups = groups_of_splits(source.view, splits)
@@ -264,10 +269,9 @@ def _held_out_labels(predictions: Mapping[KnownSplit, Predicted], source: EntryS
 
 
 def _held_out_negatives(
-    predictions: Mapping[KnownSplit, Predicted], source: EntrySource, task: Task
+    predictions: Mapping[KnownSplit, Predicted], labels: np.ndarray, source: EntrySource, task: Task
 ) -> np.ndarray:
     """Return the probability of the second of two classes for each held-out row of the first; see `FinalReadout`."""
-    labels = _held_out_labels(predictions, source)
     has_one_label_per_row = source.tokens() == 1 and labels.shape[1] == 1
     chances = [part.probabilities for part in predictions.values() if part.probabilities is not None]
     if task.classes != 2 or not has_one_label_per_row or len(chances) < len(predictions):

@@ -11,7 +11,7 @@ from reservoir_cache import path_below, replace_file
 
 from reservoir import InputError
 from reservoir.batches import batches, to_tokens
-from reservoir.errors import as_input_error
+from reservoir.errors import as_input_error, writing
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import as_group
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
@@ -21,7 +21,7 @@ from reservoir.tasks import TASKS, task_named, variant_of
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir_pipelines import Prepared, prepare
 from reservoir_pipelines.data.own_data import own_name
-from reservoir_pipelines.files import cache_root, data_folder, writing
+from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import Record, as_json
 from reservoir_pipelines.plots import attention_top, draw_map, saved_figure
 from reservoir_pipelines.preparation.prepared import scaling_from_json

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from reservoir_cache import locked, make_folder, refuse_links
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, writing
 from reservoir.readouts.evaluation import accuracy_interval
-from reservoir_pipelines.files import json_digest, read_checked, write_checked, writing
+from reservoir_pipelines.files import json_digest, read_checked, write_checked
 from reservoir_pipelines.paper.claims import interval_of, size_of, verdict_on
 
 CELL = "cell:"

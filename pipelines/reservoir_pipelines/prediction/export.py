@@ -15,13 +15,12 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from reservoir.column import Column
-from reservoir.errors import InputError, as_input_error
+from reservoir.errors import InputError, as_input_error, writing
 from reservoir.inputs.native import PixelReader, SoundReader, TextReader
 from reservoir.options import OutOptions
 from reservoir.readouts.linear import LinearReadout
 from reservoir.sequence_model import Branch, PixelsModel, RawInput, SequenceModel, TokensModel
 from reservoir.tasks.task import Task, Vectors
-from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.prediction.load import load_part, open_readout

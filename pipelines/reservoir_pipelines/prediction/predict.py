@@ -25,8 +25,7 @@ from reservoir_pipelines.data.columns import listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
 from reservoir_pipelines.data.rows import BadRows, RecordingSteps, Rows, Skipped
 from reservoir_pipelines.data.table_labels import labels_from_table
-from reservoir_pipelines.extraction.engine_files import is_engine_folder, request_files
-from reservoir_pipelines.extraction.engine_folder import EngineFolder
+from reservoir_pipelines.extraction.engine_folder import EngineFolder, is_engine_folder, request_files
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout

@@ -11,9 +11,9 @@ from typing import Any
 
 from reservoir_cache import replace_file
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, writing
 from reservoir.options import ReportOptions
-from reservoir_pipelines.files import cache_root, read_checked, writing
+from reservoir_pipelines.files import cache_root, read_checked
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.views import fit_part, run_part

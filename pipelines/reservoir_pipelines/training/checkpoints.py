@@ -15,14 +15,15 @@ import torch
 from reservoir_cache import new_folder, replace_file, sync
 from torch import Tensor, nn
 
+from reservoir.devices import choose_training_compute
 from reservoir.errors import InputError, as_input_error
-from reservoir.loaded_model import LoadedModel
+from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import PRECISIONS, StepOptions
 from reservoir.plan.columns import split_names
 from reservoir.records import check_arrays
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
-from reservoir.training.trainable import load_trainable
+from reservoir.training.trainable import make_trainable
 from reservoir.training.trainer import DivergedError, Processes, State, Steps, Trainer
 from reservoir_pipelines.files import checked_line, file_digest, save_tensors, write_checked
 from reservoir_pipelines.output import notify, training_meter
@@ -208,19 +209,25 @@ def _recorded(
     display: Display,
 ) -> Iterator[_Record]:
     """Yield what writes the configuration, the journal and the checkpoints of a run, and shows its progress."""
+    journal = folder.path / METRICS
+    validation = dict[str, float]()  # the values of the latest one
+
+    def keep(state: State) -> None:
+        sync(journal)
+        save_checkpoint(folder.path / CHECKPOINTS, model, steps.optimizer, state)
+        scores = display.validation.format(**validation)
+        notify(f"step {state.step:,}: {scores}; best so far: step {state.best_step:,}")
+
     if folder.is_new:
         write_checked(folder.path / CONFIG, config)
     (folder.path / RESULT).unlink(missing_ok=True)  # it does not describe the weights of further steps
     # The lines of steps after the checkpoint go, because these steps are taken again.
     first_step = folder.state.step
-    journal = folder.path / METRICS
     text = "".join(checked_line(line) for line in folder.history if line["step"] <= first_step)
     replace_file(journal, lambda part: part.write_text(text))
     meter = training_meter(
         last_step, first_step, display.step, units_per_step=display.units_per_step, unit=display.unit
     )
-    validation = dict[str, float]()  # the values of the latest one
-
     # Others see each line of the journal at once.
     with journal.open("a", buffering=1) as lines, meter as show:
 
@@ -233,12 +240,6 @@ def _recorded(
                 show(step, *numbers.values())
             else:
                 validation.update(numbers)
-
-        def keep(state: State) -> None:
-            sync(journal)
-            save_checkpoint(folder.path / CHECKPOINTS, model, steps.optimizer, state)
-            scores = display.validation.format(**validation)
-            notify(f"step {state.step:,}: {scores}; best so far: step {state.best_step:,}")
 
         yield _Record(report, keep)
 
@@ -279,7 +280,8 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
         trained_in = spec["compute"]
         if trained_in not in PRECISIONS:
             raise ValueError(f"unknown precision {str(trained_in)[:40]!r}")
-    model, _ = load_trainable(task, reservoir, groups, device, compute or trained_in, output_init)
+    loaded = load_model(task, reservoir, device, "float32", output_init)
+    model, _ = make_trainable(loaded, groups, choose_training_compute(compute or trained_in, loaded.device))
     check_digest(model, digest, f"run {folder}")
     load_checkpoint(checkpoint, model.fpt)
     model.fpt.eval().requires_grad_(False)

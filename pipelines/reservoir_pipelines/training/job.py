@@ -12,7 +12,7 @@ from reservoir_cache import path_below
 from reservoir import devices
 from reservoir.errors import InputError
 from reservoir.inputs.native import is_native
-from reservoir.loaded_model import LoadedModel
+from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import typed
 from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir.plan.rates import TRAIN_STEPS, train_rate
@@ -21,7 +21,7 @@ from reservoir.tasks import Variant, source_of, variant_of
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, holds_samples
 from reservoir.training.rows import TargetScale
-from reservoir.training.trainable import load_trainable
+from reservoir.training.trainable import make_trainable
 from reservoir.training.trainer import Processes
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import origin_of
@@ -193,13 +193,18 @@ def load_job(
         )
     row_kind = row_kinds[0] if options.rows == "auto" else options.rows
     # 4. The model.
-    model, groups = load_trainable(
-        prepared.task,
-        settings,
+    if prepared.task.labels_each_token or prepared.task.labels_text_tokens:
+        raise InputError(
+            f"task {prepared.task.name!r}: every token has a label, which train does not support",
+            "use extract and fit",
+        )
+    device = ranks.device(place.device)
+    precision = devices.choose_training_compute(options.compute, devices.choose_device(device))
+    loaded = load_model(prepared.task, settings, device, "float32", variant.output_init)
+    model, groups = make_trainable(
+        loaded,
         options.train,
-        ranks.device(place.device),
-        options.compute,
-        output_init=variant.output_init,
+        precision,
         dropout=options.dropout,
         drops_below=variant.drops_in_frozen_layers,
     )

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from reservoir_cache import locked, make_folder, refuse_links, remove_leftovers
 
-from reservoir.errors import InputError, as_input_error
+from reservoir.errors import InputError, as_input_error, writing
 from reservoir.options import TrainOptions
 from reservoir.records import fits, from_json
 from reservoir.training.trainer import State
-from reservoir_pipelines.files import json_digest, read_checked, read_lines, versions, writing
+from reservoir_pipelines.files import json_digest, read_checked, read_lines, versions
 
 FORMAT = 1  # version of the configuration, increased when a value changes its name or meaning
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "run.json"
@@ -21,6 +21,18 @@ CHECKPOINTS, LOCK = "checkpoints", "lock"
 CURVE, CONFUSION = "curve.png", "confusion.png"
 STATE = "state.json"  # in the folder of a checkpoint
 R = TypeVar("R")
+
+
+class MayDiverge(Protocol):
+    """The result of a training, which may have diverged."""
+
+    @property
+    def diverged_step(self) -> int | None:
+        """The step at which the loss diverged."""
+        ...
+
+
+Finished = TypeVar("Finished", bound=MayDiverge)
 
 
 def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dict[str, Any]:
@@ -184,11 +196,20 @@ class RunFolder:
         """Whether the run has neither a checkpoint nor a result, so that its configuration may be replaced."""
         return self.last is None and not (self.path / RESULT).exists()
 
-    def is_finished(self, options: TrainOptions, patience: int | None, diverged_step: int | None) -> bool:
-        """Return whether a run with a result needs no further step; ``patience`` is a number of steps."""
+    def final_result(
+        self, build: Callable[[dict[str, Any]], Finished], options: TrainOptions, patience: int | None
+    ) -> Finished | None:
+        """Return the result as `result` does; None also if the run needs further steps with some options.
+
+        ``patience`` is a number of steps.
+        """
+        result = self.result(build)
+        if result is None:
+            return None
         state = self.state
         last_step = options.steps or 0
         is_stale = patience is not None and state.stale_steps >= patience
-        has_diverged = diverged_step is not None and diverged_step <= last_step
+        has_diverged = result.diverged_step is not None and result.diverged_step <= last_step
         is_reported = options.on_divergence == "report" and not options.resume
-        return state.step >= last_step or is_stale or (has_diverged and is_reported)
+        is_final = state.step >= last_step or is_stale or (has_diverged and is_reported)
+        return result if is_final else None

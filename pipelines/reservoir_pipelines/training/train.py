@@ -74,8 +74,7 @@ def train_once(
         options = job.options
         last_step = options.steps or 0
         state = folder.state
-        result = folder.result(Training.from_dict)
-        if result and folder.is_finished(options, job.patience, result.diverged_step):
+        if result := folder.final_result(Training.from_dict, options, job.patience):
             if state.step > last_step and ranks.first:
                 notify(f"{folder.path}: this run already has {state.step:,} steps; printing its result")
             has_scores = result.best_step is None or result.test_score is not None
