@@ -72,8 +72,8 @@ def _estimated_counts(prepared: Prepared) -> dict[str, int]:
 def no_tokenizer(task: Task) -> InputError:
     """Return the error of a model that reads texts with labels of words or tokens in another way than by tokens."""
     return InputError(
-        f"{task.name}: words or tokens have labels, which only a model that reads text by its own tokenizer has",
-        "leave out --input, or name such a model with --backbone",
+        f"{task.name}: the labels are those of words or tokens, so the model must read text by its own tokenizer",
+        "leave out --input, or name a model with a tokenizer as --backbone",
     )
 
 
