@@ -13,8 +13,8 @@ demo: $(INSTALLED)  ## the main job on embedded defaults: an untrained small GPT
 	$(BIN)/reservoir fit digits
 	$(BIN)/reservoir report
 
-headline: $(INSTALLED)  ## the README's first table from all training rows, DATA=DIR; a run that was stopped goes on
-	$(BIN)/reservoir reproduce headline --scale full $(if $(DATA),--data $(DATA))
+headline: $(INSTALLED)  ## the README's first table from all training rows: DATA=DIR, SEEDS=3 WORKERS=1; a run that was stopped goes on
+	$(BIN)/reservoir reproduce headline --scale full --seeds $(or $(SEEDS),1) --workers $(or $(WORKERS),2) $(if $(DATA),--data $(DATA))
 
 test: $(DEVELOPS)  ## every test but the slow ones, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -89,7 +89,7 @@ class CentredWindows:
 
     @cached_property
     def _least_variance(self) -> Tensor:
-        """The variance up to which values are constant but for rounding errors, for each channel of each sequence."""
+        """The largest variance that rounding errors alone can give, for each channel of each sequence."""
         values = (self._mean + self._centred).masked_fill(~self._inside, 0.0)
         resolution = FLOAT32 * values.abs().amax(1, keepdim=True)
         of_sequence = self._sums_of_squares[:, -1:] / self._lengths[:, None, None]

@@ -53,7 +53,7 @@ def as_input_error(problem: str, remedy: str) -> Iterator[None]:
     except InputError:
         raise
     except BaseException as error:
-        # Libraries in Rust raise PanicException, which is no Exception, for input that they do not expect.
+        # Libraries in Rust raise PanicException, which is not an Exception, for input that they do not expect.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InputError(f"{problem} ({first_line(error, problem.partition(': ')[0])})", remedy) from error

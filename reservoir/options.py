@@ -116,7 +116,9 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     standardise: bool = option(True, "Scale each channel to mean 0 and standard deviation 1.")
     skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and count them.")
     rate: int | None = option(None, "Sampling rate of sounds, in Hz.", at_least(1000), shown="16000")
-    waveform: bool = option(False, "Read samples of sounds, not spectra; default for models of samples.")
+    waveform: bool = option(
+        False, "Read sounds as samples, not spectra; the default for models that read samples."
+    )
     resample: int | None = option(
         None, "Resample each recording to this number of steps, before --window cuts it.", at_least(2)
     )
@@ -167,7 +169,9 @@ class VariantOptions(Options, panel="Data"):
     """The variant of a named task, with its initial weights and its training."""
 
     protocol: str | None = option(
-        None, "paper: data, random weights and training as in the authors' code.", one_of("ours", "paper")
+        None,
+        "With paper: data, random weights and training as in the authors' code.",
+        one_of("ours", "paper"),
     )
 
 

@@ -96,7 +96,7 @@ def remove(path: Path) -> None:
             path.unlink()  # its target does not belong to the cache
             return
         with entry_locks(path).removal() if is_regular(path / LOCK_FILE) else nullcontext():
-            # The specification goes first and the lock last: a half-removed folder is no entry and never unlocked.
+            # The specification goes first and the lock last: a half-removed folder is not an entry and never unlocked.
             (path / SPEC_FILE).unlink(missing_ok=True)
             sync(path)
             for item in path.iterdir():

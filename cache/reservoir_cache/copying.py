@@ -1,7 +1,7 @@
 """Copy finished entries to and from a folder behind a URL, as "Copies" in FORMAT.md describes.
 
 A copy holds the features and labels of an entry: its specification, its manifests, and the files that they list. The
-specification is written last, on both sides, so that a half-made copy is no entry. A copy that was stopped goes on
+specification is written last, on both sides, so that a half-made copy is not an entry. A copy that was stopped goes on
 where it stopped: a file that exists with the listed size and checksum is not sent again.
 """
 
@@ -128,7 +128,7 @@ def copy_from(
         if (path / SPEC_FILE).exists():
             _refuse_other_files(Entry.open(path), documents, folder)
             return Copied(path, folder.title, 0, len(documents.files), 0)
-        # Files appear first, and the documents that name them last, so that an interrupted copy is no entry.
+        # Files appear first, and the documents that name them last, so that an interrupted copy is not an entry.
         make_folder(path)
         locks = entry_locks(path, create=True)
         with locks.at_work(whole=False):

@@ -16,7 +16,7 @@ from reservoir_cache.paths import is_regular, refuse_links
 from reservoir_cache.publish import make_folder, publish_json, read_json, sync
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec
 
-MAX_BLOCKS = 1_000_000
+MAX_BLOCKS = 1_000_000  # of an entry: a damaged specification may claim any number
 NAME = "manifest.json"  # the first page, which also names the labels
 # blocks of a page of a manifest; adding a shard writes only its page, whatever the number of shards
 PAGE_BLOCKS = 128

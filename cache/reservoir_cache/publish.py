@@ -53,7 +53,7 @@ def replacing(final: Path, *, durable: bool = True, sync_folder: bool = True) ->
 
 
 def replace_file(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
-    """Replace a file by what ``write`` writes to the path that it is given.
+    """Replace a file with what ``write`` writes to the path that it gets.
 
     Files of a `new_folder` need not be ``durable``, because the whole folder is forced to the disk at its end.
     """
@@ -69,7 +69,7 @@ def publish(
     durable: bool = True,
     sync_folder: bool = True,
 ) -> tuple[int, str]:
-    """Replace a file of the cache by some pieces, after reading them back; return its size and CRC-32.
+    """Replace a file of the cache with some pieces, after reading them back; return its size and CRC-32.
 
     Folders are created as needed. For ``durable`` and ``sync_folder`` see `replacing`. Raises CacheError if the file
     cannot be written or read back.

@@ -257,10 +257,10 @@ class SplitFeatures:
         return self.gather(column, np.array([row]))[0, 0]
 
     def _require_texts(self) -> NDArray[np.int64]:
-        """Return `pointers`; refuse an entry whose rows are no words or tokens."""
+        """Return `pointers`; refuse an entry whose rows are not words or tokens."""
         if self.pointers is None:
             raise CacheError(
-                f"{self._entry.path}: its rows are no words or tokens of texts; extract texts with labels of these"
+                f"{self._entry.path}: its rows are not words or tokens of texts; extract texts with labels of these"
             )
         return self.pointers
 

@@ -48,7 +48,7 @@ def _shown(url: str) -> str:
 
 
 def _userinfo(rest: str) -> str:
-    """Return ``user:password`` of a URL without its scheme, or an empty text; keys of S3 may contain '/'."""
+    """Return ``user:password`` of a URL without its scheme, empty if it has none; S3's secret keys may contain '/'."""
     authority = rest.partition("/")[0]
     _, colon, port = authority.rpartition(":")
     has_password = bool(colon) and not port.isdigit()

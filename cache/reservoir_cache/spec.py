@@ -228,7 +228,7 @@ class Layout:
         object.__setattr__(self, "offset_rows", min(self.offset_rows or self.block_rows, self.block_rows))
 
     def to_dict(self) -> dict[str, int]:
-        """Return the fields; ``offset_rows`` only if a block has several offsets: earlier versions cannot read it."""
+        """Return the fields; ``offset_rows``, which old versions refuse, only if a block has several offsets."""
         return {
             name: rows
             for name, rows in vars(self).items()

@@ -162,7 +162,7 @@ def _regular_files(paths: Sequence[Path]) -> list[Path]:
         files += sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
     for file in files:
         if not file.is_file():
-            raise InputError(f"{file}: not a regular file", "remove it, or replace it by a regular file")
+            raise InputError(f"{file}: not a regular file", "remove it, or replace it with a regular file")
     return files
 
 

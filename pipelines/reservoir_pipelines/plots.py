@@ -37,7 +37,7 @@ PAGE_SIZE = 4.8, 3.4  # inches of most plots on the page; also legible on a phon
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MAX_TICKS = 32
+MAX_TICKS = 32  # labels of an axis that can be read
 MAX_ROWS = 16  # columns whose names are legible beside a plot of settings
 MAX_COUNTS = 20  # classes of a confusion matrix whose counts can be read
 

@@ -137,6 +137,6 @@ def this_worker() -> str:
     if "distributed" in sys.modules:
         from distributed import get_worker
 
-        with suppress(ValueError):  # this process is no worker of dask
+        with suppress(ValueError):  # this process is not a worker of dask
             return f"worker {get_worker().name}"
     return f"worker {os.uname().nodename}, process {os.getpid()}"

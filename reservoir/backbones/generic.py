@@ -99,7 +99,7 @@ class Parts:
     has_patches: bool  # whether images of one size are cut into square patches
 
 
-# Parts of the names of tensors outside the blocks that are no part of a model without a head.
+# Parts of the names of tensors outside the blocks that are not part of a model without a head.
 HEADS = frozenset(
     (
         *("lm_head", "embed_out", "lm_loss", "logits_proj", "proj_out", "final_logits_bias", "predictions"),
@@ -115,7 +115,7 @@ _PARTS: dict[str, Parts] = {}
 
 
 def generic_family(config: Any) -> Family:
-    """Return the family of a configuration of transformers whose model type is no family described by hand.
+    """Return the family of a configuration of transformers whose model type is not a family described by hand.
 
     Raises
     ------

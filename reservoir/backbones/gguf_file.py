@@ -27,14 +27,15 @@ from reservoir.errors import as_input_error
 RULE = "ggml 1"
 """Name and version of the dequantisation, part of a model's digest: values as ggml defines them, in float32."""
 
-# Formats of the numbers in the header, by the number of their type; 8 is a string and 9 an array.
+# Formats of the numbers in the header, as `struct` writes them, by the number of their type in GGUF; strings and arrays
+# have types of their own.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 
 # The largest vocabularies need 1.3 million entries (tokens, their types and scores, and merges). transformers reads
 # the header with about a kilobyte of memory for each.
 MAX_ENTRIES = 2_000_000
-MAX_TENSORS = 100_000
+MAX_TENSORS = 100_000  # a damaged header may claim any number
 MAX_SHORT = 2_000  # entries of an array that a configuration may need, such as one for each block
 MAX_DIMENSIONS = 4  # of a tensor in ggml
 MAX_ALIGNMENT = 2**20  # bytes; files have 32

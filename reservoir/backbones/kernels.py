@@ -14,7 +14,7 @@ from reservoir.errors import InputError
 GROUP_SIZE = 8
 """Kernels of one dilation and one form of the values that stand side by side, so that poolings can compare them."""
 
-MAX_WIDTH = 2**16
+MAX_WIDTH = 2**16  # kernels
 
 
 @dataclass

@@ -149,7 +149,7 @@ _T5 = Family(
 # differ between tokens, so here they are drawn from the seed, like those of an untrained GPT-2, with
 # pretrained weights as well as with random ones.
 
-VIT_POSITIONS = 1024
+VIT_POSITIONS = 1024  # as many as GPT-2 has
 
 
 class SequenceEmbeddings(nn.Module):

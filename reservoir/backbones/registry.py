@@ -52,7 +52,7 @@ def _load() -> None:
         with as_input_error(problem, "update or uninstall that package"):
             family = plugin.load()
             if not isinstance(family, Family) or family.name != plugin.name:
-                raise ValueError(f"the entry point of {GROUP} is no Family of this name")
+                raise ValueError(f"the entry point of {GROUP} is not a Family of this name")
             register(family)
 
 

@@ -97,7 +97,7 @@ class VectorModel(nn.Module):
         return self.model(**{self.takes: native}, **arguments, **options)
 
     def _enter(self, _block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Replace the input of the first block by vectors, or end the pass there."""
+        """Replace the input of the first block with vectors, or end the pass there."""
         if self._stops:
             raise _FirstBlockReached(inputs[0] if inputs else named["hidden_states"])
         if self._vectors is None:
@@ -131,7 +131,7 @@ class FrontEnd(nn.Module):
 
     def __init__(self, owner: VectorModel) -> None:
         super().__init__()
-        self._owner = (owner,)  # in a tuple, because the model is no part of this module
+        self._owner = (owner,)  # in a tuple, because the model is not part of this module
         self.pixels: tuple[int, int, int] | None = None  # channels, height and width of images
         words = token_table(owner.model) if owner.takes == "input_ids" else None
         self.num_embeddings: int | None = getattr(words, "num_embeddings", None)

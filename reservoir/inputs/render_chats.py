@@ -55,7 +55,7 @@ class Renderer:
             raise ValueError(f"it makes {len(text):,} letters of a chat of {letters:,}")
         marked_chat = [self._marked(message) for message in chat]
         answer = {"text": text, "is_marked": False, "ends_with_answer": _is_answer(chat[-1])}
-        # Some templates refuse, cut or repeat marked answers, which is no fault of the chat.
+        # Some templates refuse, cut or repeat marked answers, for which the chat is not to blame.
         with suppress(Exception):
             marked = self._render(marked_chat)
             answers = sum(map(_is_answer, chat))

@@ -383,7 +383,7 @@ def _words(tokenizer: Any) -> list[str]:
 
 def _special_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[int, int]:
     """Return how many special tokens a tokenizer adds before and after a text."""
-    for word in words[:100]:  # some are no texts, such as the parts of a letter of several bytes
+    for word in words[:100]:  # some are not texts, such as the parts of a letter of several bytes
         plain, whole = (tokenizer(word, add_special_tokens=add)["input_ids"] for add in (False, True))
         added = len(whole) - len(plain)
         for before in range(added + 1) if plain else ():

@@ -45,7 +45,7 @@ class TextTokens:
     spans : array (n, 2) of int32
         The first letter of each word or token in its text, and the letter after its last.
     labelled : array (n,) of int32
-        The number of the label of each: that of the word, or of the first letter of a token that is no white space.
+        The number of the label of each: that of the word, or of the first letter of a token that is not white space.
     places : array (n,) of int64
         The position among ``ids`` of the token, or of the token that stands for the word.
     ids : array (m,) of int32
@@ -228,7 +228,7 @@ def _find_words(tokens: _Tokens, codes: np.ndarray, lengths: np.ndarray) -> _Wor
 
 
 def _first_letters(tokens: _Tokens, codes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the first letter of each token that is no white space, (n,); its first letter if all are white space."""
+    """Return the first letter of each token that is not white space, (n,); its first letter if all are white space."""
     in_word = is_in_word(codes, lengths)
     # The number of the next letter of a word, from each letter on; past the end of the row if there is none.
     letters = np.where(in_word, np.arange(codes.shape[1]), codes.shape[1])

@@ -25,7 +25,7 @@ from reservoir.plan.columns import default_layers, split_names
 from reservoir.pooling import Pooling, find_pooling
 from reservoir.tasks.task import Task, Vectors
 
-AUTO_FOLDS = 5
+AUTO_FOLDS = 5  # for fewer rows than `MANY_ROWS`
 TIME_FOLDS = 10  # of forecasts: each readout is fitted to nearly all of the past of its held-out rows
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
 MIN_VALID_ROWS = 1000  # two standard errors of an accuracy are then 3 points or less

@@ -1,9 +1,12 @@
-"""How long `train` and `pretrain` train by default, and with which learning rates."""
+"""How long `train` and `pretrain` train by default, and with which learning rates.
+
+`load_job` of the stage ``train`` takes ``--learning-rate`` if it is given, else `train_rate`.
+"""
 
 TRAIN_STEPS = 5000
-TRAIN_RATE = 1e-3
+TRAIN_RATE = 1e-3  # of Adam, the same in all steps
 # Lu et al. (2021) train LSTMs and the task homology with smaller rates than everything else.
-RATE_OF_FAMILY = {"lstm": 3e-4}
+RATE_OF_FAMILY = {"lstm": 3e-4}  # decides before the task
 RATE_OF_TASK = {"homology": 1e-4}
 
 PRETRAIN_STEPS = 2000

@@ -61,8 +61,8 @@ def choose_model(data: DataView, options: ExtractOptions, backbone: str | None) 
     reads_by_itself = native or options.input == "native"
     if task.labels_text_tokens and not reads_by_itself:
         raise InputError(
-            f"{task.name}: words or tokens have labels, which only a model that reads text by its own tokenizer has",
-            "leave out --input, or name such a model with --backbone",
+            f"{task.name}: the labels are those of words or tokens, so the model must read text by its own tokenizer",
+            "leave out --input, or name a model with a tokenizer as --backbone",
         )
     if task.parameters.get("chat") and not reads_by_itself:
         raise InputError(

@@ -24,7 +24,7 @@ class Moments:
 
         xx = sum p (x - m)(x - m)'      xy = sum p (x - m)(y - n)'
 
-    All are NumPy arrays of float64 but for ``xx``, which stays on the device of its products: at 12,288
+    All are NumPy arrays of float64 except ``xx``, which stays on the device of its products: at 12,288
     features it has 1.2 GB.
     """
 

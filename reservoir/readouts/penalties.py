@@ -8,9 +8,9 @@ DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)  # of ridge
 # Of kernel ridge, relative to the mean kernel of a row with itself. On CIFAR-10 all from 0.0003 to 0.03 were within
 # half a point.
 KERNEL_ALPHAS = np.geomspace(1e-4, 1, 9)
-LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
+LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)  # of logistic regression
 MAX_ALPHAS = 1000  # the models of all penalties are in memory at once
-ALPHA_LIMITS = 1e-6, 1e10
+ALPHA_LIMITS = 1e-6, 1e10  # to which a grid is extended if the penalty at its end is best
 # Penalty if none can be chosen. With one row per class of 24 sets of series, all from 0.01 to 1,000 were equally
 # accurate (.475), and larger ones less (.454).
 FIXED_ALPHA = 100.0

@@ -23,7 +23,7 @@ from reservoir.tasks.task import Scaling, Split, Task, Vectors
 MNIST_FOLDERS = ("", "mnist", "MNIST/raw")
 MNIST_MAX_ROWS = 100_000  # more than any file of MNIST has; limits what a packed file is unpacked to
 CIFAR_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-CIFAR_BATCH_ROWS = 10_000
+CIFAR_BATCH_ROWS = 10_000  # images of each of its files
 CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32  # bytes of a label and an image
 CIFAR_MAX_BYTES = 64 * 2**20  # bytes read from a file; twice the size of a batch
 CIFAR_FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")

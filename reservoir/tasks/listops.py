@@ -167,7 +167,7 @@ class ListOps(Source):
 
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
-            raise InputError(f"listops: source is {self.source!r}", "give auto, files or generated")
+            raise InputError(f"listops: unknown source {self.source!r}", "give auto, files or generated")
         if min(self.depth, self.arguments) < 2:
             raise InputError("listops: depth and arguments must be above 1", "increase them")
 

@@ -8,7 +8,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from reservoir.tasks.rows import row_hash
 
 PADDING = 4  # width in pixels of the black border that a crop may include
-MAX_DEGREES = 20.0
+MAX_DEGREES = 20.0  # largest angle of a rotation, to either side
 
 # width in pixels of the border, a copy of the outermost pixels, that overlapping windows may include
 MARGIN = 2

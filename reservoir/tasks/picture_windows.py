@@ -36,7 +36,7 @@ class Picture:
 
     @classmethod
     def of(cls, task: Task, window: int, stride: int) -> "Picture":
-        """Return the picture of a task's rows; raise `InputError` if they are no square pictures."""
+        """Return the picture of a task's rows; raise `InputError` if they are not square pictures."""
         grid = math.isqrt(task.max_tokens)
         size = _side_and_channels(task.form.dim) if isinstance(task.form, Vectors) else None
         if size is None or grid**2 != task.max_tokens or grid < 2 or task.parameters.get("window"):
@@ -109,5 +109,5 @@ class PictureWindows(Windows):
         return self.stored
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the number of windows of rows of these lengths, int32; 0 for rows that are no whole picture."""
+        """Return the number of windows of rows of these lengths, int32; 0 for rows that are not a whole picture."""
         return np.where(lengths == self.stored, self.places, 0).astype(np.int32)

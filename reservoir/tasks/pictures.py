@@ -20,7 +20,7 @@ MAX_PIXELS = 2**26  # an image of 8,192 x 8,192 takes 200 MB in RGB
 SIDE = 32
 PATCH = 4
 
-TOKENS = (SIDE // PATCH) ** 2
+TOKENS = (SIDE // PATCH) ** 2  # patches of an image
 
 
 def check_pillow() -> None:

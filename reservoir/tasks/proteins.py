@@ -14,7 +14,7 @@ from reservoir.tasks.task import Split, Task, Tokens
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"  # the 20 common amino acids and 5 uncommon ones
 SYMBOLS = ("<pad>", *LETTERS)  # the vocabulary, which never changes
-FOLDS = 1195
+FOLDS = 1195  # classes of the task: the folds of SCOP in the data of TAPE
 
 PARTS = {  # the part of TAPE for each split
     "train": "train",

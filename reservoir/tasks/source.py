@@ -33,7 +33,7 @@ class NoSelection:
 class Source:
     """Rows of a task, read in pieces by any number of processes; it holds settings and paths, never arrays or files."""
 
-    raw = ""  # the form of inputs that are no sequences yet, for messages
+    raw = ""  # the form of inputs that are not sequences yet, for messages
     endless = False  # whether more training rows than are prepared can be generated
     augments = False  # whether `train` augments the images at every step
     # why the validation rows may choose nothing, if they may not
@@ -45,7 +45,7 @@ class Source:
         raise NotImplementedError
 
     def settings(self) -> Mapping[str, Any]:
-        """Return what the rows depend on besides the files: the fields of a source, but for its folder of files."""
+        """Return what the rows depend on besides the files: the fields of a source, except its folder of files."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "data"}
 
     def files(self) -> Sequence[Path]:

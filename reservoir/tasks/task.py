@@ -11,7 +11,7 @@ from reservoir.records import fits, from_json
 
 SPLITS = ("train", "valid", "test")
 SIZES = ("max_tokens", "classes", "readout_tokens", "outputs", "pictures")
-MAX_SIZE = 2**31
+MAX_SIZE = 2**31  # limit of these sizes, which a file may state
 MAX_CLASSES = 50_000  # a confusion matrix of these takes 20 GB
 SOUND_RATE = 16_000  # default samples of a sound per second: the rate that speech models read
 TEXT_UNITS = ("word", "span", "text")
@@ -74,7 +74,7 @@ class Task:
 
     @property
     def horizon(self) -> int:
-        """Number of values to forecast, which are the outputs of a row; 0 if rows are no windows of series in time."""
+        """Number of values to forecast, which are the outputs of a row; 0 if rows are not windows of a time series."""
         return int(self.parameters.get("forecast") or 0)
 
     @property
@@ -116,7 +116,7 @@ class Task:
         with as_input_error(f"task {name!r}: its description is damaged", "extract the data again"):
             ((kind, size),) = values["form"].items()
             if not isinstance(values["labels"], list | tuple):
-                raise ValueError("its labels are no list")
+                raise ValueError("its labels are not a list")
             form = {"vectors": Vectors, "tokens": Tokens}[kind](size)
             task = from_json(cls, {**values, "form": form, "labels": tuple(values["labels"])})
             sizes = [size, *(getattr(task, name) for name in SIZES)]

@@ -48,7 +48,7 @@ class TrainingBatch:
         return TrainingBatch(*empty, is_full=self.is_full)
 
     def copy_(self, rows: "TrainingBatch") -> None:
-        """Replace these rows by others of the same shapes, in the same memory."""
+        """Replace these rows with others of the same shapes, in the same memory."""
         self.x.copy_(rows.x, non_blocking=True)
         self.y.copy_(rows.y, non_blocking=True)
         self.lengths.copy_(rows.lengths, non_blocking=True)

@@ -415,7 +415,7 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
         ("readout", {"link": ["softmax"]}, "unknown link"),
         ("readout", {"classes": 3}, "coef is float64 of the shape (16, 1), not float32 or float64 of (16, 3)"),
         ("readout", {"classes": "os"}, "not readable"),
-        ("readout", {"classes": -1}, "its labels are not those of its task"),
+        ("readout", {"classes": -1}, "not those of its task"),
         ("readout", {"temperature": 1e-320}, "not between 1e-6 and 1e6"),
         ("arrays", {"coef": np.full((16, 1), np.nan)}, "coef holds NaN or infinity"),
         ("arrays", {"coef": np.full((16, 1), 1e308)}, "scores overflow"),

@@ -80,7 +80,7 @@ def test_a_bad_row_is_named_with_its_part(tmp_path):
 
 def test_patterns_of_other_files_are_refused(tmp_path):
     (tmp_path / "a.csv").touch()
-    assert_refused("a.csv is no Parquet file", tmp_path / "*.csv")
+    assert_refused("a.csv is not a Parquet file", tmp_path / "*.csv")
     assert_refused("no such files", tmp_path / "*.parquet")
 
 

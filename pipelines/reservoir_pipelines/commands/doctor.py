@@ -18,7 +18,7 @@ from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.tables import record_table
 
-MIN_FREE_BYTES = 10**9
+MIN_FREE_BYTES = 10**9  # on the disk of the cache; with less, doctor names the command that prunes it
 EXTRAS = {
     "parquet": "pyarrow",
     "audio": "soundfile",

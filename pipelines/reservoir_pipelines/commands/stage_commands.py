@@ -100,7 +100,7 @@ def extract(
 CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options that choose among a task's entries."""
 
-SIGNIFICANT = 0.05
+SIGNIFICANT = 0.05  # the p-value below which a difference counts, as usual
 
 
 def fit(

@@ -184,7 +184,7 @@ def _png(pixels: np.ndarray) -> np.ndarray:
     return np.frombuffer(file.getvalue(), np.uint8)
 
 
-# ---- images with all pixels in one row, or with pixels that are no bytes
+# ---- images with all pixels in one row, or with pixels that are not bytes
 
 
 def read_pixels(where: str, rows: Rows, options: OwnDataOptions) -> Rows:
@@ -227,7 +227,7 @@ def _shape_of_images(where: str, shape: tuple[int, ...], options: OwnDataOptions
         size = side_and_channels(shape[1])
         if size is None:
             raise InputError(
-                f"{where}: --pixels: {shape[1]:,} values are no square image, grey or of three channels",
+                f"{where}: --pixels: {shape[1]:,} values are not a square image, grey or of three channels",
                 "write an .npz with x (rows, height, width)",
             )
         side, channels = size

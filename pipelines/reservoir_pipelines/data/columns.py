@@ -305,7 +305,7 @@ def values_of(
     An infinite number, and an empty cell unless ``fill`` keeps it as NaN, make the row bad. ``data`` is
     the path of the data if the table is only a part of it.
     """
-    # Read column by column. A cell that is no number makes its row bad, but most cells make it another column.
+    # Read column by column. A cell that is not a number makes its row bad, but most cells make it another column.
     x = np.empty((len(table.frame), len(names)))
     for place, name in enumerate(names):
         numbers, wrong, filled_cells = _numbers_of_column(table, name)

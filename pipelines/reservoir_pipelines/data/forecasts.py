@@ -116,7 +116,7 @@ def _columns_of(table: Table, options: OwnDataOptions) -> StepColumns:
     texts = [name for name in rest if name not in numbers]
     notes = [f"the column {name!r} is left out, because it holds no numbers" for name in texts]
     if time and not options.time and times_of(table.frame[time]) is None:
-        notes.append(f"rows are steps in their order, because the cells of {time!r} are no sortable times")
+        notes.append(f"rows are steps in their order, because the cells of {time!r} are not sortable times")
         time = ""
     label = options.label or next(iter(conventional("label", numbers)), "")
     if not label and len(numbers) != 1:
@@ -144,7 +144,7 @@ class Series:
 
 
 def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) -> list[Series]:
-    """Return the series of a table, each sorted by its times; refuse cells that are no numbers."""
+    """Return the series of a table, each sorted by its times; refuse cells that are not numbers."""
     import pandas as pd
 
     frame = table.frame

@@ -25,10 +25,11 @@ from reservoir_pipelines.data.rows import NAMES, Rows, rows_of_arrays
 
 SUFFIXES = (".h5", ".hdf5")
 PACKAGES = ("reservoir", "reservoir_cache", "reservoir_pipelines")  # what the checking process imports
-PIECE_ROWS = 4096
+PIECE_ROWS = 4096  # most rows that are read at a time
 PIECE_BYTES = 2**28  # largest size of the rows that are read at a time
 MEMORY = 2**31  # bytes that the checking process may allocate after its start
-# processor time of the checking process, in addition to a second per `BYTES_PER_SECOND` of the file
+# Limit of the processor time of the checking process: these seconds, and one more for each `BYTES_PER_SECOND` of the
+# file.
 SECONDS = 20
 BYTES_PER_SECOND = 2 * 10**7
 

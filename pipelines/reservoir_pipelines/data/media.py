@@ -190,7 +190,7 @@ STEP_LABELS = ("label", "target", "class")
 class RecordingReader:
     """Reads recordings of the same channels; those of the first one count if ``channels`` is empty.
 
-    If a recording ``has_labels``, a column with the label of each step is no channel: that of ``--label``,
+    If a recording ``has_labels``, a column with the label of each step is not a channel: that of ``--label``,
     or one of `STEP_LABELS`. Its cells are in ``labels``, one list per recording.
     """
 

@@ -44,7 +44,7 @@ def is_one_recording(reading: TableArrays) -> bool:
 def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
     """Read ``x`` as one sequence (1, steps, channels) in the order of the times, with the labels and splits of steps.
 
-    Return what says which row of a new table is which step. A row that cannot be read is no step, if bad rows are
+    Return what says which row of a new table is which step. A row that cannot be read is not a step, if bad rows are
     skipped.
     """
     table, roles = reading.table, reading.roles

@@ -292,7 +292,7 @@ def _refuse_collisions(
     outputs: Sequence[str],
     data: str,
 ) -> None:
-    """Refuse two columns with conventional names of one role; several outputs y0, y1 ... are no collision."""
+    """Refuse two columns with conventional names of one role; several outputs y0, y1 ... are not a collision."""
     for role, matches in role_columns.items():
         columns = [*matches, *(outputs if role == "label" and matches else ())]
         if len(columns) < 2:
@@ -344,7 +344,7 @@ def _likely_labels(table: Table, candidates: Sequence[str]) -> list[str]:
 def _refuse_odd_sequences(table: Table, name: str, options: OwnDataOptions) -> None:
     """Refuse a column that no flag or name makes a sequence if most cells are numbers with units, marks or dates.
 
-    ``1,037`` may be one number or two, and ``1.2 mV`` is no word.
+    ``1,037`` may be one number or two, and ``1.2 mV`` is not a word.
     """
     column = table.frame[name]
     if holds_lists(column) or names_files(table.path.parent, filled(column)):

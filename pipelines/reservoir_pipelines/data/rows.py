@@ -93,7 +93,7 @@ class RecordingSteps:
     row_of_step : array (steps,) of int
         The row of each step of the recording, whose steps are in the order of their times.
     problems : mapping of int to str
-        Why a row cannot be read, by its number; such a row is no step.
+        Why a row cannot be read, by its number; such a row is not a step.
     y : array (rows, ...), optional
         The label of each row, as the table has it.
     """

@@ -87,7 +87,7 @@ class Layout:
 
 
 def read_layout(path: Path, rows: int | None) -> Layout:
-    """Return the layout of a file, or of its first ``rows``; a cell may have line breaks, so lines are no rows."""
+    """Return the layout of a file, or of its first ``rows``; a cell may have line breaks, so lines are not rows."""
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as file:
         separator = "\t" if path.suffix.lower() == ".tsv" else _separator_of(file)
@@ -236,7 +236,7 @@ PATTERN = "*?["
 
 
 def is_pattern(path: Path) -> bool:
-    """Return whether a path is no file, but a pattern of file names in a folder."""
+    """Return whether a path is not a file, but a pattern of file names in a folder."""
     return any(mark in path.name for mark in PATTERN) and not path.exists()
 
 
@@ -250,7 +250,7 @@ def files_of_pattern(path: Path) -> list[Path]:
     files = sorted(file for file in path.parent.glob(path.name) if file.is_file())
     others = [file for file in files if file.suffix.lower() != ".parquet"]
     if others or not files:
-        problem = f"{others[0].name} is no Parquet file" if others else "no such files"
+        problem = f"{others[0].name} is not a Parquet file" if others else "no such files"
         raise InputError(f"{path}: {problem}", "give a pattern of Parquet files, such as 'data/*.parquet'")
     return files
 
@@ -358,7 +358,7 @@ def read_table(
 
 
 def _are_integers(records: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Return whether the cells of a column of JSON objects are integers, but for missing ones."""
+    """Return whether the cells of a column of JSON objects are integers, apart from missing ones."""
     cells = (record.get(name) for record in records)
     return all(cell is None or type(cell) is int for cell in cells)
 

@@ -48,7 +48,7 @@ def _messages(cell: Any) -> Any:
 
 
 def _problem_of(messages: Any) -> str:
-    """Return why a value is no list of messages; empty if it is one."""
+    """Return why a value is not a list of messages; empty if it is one."""
     if not isinstance(messages, list) or not messages:
         return f"{str(messages)[:40]!r} is not a list of messages"
     for number, message in enumerate(messages, 1):
@@ -75,7 +75,7 @@ def marked_texts(table: Table, name: str, span: Sequence[str]) -> np.ndarray:
         start, end = (bounds[0] - leading, bounds[1] - leading) if bounds else (0, 0)
         if not 0 <= start < end <= len(texts[row]):
             shown = ", ".join(str(value)[:20] for value in of_row)
-            reason = f"{shown} is no span of the {len(texts[row]):,} letters of {name!r}"
+            reason = f"{shown} is not a span of the {len(texts[row]):,} letters of {name!r}"
             table.bad.add(
                 row, reason, "give the numbers of its first letter, from 0, and of the one after its last"
             )

@@ -209,7 +209,7 @@ def _is_long(reading: TableArrays, *, ids_repeat: bool) -> bool:
 
 
 def _read_ids(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:
-    """Store the ids of rows that are whole sequences, and say which columns are no values."""
+    """Store the ids of rows that are whole sequences, and say which columns are not values."""
     roles = reading.roles
     if ids_repeat and not (roles.group or reading.options.group):
         reading.arrays["groups"] = np.array(ids)

@@ -53,7 +53,9 @@ class EstimatorOptions:
         "Whether X is (samples, channels, values), or a list of (channels, values), as in aeon and sktime",
     )
     alphas: Sequence[float] | None = opt.option(
-        None, "Positive penalties", shown="25 from 1e-2 to 1e6 on a log scale, and more if an end is best"
+        None,
+        "Positive penalties",
+        shown="25 from 1e-2 to 1e6 on a log scale, more if the first or last is best",
     )
     cv: int | Iterable[Any] | None = opt.option(
         None,

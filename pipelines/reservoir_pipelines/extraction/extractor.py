@@ -255,10 +255,10 @@ class Extractor:
             problem = f"{entry.path.name}: out of memory with {rows} rows in a batch"
             if rows == 1:
                 raise InputError(problem, "extract fewer --layers, shorter rows, or on another --device")
-            again = (
+            smaller_batch = (
                 f"run reservoir cache remove {entry.key[:12]}, then extract with --batch-rows {rows // 2}"
             )
-            raise InputError(problem, again)
+            raise InputError(problem, smaller_batch)
         return replace(self, layout=replace(self.layout, batch_rows=rows // 2))
 
     def load(self, split: str, low: int, high: int, batch_rows: int) -> Loaded:

@@ -198,7 +198,7 @@ class Bundle:
             targets = readout.targets
             fits_task = targets.outputs in (task.outputs, task.outputs * task.readout_tokens)
             if not fits_task or targets.classes != task.classes:
-                raise ValueError("its labels are not those of its task")
+                raise ValueError("the labels of the readout are not those of its task")
             return cls(
                 task=task,
                 scaling=scaling_from_json(arrays if {"offset", "scale"} & arrays.keys() else None, task),

@@ -28,7 +28,7 @@ from reservoir_pipelines.fitting.sklearn_fitter import EstimatorFitter
 RACED_COLUMNS = 4  # default columns from which a race saves time
 RACED_ROWS = 2000  # training rows from which a race saves time
 RACE_SHARE = 1 / 10  # of the training rows are in the race
-MIN_RACE_ROWS, MAX_RACE_ROWS = 600, 5000
+MIN_RACE_ROWS, MAX_RACE_ROWS = 600, 5000  # limits of that number of rows
 RACED_WIDTH = LARGE_MATRIX  # features and rows from which the time of two columns is worth a race
 RACE_VALID_ROWS = 2000  # most validation rows in the race, if these choose the readout
 

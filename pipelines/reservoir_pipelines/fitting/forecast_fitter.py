@@ -191,13 +191,13 @@ def weight_beside(others: np.ndarray, scores: np.ndarray, labels: np.ndarray, fo
 
 
 def last_value_of(source: Source) -> LastValue | None:
-    """Return the feature that holds the last value before the forecast; None if the raw past is no feature."""
+    """Return the feature that holds the last value before the forecast; None if the raw past is not a feature."""
     raw = raw_part_of(source)
     return _value_before(raw.source, 1, raw.features.start) if raw else None
 
 
 def raw_part_of(source: Source) -> RawPart | None:
-    """Return the raw past among the features of a source; None if it is no feature."""
+    """Return the raw past among the features of a source; None if it is not a feature."""
     first = 0  # number of the first feature of a part
     for part in source.parts if isinstance(source, JoinedSource) else (source,):
         if isinstance(part, RawSource) and part.columns == (RAW,):

@@ -24,7 +24,7 @@ BEST = "best"  # the column of the readout that a fit saves, or of a run's model
 PROBABILITY = "_probability"  # end of the names of columns of probabilities
 # Most predictions in the file. A prediction takes about 15 bytes, so this file has 300 MB.
 MAX_PREDICTIONS = 20_000_000
-CHUNK_LINES = 10_000
+CHUNK_LINES = 10_000  # lines that are formatted and written at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -51,7 +51,7 @@ def judge(
     """Return what the scores on test show; ``valid_error`` is the standard error of the saved readout's validation."""
     warnings = cautions(scores[finals.saved], valid_error)
     of_layers = layer_scores(finals.layers, scores, task)
-    # Compare the readout of the reservoir with each baseline. The raw input alone is no reservoir, so there is
+    # Compare the readout of the reservoir with each baseline. The raw input alone is not a reservoir, so there is
     # nothing to compare.
     is_reservoir = finals.best.source.columns != (RAW,)
     against = [

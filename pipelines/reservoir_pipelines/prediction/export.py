@@ -226,6 +226,7 @@ def _write(traced: Traced, to: str, path: Path) -> None:
         torch.export.save(traced.program, buffer)
         path.write_bytes(buffer.getbuffer())
         return
+    # The exporter logs which packages it does without, and warns of deprecated functions of its own.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(action="ignore"):
         graph = torch.onnx.export(

@@ -157,7 +157,7 @@ class Predictions(Iterator[Prediction]):
             self._refuse_overflow(columns_of_tokens, rows.start)
             return np.concatenate(columns_of_tokens, axis=1)
         x, lengths = self.rows.x[rows], np.asarray(self.rows.lengths)[rows]
-        # Placeholders for unknown labels; NaN at tokens after the end of a row, so that they are no samples.
+        # Placeholders for unknown labels; NaN at tokens after the end of a row, so that they are not samples.
         labels = np.zeros((len(x), task.readout_tokens, task.outputs))
         if counts is not None:
             labels[np.arange(labels.shape[1]) >= counts[:, None]] = np.nan
