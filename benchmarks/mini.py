@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reservoir.backbones.names import SHIPPED
+from reservoir.backbone_names import SHIPPED
 from reservoir.devices import choose_compute, choose_device
 from reservoir.pretraining.corpora import BYTES, HeldOut, Text
 from reservoir.pretraining.language_model import LanguageModel, LanguageSteps, PretrainRecipe

@@ -1,4 +1,4 @@
-"""The known backbones, available without importing torch."""
+"""The known backbones, and the folder or file that a name stands for, available without importing torch."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from reservoir.errors import InputError, nearest
+from reservoir.errors import InputError, first_line, nearest
 
 TABLES = ("backbones.toml", "paper/backbones.toml")
 _LISTED = {
@@ -30,6 +30,9 @@ SHORT: dict[str, str] = {entry["short"]: name for name, entry in _LISTED.items()
 
 HUB_NAME = re.compile(r".*/.*|(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
 """Names on the hub: with an owner, or without one, as the first models of some families have."""
+
+SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "backbones" / "mini"}
+"""Folders of the backbones whose pretrained weights come with this package."""
 
 GROUP = "reservoir.backbones"
 """The group of the entry points by which other packages add families of backbones."""
@@ -73,6 +76,37 @@ def gguf_path(backbone: str) -> Path | None:
             f"give the path of one, such as {files[0]}",
         )
     return files[0] if files else None
+
+
+def locate(name: str, *files: str) -> Path:
+    """Return the GGUF file that a backbone is, or its folder; for a name on the hub, one with ``files`` (patterns)."""
+    if gguf := gguf_path(name):
+        return gguf
+    folder = Path(SHIPPED.get(name, name))
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe might never end
+                raise InputError(
+                    f"backbone {name!r}: {path.name} is not a regular file",
+                    "remove it, or replace it by a regular file",
+                )
+        return folder
+    problem = "neither a known name nor a folder"
+    cause: Exception | None = None
+    if name in KNOWN or HUB_NAME.fullmatch(name):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()
+        try:
+            return Path(snapshot_download(name, allow_patterns=list(files)))
+        except Exception as error:  # the hub's client raises many types of errors
+            problem = f"no such folder, and not on the Hugging Face hub ({first_line(error)})"
+            cause = error
+    raise InputError(
+        f"backbone {name!r}: {problem}",
+        f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
+    ) from cause
 
 
 def full_name(backbone: str) -> str:

@@ -133,8 +133,8 @@ def _narrow(tmp_path_factory):
     import torch
     from safetensors.torch import save_file
 
+    from reservoir.backbone_names import SHIPPED
     from reservoir.backbones import find, load_backbone
-    from reservoir.backbones.names import SHIPPED
 
     name, folder = "mini:n_embd=32,initializer_range=0.2", tmp_path_factory.mktemp("narrow") / "mini"
     shutil.copytree(SHIPPED["mini"], folder)
@@ -149,11 +149,11 @@ def _narrow(tmp_path_factory):
 @pytest.fixture
 def narrow_mini(_narrow, monkeypatch):
     """Replace mini by a narrow model, for tests that do not depend on its weights."""
-    from reservoir.backbones import names
+    from reservoir import backbone_names
 
     folder, config = _narrow
-    monkeypatch.setitem(names.SHIPPED, "mini", folder)
-    monkeypatch.setitem(names.KNOWN, "mini", ("gpt2", config.to_dict()))
+    monkeypatch.setitem(backbone_names.SHIPPED, "mini", folder)
+    monkeypatch.setitem(backbone_names.KNOWN, "mini", ("gpt2", config.to_dict()))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from reservoir.backbone_names import gguf_path
+from reservoir.backbone_names import locate
 from reservoir.backbones.backbone import MATRICES, Backbone
 from reservoir.backbones.family import Family, HubLoader
 from reservoir.backbones.generic import is_of_usual_head, names_with_heads
@@ -23,7 +23,7 @@ from reservoir.backbones.gguf_file import (
     tensors_by_name,
 )
 from reservoir.backbones.gguf_file import RULE as GGUF_RULE
-from reservoir.backbones.names import find, folder_of, may_have_weights, usable_configuration
+from reservoir.backbones.names import find, may_have_weights, usable_configuration
 from reservoir.backbones.quantised import expanded, quantisation_of, rule_of
 from reservoir.backbones.stored import (
     WEIGHTS,
@@ -104,18 +104,17 @@ class StoredModel:
 
 def _open(name: str, family: Family, config: Any, depth: int | None, *, words: bool) -> StoredModel:
     """Open the files of a pretrained model."""
-    path = gguf_path(name)
-    if path is None:
-        folder = folder_of(name, "config.json", *WEIGHTS)
-        if isinstance(family.loader, HubLoader):
-            _, config = find(str(folder), depth)  # for a known name, its published settings
+    path = locate(name, "config.json", *WEIGHTS)
+    is_folder = path.is_dir()
+    if is_folder and isinstance(family.loader, HubLoader):
+        _, config = find(str(path), depth)  # for a known name, its published settings
     lean = family.loader.lean(config, depth, words=words)
     rule: str | None = None
     gguf: GGUFFile | None = None
     tensors: Mapping[str, StoredTensor]
-    if path is None:
-        tensors = open_folder(folder)
-        if quantisation := quantisation_of(json.loads((folder / "config.json").read_text())):
+    if is_folder:
+        tensors = open_folder(path)
+        if quantisation := quantisation_of(json.loads((path / "config.json").read_text())):
             tensors, rule = expanded(tensors, quantisation, config.model_type), rule_of(quantisation)
     else:
         gguf, rule = open_gguf(path), GGUF_RULE

@@ -9,19 +9,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reservoir.backbone_names import HUB_NAME, KNOWN, SHORT, gguf_path
+from reservoir.backbone_names import KNOWN, locate
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
 from reservoir.backbones.generic import excessive_count, generic_family
 from reservoir.backbones.gguf_file import gguf_package, read_gguf_config
 from reservoir.backbones.quantised import check_method, quantisation_of
 from reservoir.backbones.registry import families
-from reservoir.errors import InputError, as_input_error, first_line, nearest
+from reservoir.errors import InputError, as_input_error
 
 MAX_BLOCKS = 1000
 """Largest number of blocks, more than any model has; counting the parameters takes milliseconds per block."""
-
-SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "mini"}
-"""Folders of the backbones whose pretrained weights come with this package."""
 
 
 def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
@@ -37,8 +34,8 @@ def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
         if settings:
             config = _with_settings(name, config, settings)
     else:
-        gguf = gguf_path(name)
-        config = _from_gguf(name, gguf) if gguf else _from_folder(name)
+        path = locate(name, "config.json")
+        config = _from_gguf(name, path) if path.is_file() else _from_folder(name, path)
     family = _family_of(name, config.model_type)
     if family is None:
         _refuse_code(name, config)  # first, because the parts of the model are looked up in the model
@@ -83,43 +80,14 @@ def choose_init(name: str, init: str | None, *, random_inits: Mapping[str, str] 
 
 @contextmanager
 def pretrained_files(name: str, *files: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folder of a backbone (see `folder_of`), or an empty folder and the option that names a GGUF file."""
+    """Yield the folder of a backbone (see `locate`), or an empty folder and the option that names a GGUF file."""
     silence_transformers()
-    gguf = gguf_path(name)
-    if gguf is None:
-        yield folder_of(name, *files), {}
+    path = locate(name, *files)
+    if path.is_dir():
+        yield path, {}
         return
     with TemporaryDirectory() as empty:  # so that no other file is read
-        yield Path(empty), {"gguf_file": str(gguf.absolute())}
-
-
-def folder_of(name: str, *files: str) -> Path:
-    """Return the folder of a backbone; for a name on the hub, a folder with those of its ``files`` (patterns)."""
-    folder = Path(SHIPPED.get(name, name))
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe might never end
-                raise InputError(
-                    f"backbone {name!r}: {path.name} is not a regular file",
-                    "remove it, or replace it with a regular file",
-                )
-        return folder
-    problem = "neither a known name nor a folder"
-    cause: Exception | None = None
-    if name in KNOWN or HUB_NAME.fullmatch(name):
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import disable_progress_bars
-
-        disable_progress_bars()
-        try:
-            return Path(snapshot_download(name, allow_patterns=list(files)))
-        except Exception as error:  # the hub's client raises many types of errors
-            problem = f"no such folder, and not on the Hugging Face hub ({first_line(error)})"
-            cause = error
-    raise InputError(
-        f"backbone {name!r}: {problem}",
-        f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
-    ) from cause
+        yield Path(empty), {"gguf_file": str(path.absolute())}
 
 
 def _known_config(family: str, settings: Mapping[str, Any]) -> Any:
@@ -209,9 +177,8 @@ def usable_configuration(name: str) -> AbstractContextManager[None]:
     return as_input_error(f"backbone {name!r}: this configuration is invalid", "change a setting")
 
 
-def _from_folder(name: str) -> Any:
-    """Return the configuration in a folder or on the hub."""
-    folder = folder_of(name, "config.json")
+def _from_folder(name: str, folder: Path) -> Any:
+    """Return the configuration in the folder of a backbone."""
     with as_input_error(f"backbone {name!r}: its config.json is not readable", "add or repair the file"):
         values = json.loads((folder / "config.json").read_text())
         model_type = values["model_type"]

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from reservoir.backbone_names import gguf_path
-from reservoir.backbones.names import SHIPPED
+from reservoir.backbone_names import SHIPPED, gguf_path
 from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.chat_template import ChatTemplate
 from reservoir.inputs.token_masks import MaskMaker, TokenRows

@@ -6,9 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
+from reservoir.backbone_names import DEFAULT_BACKBONE, SHIPPED, full_name
 from reservoir.backbones import choose_init
-from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
 from reservoir.inputs.native import native_obstacle, suits
 from reservoir.option_fields import as_group

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from reservoir.backbone_names import SHIPPED
 from reservoir.backbones import choose_init, find, load_backbone, weights_digest
-from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
 from reservoir.paper.lstm import LSTMCell, redraw_first_states

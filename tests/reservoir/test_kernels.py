@@ -99,6 +99,13 @@ def test_the_family_has_one_layer_and_no_blocks():
         next(backbone.run_layers(torch.zeros(1, 3, 64), layers=["block01"]))
 
 
+def test_kernels_have_no_tokenizer():
+    task = Task(name="mine.npz", form=Vectors(2), max_tokens=40, classes=2)
+    settings = Reservoir(backbone="kernels:width=64", init="random", input="kernels", patch=9, gain=6.0)
+    with pytest.raises(InputError, match="no tokenizer of its own"):
+        _ = load_model(task, settings, "cpu").tokenizer
+
+
 @pytest.mark.parametrize("form", [Vectors(2), Tokens(4)], ids=["values", "symbols"])
 def test_pooled_features_are_statistics_of_the_responses(form):
     task = Task(name="mine.npz", form=form, max_tokens=40, classes=2)

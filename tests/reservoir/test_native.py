@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reservoir import InputError
-from reservoir.backbones.names import SHIPPED
+from reservoir.backbone_names import SHIPPED
 from reservoir.column import Column
 from reservoir.features import forward
 from reservoir.inputs import media_readers
