@@ -24,7 +24,7 @@ from reservoir_pipelines.workers import map_pieces
 from reservoir.errors import InputError
 from reservoir.tasks import TASKS, task_named
 from tests.checks import contents, outcome
-from tests.faults.mutants import OTHER_TYPES, paths, removed, replaced, value_at
+from tests.faults.fuzz import OTHER_TYPES, paths, removed, replaced, value_at
 from tests.tasks import samples
 
 
