@@ -3,6 +3,7 @@
     python benchmarks/extract.py [--tokens 64,512,1024] [--work 16384] [--backbone gpt2]
     python benchmarks/extract.py --peer universal-computation    # a clone of github.com/kzl/universal-computation
     python benchmarks/extract.py --isa avx2                      # as on a processor that has no more than AVX2
+    OMP_NUM_THREADS=1 python benchmarks/extract.py --profile --work 4096    # time by kind of operation, instead
 
 For each length, these programs take turns on random vectors through an untrained GPT-2:
 
@@ -17,19 +18,26 @@ For each length, these programs take turns on random vectors through an untraine
 ``--work`` is the approximate number of tokens of a measurement; the best of ``--turns`` counts. Speeds are based on
 wall time and, on one thread of a CPU, also on processor time, which other programs disturb less and which does not
 include waiting for the disk. Trust only the ratios.
+
+With ``--profile`` extract runs alone under torch's profiler, from the first batch to the last manifest, and a JSON
+object for each length has the shares of each kind of operation. The lower bound is the model's multiplications at the
+speed of one large product on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -39,6 +47,7 @@ from reservoir_pipelines.extraction.entries import row_count
 from reservoir_pipelines.extraction.extractor import Extractor, load_extractor
 from reservoir_pipelines.output import silenced
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2Model
 
 from reservoir.backbones import find
@@ -56,6 +65,50 @@ ISA = {
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     },
 }
+KINDS = {  # kinds by the beginning of an operation's name; all others are "other"
+    "products with weights": (
+        "aten::addmm",
+        "aten::mm",
+        "aten::linear",
+        "aten::bmm",
+        "mkldnn",
+        "aten::matmul",
+    ),
+    "attention": (
+        "aten::_scaled_dot_product",
+        "aten::scaled_dot_product",
+        "aten::_softmax",
+        "aten::baddbmm",
+    ),
+    "activation": ("aten::gelu", "aten::tanh", "aten::pow", "aten::mul"),
+    "norms": ("aten::native_layer_norm", "aten::layer_norm", "aten::native_batch_norm"),
+    "residual sums": ("aten::add",),
+    "pooling": (
+        "aten::sum",
+        "aten::mean",
+        "aten::gather",
+        "aten::index",
+        "aten::where",
+        "aten::masked",
+        "aten::div",
+    ),
+    "copies and casts": (
+        "aten::copy_",
+        "aten::to",
+        "aten::_to_copy",
+        "aten::clone",
+        "aten::cat",
+        "aten::contiguous",
+    ),
+    "new memory": (
+        "aten::empty",
+        "aten::zeros",
+        "aten::zero_",
+        "aten::fill_",
+        "aten::resize_",
+        "aten::new",
+    ),
+}
 
 
 def main() -> None:
@@ -68,6 +121,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--backbone", default="gpt2")
     parser.add_argument("--peer", type=Path, help="folder of the authors' code")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the time by kind of operation instead"
+    )
     parser.add_argument("--isa", choices=tuple(ISA), help="limit torch to these instructions")
     arguments = parser.parse_args()
     # torch reads them when it is imported
@@ -75,6 +131,9 @@ def main() -> None:
         raise SystemExit(
             subprocess.call([sys.executable, *sys.argv], env={**os.environ, **ISA[arguments.isa]})
         )
+    if arguments.profile:
+        print_profiles(arguments.backbone, list(map(int, arguments.tokens.split(","))), arguments.work)
+        return
     device = choose_device("auto")
     compute = choose_compute("auto", device)
     capability = torch.backends.cpu.get_cpu_capability()
@@ -224,6 +283,67 @@ def warm_extractor(file: Path, options: ExtractOptions, root: Path) -> Extractor
     loaded = load(extractor.model, prepared.scaling, part.x, part.lengths, extractor.layout.batch_rows)
     launch(extractor.model, loaded, extractor.columns)()
     return extractor
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of an operation."""
+    return next((kind for kind, starts in KINDS.items() if name.startswith(starts)), "other")
+
+
+def product_speed(dtype: torch.dtype) -> float:
+    """Return the operations per second of processor time in a large product."""
+    a, b = torch.randn(2048, 768).to(dtype), torch.randn(768, 3072).to(dtype)
+    seconds = []
+    for _ in range(20):
+        started = time.process_time()
+        torch.matmul(a, b)
+        seconds.append(time.process_time() - started)
+    return 2 * 2048 * 768 * 3072 / min(seconds)
+
+
+def profiled(backbone: str, rows: int, tokens: int) -> dict[str, Any]:
+    """Return the processor seconds of an extraction, in total and by operation of its main thread."""
+    compute, measured = Extractor.compute, {}
+
+    def watched(extractor: Extractor, *arguments: Any) -> int:
+        model = extractor.model.fpt.backbone
+        measured["dtype"] = extractor.model.compute
+        measured["operations"] = (
+            rows * tokens * len(model.blocks) * (24 * model.width**2 + 4 * tokens * model.width)
+        )
+        started = time.process_time()
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            output = compute(extractor, *arguments)
+        measured["seconds"] = time.process_time() - started
+        spent: Counter[str] = Counter()
+        for event in seen.key_averages():
+            spent[kind_of(event.key)] += event.self_cpu_time_total
+        measured["shares"] = {kind: round(time / spent.total(), 3) for kind, time in spent.most_common()}
+        top = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)[:12]
+        measured["largest"] = {
+            event.key: round(event.self_cpu_time_total / spent.total(), 3) for event in top
+        }
+        return output
+
+    with patch.object(Extractor, "compute", watched):
+        extracted(backbone, rows, tokens)
+    return measured
+
+
+def print_profiles(backbone: str, lengths: list[int], work: int) -> None:
+    """Print a JSON object for each length: the time of an extraction, and the share of each kind of operation."""
+    for tokens in lengths:
+        rows = max(3, work // tokens)
+        measured = profiled(backbone, rows, tokens)
+        floor = measured["operations"] / product_speed(getattr(torch, measured["dtype"]))
+        setting = {
+            "tokens": tokens,
+            "rows": rows,
+            "load": os.getloadavg()[0],
+            "floor_seconds": round(floor, 2),
+            "of_the_floor": round(floor / measured["seconds"], 3),
+        }
+        print(json.dumps(setting | measured, indent=2), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The README's table, the leaderboard's table and the README's picture, from finished cells.
 
 ``reproductions.py`` writes them. The numbers are those of the recipe `headline` in ``results/full.jsonl``, as means
-over the seeds with 95% intervals over test rows and seeds. ``published.toml`` has the published numbers.
+over the seeds with 95% intervals over test rows and seeds. ``reproductions.toml`` has the published numbers.
 """
 
 from __future__ import annotations

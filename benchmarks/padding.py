@@ -1,6 +1,8 @@
 """The cost of padding, counted and timed, with the batches of extract and without its sorting.
 
     python benchmarks/padding.py [--data DIR] [--rows 256] [--backbone mini]
+    python benchmarks/padding.py --strings 20000                    # long strings of letters, and of words, instead
+    python benchmarks/padding.py --strings 100000 --kinds letters
 
 For ListOps, and for homology if DIR has its files, the table shows the share of padding among the tokens of all
 batches. For two other ways of batching it also shows the number of tokens, and of multiplications in ``mini``, as a
@@ -9,13 +11,26 @@ maximum. The number in brackets is the ratio for batches without any padding, th
 number of rows goes through an untrained backbone on the CPU in each of the three ways, with all layers pooled as in
 extract; the times are processor times. A fourth way takes 16 rows at a time in their original order, as in the
 evaluation of the paper's authors.
+
+With ``--strings`` `prepare` and `extract` run in processes of their own on strings of 20 to 2,000 letters, with lengths
+that are drawn uniformly, and the table has their memory, too. Padding is the share of tokens given to the model that
+are not real tokens. Letters reach the first block of mini through adjacent windows of five letters; words reach one
+block of width 16 through a tokenizer, in up to 512 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +53,10 @@ AUTHORS = 16
 Batches = list[tuple[np.ndarray, int]]
 """Row numbers of each batch, and the number of tokens to which these rows are padded."""
 
+SHORTEST, LONGEST = 20, 2000
+WINDOWS = {"input": "kernels", "patch": 5, "stride": 5, "layers": "block01", "pool": "last,mean"}
+WORDS = ("one", "two", "frozen", "map", "of", "any", "sequence", "reads", "strings")
+
 
 def main() -> None:
     """Print a table."""
@@ -47,7 +66,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--backbone", default="mini")
+    parser.add_argument("--strings", type=int, metavar="ROWS", help="Measure long strings instead.")
+    parser.add_argument("--kinds", nargs="+", default=["letters", "words"], choices=["letters", "words"])
+    parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.stage:
+        print(json.dumps(stage(arguments.stage[0], json.loads(arguments.stage[1]))))
+        return
+    if arguments.strings:
+        print_strings(arguments.strings, arguments.kinds)
+        return
     print(
         "| task, real lengths | batches | padding | original order | all padded | original order, 16 at a time |"
     )
@@ -126,6 +154,107 @@ def measure(task: Task, x: np.ndarray, lengths: np.ndarray, backbone: str) -> No
         f"| | {own} | {padded} | {authors} |",
         flush=True,
     )
+
+
+def write_strings(path: Path, rows: int, *, words: bool) -> None:
+    """Write a table of strings, each with a label."""
+    draw = np.random.default_rng(0)
+    with path.open("w") as file:
+        file.write("text,label\n")
+        for length in draw.integers(SHORTEST, LONGEST, rows, endpoint=True):
+            if words:
+                text = " ".join(draw.choice(WORDS, length // 4 + 1))[:length].strip()
+            else:
+                text = "".join(draw.choice(list("ACGT"), length))
+            file.write(f"{text},{'ab'[length % 2]}\n")
+
+
+def save_model(folder: Path) -> Path:
+    """Write a BERT of one block, and a tokenizer of its words and their beginnings."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    pieces = sorted({word[:end] for word in WORDS for end in range(1, len(word) + 1)})
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *pieces]
+    tokenizer = Tokenizer(
+        models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=512
+    ).save_pretrained(folder)
+    size: Any = {
+        "num_hidden_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    BertModel(BertConfig(vocab_size=len(names), max_position_embeddings=1024, **size)).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def stage(name: str, arguments: dict[str, Any]) -> dict[str, float]:
+    """Run prepare or extract here, and return its time, the memory it took, and its padding."""
+    import reservoir_pipelines
+
+    from reservoir import batches
+
+    counts, model_batches = np.zeros(2), batches.model_batches
+
+    def counted(model: Any, lengths: np.ndarray, batch_rows: int) -> Iterator[tuple[np.ndarray, int]]:
+        for rows, tokens in model_batches(model, lengths, batch_rows):
+            counts[:] += lengths[rows].sum(), len(rows) * tokens
+            yield rows, tokens
+
+    batches.model_batches = counted
+    start = time.perf_counter()
+    getattr(reservoir_pipelines, name)(**arguments)
+    measured = {
+        "seconds": time.perf_counter() - start,
+        "megabytes": peak_megabytes(),
+    }
+    return measured | ({"padding": 1 - counts[0] / counts[1]} if counts[1] else {})
+
+
+def peak_megabytes() -> float:
+    """Return the peak memory of this program; `resource` would also count the program that started it."""
+    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(peak[1]) / 1024 if peak else float("nan")
+
+
+def print_strings(rows: int, kinds: list[str]) -> None:
+    """Print the memory, padding and time of each stage on strings of each kind."""
+    print("| stage | rows | MB | padding | seconds |\n|---|--:|--:|--:|--:|", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        models: dict[str, dict[str, Any]] = {
+            "letters": WINDOWS,
+            "words": {"backbone": str(save_model(folder / "model"))},
+        }
+        for kind in kinds:
+            path = folder / f"{kind}.csv"
+            write_strings(path, rows, words=kind == "words")
+            for name, settings in (("prepare", {}), ("extract", models[kind])):
+                call = json.dumps({"task": str(path), "cache": str(folder / "cache"), **settings})
+                process = subprocess.run(
+                    [sys.executable, __file__, "--stage", name, call],
+                    stdout=subprocess.PIPE,
+                    check=True,
+                    env=os.environ,
+                )
+                measured = json.loads(process.stdout.splitlines()[-1])
+                padding = f"{100 * measured['padding']:.1f}%" if "padding" in measured else ""
+                size = f"{rows:,} ({path.stat().st_size / 1e6:.0f} MB)"
+                cells = (
+                    f"{name} {kind}",
+                    size,
+                    f"{measured['megabytes']:,.0f}",
+                    padding,
+                    f"{measured['seconds']:,.0f}",
+                )
+                print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

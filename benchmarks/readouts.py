@@ -2,6 +2,7 @@
 
     python benchmarks/readouts.py                                     # 50,000 x 768 x 13, 50 penalties, 10 classes
     python benchmarks/readouts.py --rows 4000 --width 128 --columns 2 --penalties 10     # a test of seconds
+    python benchmarks/readouts.py --memory 4000 16000 64000 --widths 384 768 1536    # peak memory of `fit`, instead
 
 The script writes columns of correlated float16 features to a temporary folder. Then it measures, streaming from disk:
 
@@ -16,12 +17,18 @@ product;
 Goals for the full size: 100 times faster than the single fits, 200 times faster than RidgeClassifierCV, the pass within
 twice the lower bound, a further grid under 1 s per column, under 1 GB of memory, and logistic at most a third of the
 time of the cold fits.
+
+With ``--memory`` the script writes synthetic entries (one column, ten classes) into a temporary cache and runs `fit` on
+each in its own process. It prints the peak resident memory of that process minus that of a process that only imports
+the stage. Memory must grow with the width and not with the rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +45,15 @@ from reservoir.readouts.ridge import gather, ridge_path
 
 READ_ROWS = 4096
 LOGISTIC_PENALTIES = np.logspace(-1, 4, 10)
+
+CHILD = """
+import resource, sys
+from pathlib import Path
+from reservoir_pipelines import fit
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fit(Path(sys.argv[1]), out=Path(sys.argv[1]) / "out")
+print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
 
 
 @dataclass(frozen=True)
@@ -192,6 +208,68 @@ def measure_logistic(
     }
 
 
+def write_entry(root: Path, rows: int, width: int) -> Path:
+    """Write an entry with ``rows`` training rows of one column and return its folder."""
+    from reservoir_cache import (
+        BackboneSpec,
+        DataSpec,
+        Entry,
+        InitSpec,
+        InputSpec,
+        Layout,
+        ShardWriter,
+        Spec,
+        write_targets,
+    )
+
+    from reservoir.tasks import Task, Vectors
+
+    counts = {"train": rows, "valid": 1000, "test": 1000}
+    spec = Spec(
+        task=Task(name="synthetic", form=Vectors(1), max_tokens=1, classes=10).to_dict(),
+        data=DataSpec(digest="0" * 64, rows=counts),
+        backbone=BackboneSpec(family="none", digest="0" * 64),
+        init=InitSpec(kind="random", seed=0),
+        input=InputSpec(kind="orthogonal", seed=0, gain=1.0, patch=1, stride=1),
+        padding="none",
+        compute="float32",
+        store="float16",
+    )
+    reservoir = {"backbone": "none", "init": "random", "seed": 0, "gain": 1.0}
+    made_with = {"prepared": str(root / "nothing"), "reservoir": reservoir, "scaling": None}
+    entry = Entry.create(root, f"rows{rows}-width{width}", spec, Layout(batch_rows=32), made_with)
+    draw = np.random.default_rng(0)
+    with ShardWriter(entry) as writer:
+        for split, count in counts.items():
+            y = draw.integers(0, 10, (count, 1, 1))
+            targets = {"y": y, "lengths": np.ones(count, np.int32), "index": np.arange(count)}
+            write_targets(entry, split, targets)
+            for block, (low, high) in enumerate(entry.blocks(split)):
+                values = draw.standard_normal((high - low, 1, width), dtype=np.float32)
+                values[:, 0, 0] += y[low:high, 0, 0]
+                writer.claim(split, block, ["block01/mean"])
+                writer.put(split, block, {"block01/mean": values})
+    return entry.path
+
+
+def print_memory(all_rows: list[int], widths: list[int]) -> None:
+    """Print one line per synthetic entry: its size, and the peak memory of `fit`."""
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+    print("rows    width  features MB  peak of fit MB")
+    with tempfile.TemporaryDirectory() as folder:
+        for width in widths:
+            for rows in all_rows:
+                entry = write_entry(Path(folder) / f"{rows}-{width}", rows, width)
+                process = subprocess.run(
+                    [sys.executable, "-c", CHILD, str(entry)], stdout=subprocess.PIPE, text=True, check=True
+                )
+                before, peak = (int(value) * unit for value in process.stdout.split())
+                print(
+                    f"{rows:<7} {width:<6} {rows * width * 2 / 1e6:<12.1f} {(peak - before) / 1e6:.0f}",
+                    flush=True,
+                )
+
+
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(
@@ -207,7 +285,14 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--fits", type=int, default=5, help="RidgeClassifier fits that are timed")
     parser.add_argument("--logistic-rows", type=int, default=20_000, help="0 leaves the logistic part out")
+    parser.add_argument(
+        "--memory", type=int, nargs="+", metavar="ROWS", help="measure the memory of `fit` instead"
+    )
+    parser.add_argument("--widths", type=int, nargs="+", default=[384, 768, 1536], help="with --memory")
     options = parser.parse_args()
+    if options.memory:
+        print_memory(options.memory, options.widths)
+        return
     targets = Targets(1, options.classes)
     with tempfile.TemporaryDirectory() as folder:
         pairs = write(Path(folder), options.rows, options.width, options.columns, options.classes)

@@ -8,9 +8,9 @@
 It also writes the tables between marks in README.md, docs/leaderboard.md and docs/reproduce.md, and three pictures.
 
 The cells are the lines of benchmarks/results/*.jsonl (committed.py describes them). The recipes of the package give
-tables and claims, so that a new claim needs no new run. reproductions.toml names the tables of each file, and the
-sentences of other pages whose numbers are written. REPRODUCTION.md begins with opening.md; its numbers are written as
-{file | table | row | column}.
+tables and claims, so that a new claim needs no new run. reproductions.toml names the tables of each file and the
+sentences of other pages whose numbers are written, and has the published numbers. REPRODUCTION.md begins with
+opening.md; its numbers are written as {file | table | row | column}.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from reservoir_pipelines.plots import PagePlot, new_figure
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path("benchmarks")
 PAGE, SETTINGS = HERE / "REPRODUCTION.md", HERE / "reproductions.toml"
-OPENING, PUBLISHED = HERE / "opening.md", HERE / "published.toml"
+OPENING = HERE / "opening.md"
 README, LEADERBOARD, ANSWER = Path("README.md"), Path("docs/leaderboard.md"), Path("docs/reproduce.md")
 PICTURES = Path("docs/pictures")
 NUMBER = r"[\d,]*\.?\d+"
@@ -198,7 +198,7 @@ def marked_tables(root: Path, cells: Path, numbers: Numbers) -> dict[tuple[Path,
     results = headline_results(ReproductionFolder(cells / "full"))
     published = {
         row: {column: fill_opening(text, numbers) for column, text in texts.items()}
-        for row, texts in tomllib.loads((root / PUBLISHED).read_text()).items()
+        for row, texts in read_settings(root)["published"].items()
     }
     return {
         (README, "headline"): readme_table(results),

@@ -124,7 +124,7 @@ def _command(name: str, command: Any) -> str:
     usage = " ".join(
         [name, *(m if p.required else f"[{m}]" for m, p in zip(metavars, arguments, strict=True))]
     )
-    lines = [f"## {name}", "", command.help or "", "", f"    {usage} [FLAGS]", ""]
+    lines = [f"### {name}", "", command.help or "", "", f"    {usage} [FLAGS]", ""]
     rows = [f"| `{m}` | {_cell(p.help)} |" for m, p in zip(metavars, arguments, strict=True)]
     rows += [f"| `{', '.join(p.opts + p.secondary_opts)}` | {_cell(p.help)} |" for p in flags]
     return "\n".join([*lines, "| flag | what it does |", "|---|---|", *rows, ""])

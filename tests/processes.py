@@ -76,10 +76,3 @@ def _run(program: str, arguments: list[str], environment: Mapping[str, str], fol
     os.chdir(folder)
     sys.argv = ["-c", *arguments]
     exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
-
-
-def assert_same_bits(first, second):
-    """Assert that two runs have equal tensors under equal names."""
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert tensor.equal(second[name]), name

@@ -56,7 +56,7 @@ FEWER_POOLINGS: Mapping[Kind, Sequence[Names]] = {
     "vectors": (("last", "mean"), ("mean",)),
 }
 # For the input layer alone. The kernels sum to zero, so the means of whole rows show little. On a million rows of 32
-# values (benchmarks/many_rows.py) the last two tell waveforms apart as well as the default on 10,000 rows does.
+# values (series.py --waveforms) the last two tell waveforms apart as well as the default on 10,000 rows does.
 INPUT_POOLINGS: Sequence[Names] = (
     ("std", "max", "min", "segments4"),
     ("quantiles5", "max", "min"),
@@ -66,8 +66,8 @@ INPUT_POOLINGS: Sequence[Names] = (
 )
 
 # For random kernels of more rows, from most to fewest columns. With 256 kernels on 40,000 generated chirps and waves
-# (benchmarks/series.py and many_rows.py), the default had 99.3 and 74.8%, these 97.9 and 75.6, 98.2 and 74.7, 98.2 and
-# 73.3, 98.3 and 72.8%; compete8 and above3 had 95.5 and 75.3%, and compete8 alone 94.3 and 73.1%.
+# (benchmarks/series.py), the default had 99.3 and 74.8%, these 97.9 and 75.6, 98.2 and 74.7, 98.2 and 73.3, 98.3 and
+# 72.8%; compete8 and above3 had 95.5 and 75.3%, and compete8 alone 94.3 and 73.1%.
 FEWER_KERNEL_POOLINGS: Sequence[Names] = (
     ("compete8", "above3", "std", "max"),
     ("compete8", "std", "max", "min"),

@@ -29,7 +29,7 @@ from reservoir_cache import (
 )
 
 from tests.cache.conftest import write_block
-from tests.files import flip
+from tests.checks import flip
 
 SECRET = "k3y/with@slash"
 

@@ -1,7 +1,8 @@
-"""Every reader reads mutated small files, in batches, in forked processes with limits on memory and time."""
+"""Mutants of files, which every reader reads in forked processes with limits, and of TOML and JSON values."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import resource
@@ -9,6 +10,8 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -109,8 +112,8 @@ def _child(one: Reader, copies: list[bytes], into: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     if one.isolated:
         hdf5._check_apart = hdf5.read_once
-    for copy in copies:
-        one.file.write_bytes(copy)
+    for mutant in copies:
+        one.file.write_bytes(mutant)
         reader._checked.clear()
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # processor time, so that other programs have no influence
         try:
@@ -187,3 +190,56 @@ def _folders(folder: Path) -> list[Reader]:
         *([wav] if find_spec("soundfile") else []),
         Reader(".png", pictures / "class0" / "0.png", lambda: read_all(pictures)),
     ]
+
+
+# Mutants of TOML and JSON values: each value is replaced by values of other types, or removed.
+
+
+Keys = tuple[str | int, ...]
+"""The keys and positions that lead to a value."""
+
+OTHER_TYPES: dict[type, tuple[Any, ...]] = {
+    str: (3, True, [[]], {}),
+    bool: (3, "x", [[]], {}),
+    int: ("x", True, [[]], {}),
+    float: ("x", True, [[]], {}),
+    list: (3, "x", True, {}),
+    dict: (3, "x", True, [[]]),
+    type(None): (3, "x", True, [[]]),
+}
+
+
+def paths(value: Any, path: Keys = ()) -> Iterator[Keys]:
+    """Yield the path to every value inside a value."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from paths(inner, (*path, key))
+
+
+def value_at(value: Any, path: Keys) -> Any:
+    return reduce(lambda inner, key: inner[key], path, value)
+
+
+def replaced(value: Any, path: Keys, new: Any) -> Any:
+    """Return a copy with another value at a path."""
+    whole = copy.deepcopy(value)
+    value_at(whole, path[:-1])[path[-1]] = new
+    return whole
+
+
+def removed(value: Any, path: Keys) -> Any:
+    """Return a copy without the value at a path."""
+    whole = copy.deepcopy(value)
+    del value_at(whole, path[:-1])[path[-1]]
+    return whole
+
+
+def toml(value: Any) -> str:
+    """Return a value as TOML in one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return value.isoformat() if isinstance(value, date) else json.dumps(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.files import contents
+from tests.checks import contents
 from tests.processes import Child
 
 PROCESSES = """

@@ -1,20 +1,24 @@
-"""Estimators of raw sequences: scikit-learn's contract, one pass per row, and equality with the separate steps."""
+"""Estimators: scikit-learn's contract, one pass per row, and equality with the steps and with the command line."""
 
 import re
 import warnings
 
 import joblib
 import numpy as np
+import pandas
 import pandas as pd
 import pytest
-from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer
+from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer, extract, fit, predict
 from reservoir_pipelines.estimators import row_cache
 from reservoir_pipelines.estimators.estimators import code_labels
 from reservoir_pipelines.estimators.predictor import fold_numbers
 from reservoir_pipelines.preparation.sources import open_source
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_digits
-from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.linear_model import RidgeClassifier
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 from reservoir.batches import load
@@ -259,3 +263,231 @@ def test_a_single_row_is_refused_with_the_way_to_pass_one(cache, kind):
         with pytest.raises(ValueError, match=r"one row: x\[:1\]"):
             method(pd.Series(x[0]) if kind == "column" else x[0])
         assert len(method(x[:1])) == 1
+
+
+# The estimators equal the command line on the same rows, and take sample weights, lists and channels.
+
+
+TRAIN, FITTED = 50, 70
+
+
+def series(rows=90, values=40):
+    """Return series and classes; all series have the same mean and variance, so any subset gives the same scale."""
+    rng = np.random.default_rng(0)
+    y, phase = rng.integers(0, 3, rows), rng.uniform(0, 6, (rows, 1))
+    x = np.sin(np.arange(values) / (1 + y[:, None]) + phase) + rng.normal(0, 0.6, (rows, values))
+    return 5 + 3 * (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True), np.array(["a", "b", "c"])[y]
+
+
+def letters(rows=90):
+    x = np.random.default_rng(1).integers(0, 4, (rows, 14))
+    return x, np.where((x[:, 1:] == x[:, :-1]).sum(axis=1) > 3, "many", "few")
+
+
+def ragged(rows=90):
+    x, y = series(rows)
+    ends = np.random.default_rng(2).integers(20, 41, rows)
+    return [row[:end] for row, end in zip(x, ends, strict=True)], y, ends
+
+
+@pytest.fixture
+def by_command(tmp_path, cache, tiny_gpt2):
+    """Return the result of `fit` for arrays in a file, and the probabilities (or values) of its test rows."""
+
+    def run(standardise=True, **arrays):
+        rows = len(arrays["y"])
+        names = np.repeat(["train", "valid", "test"], [TRAIN, FITTED - TRAIN, rows - FITTED])
+        np.savez(tmp_path / "d.npz", split=names, **arrays)
+        options = {"backbone": str(tiny_gpt2), "compute": "float32", "standardise": standardise}
+        found = fit(extract(str(tmp_path / "d.npz"), **options))
+        answers = list(predict(found.saved, tmp_path / "d.npz"))[FITTED:]
+        return found, np.array([one.probabilities or one.label for one in answers])
+
+    return run
+
+
+def same(model, found, values, expected):
+    assert (model.column_, model.best_score_) == (found.best.name, pytest.approx(found.best.valid_score))
+    assert model.alpha_ == pytest.approx(found.best.alpha)
+    np.testing.assert_allclose(values, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", [series, letters])
+def test_a_classifier_by_default_equals_extract_and_fit(kind, by_command, tiny_gpt2, recwarn, tmp_path, monkeypatch):
+    # Estimators have the raw input as a baseline, but no statistics.
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.learn_statistics", lambda *_: [])
+    x, y = kind()
+    found, expected = by_command(x=x, y=y)
+    if kind is letters:
+        np.savez(tmp_path / "new.npz", x=np.full((1, 14), 9))
+        with pytest.raises(ValueError, match=r"row 0, token 0: 9 "):
+            predict(found.saved, tmp_path / "new.npz")
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32").fit(x[:FITTED], y[:FITTED])
+    assert "+" in model.column_
+    same(model, found, model.predict_proba(x[FITTED:]), expected)
+
+
+def test_a_regressor_by_default_equals_extract_and_fit(by_command, tiny_gpt2):
+    x, y = series()
+    y = np.abs(np.diff(x)).mean(axis=1) + np.unique(y, return_inverse=True)[1]
+    found, expected = by_command(x=x, y=y)
+    model = ReservoirRegressor(backbone=str(tiny_gpt2), compute="float32").fit(x[:FITTED], y[:FITTED])
+    same(model, found, model.predict(x[FITTED:]), expected)
+
+
+def test_sequences_of_unequal_length_are_a_list_of_arrays(by_command, tiny_gpt2):
+    x, y, ends = ragged()
+    padded = np.stack([np.pad(row, (0, 40 - len(row)), constant_values=99) for row in x])
+    options = {"compute": "float32", "backbone": str(tiny_gpt2)}
+    model = ReservoirClassifier(standardise=False, **options).fit(x[:FITTED], y[:FITTED])
+    found, expected = by_command(x=padded, y=y, lengths=ends, standardise=False)
+    same(model, found, model.predict_proba(x[FITTED:]), expected)
+    scaled = ReservoirClassifier(**options).fit(x[:FITTED], y[:FITTED])
+    values = np.concatenate(x[:FITTED])
+    by_hand = [(row - values.mean()) / values.std() for row in x]
+    model.fit(by_hand[:FITTED], y[:FITTED])
+    np.testing.assert_allclose(model.predict_proba(by_hand[FITTED:]), scaled.predict_proba(x[FITTED:]), atol=1e-3)
+    assert scaled.score(x[FITTED:], y[FITTED:]) > 0.5
+    with pytest.raises(ValueError, match=r"X\[1\] has the shape \(0,\)"):
+        model.predict([x[0], np.zeros(0)])
+
+
+def test_lists_go_through_cross_validation_and_objects_are_lists(tiny_gpt2):
+    x, y, _ = ragged(40)
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std", cv=3)
+    assert cross_val_score(model, x, y, cv=2).shape == (2,)
+    one, other = model.fit(x, y).predict_proba(x), model.fit(np.array(x, object), y).predict_proba(np.array(x, object))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", [ReservoirClassifier, ReservoirRegressor])
+def test_a_sample_of_weight_2_counts_as_two(kind, tiny_gpt2):
+    x, y = series(40)
+    if kind is ReservoirRegressor:
+        y = np.abs(np.diff(x)).mean(axis=1)
+    times = np.random.default_rng(3).integers(0, 3, 40)
+    number = np.repeat(np.arange(40), times)
+    thirds = [(np.flatnonzero(np.arange(40) % 3 != k), np.flatnonzero(np.arange(40) % 3 == k)) for k in range(3)]
+    again = [tuple(np.flatnonzero(np.isin(number, part)) for part in fold) for fold in thirds]
+    settings = {"backbone": str(tiny_gpt2), "pool": "std,max"}
+    weighted = kind(cv=thirds, **settings).fit(x, y, sample_weight=times)
+    repeated = kind(cv=again, **settings).fit(x[number], y[number])
+    np.testing.assert_allclose(weighted.cv_results_["score"], repeated.cv_results_["score"], atol=1e-6)
+    method = "predict_proba" if kind is ReservoirClassifier else "predict"
+    np.testing.assert_allclose(getattr(weighted, method)(x), getattr(repeated, method)(x), rtol=1e-5)
+
+
+def test_groups_are_held_out_together(tiny_gpt2):
+    x, y = series(60)
+    subject = np.arange(60) // 6
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std")
+    by_subject = model.fit(x, y, groups=subject)
+    folds = by_subject._fold_numbers(x, np.unique(y, return_inverse=True)[1][:, None], subject, classifier=True)
+    assert folds.shape == (60, 5)
+    assert all(len(np.unique(folds[subject == s, deal])) == 1 for s in range(10) for deal in range(5))
+    model.set_params(cv=GroupKFold(3)).fit(x, y, groups=subject)
+    with pytest.raises(ValueError, match=r"inconsistent numbers of samples: \[60, 59\]"):
+        model.set_params(cv=3).fit(x, y, groups=subject[:59])
+    for missing in ([1.0, 1.0, np.nan], ["a", "a", None]):
+        with pytest.raises(ValueError, match=r"groups\[2\] is missing; give every sample a value"):
+            model.fit(x, y, groups=missing * 20)
+    with pytest.raises(ValueError, match="two groups or more, but there is 1"):
+        model.set_params(cv=None).fit(x, y, groups=np.zeros(60))
+
+
+def test_the_transformer_returns_the_features_of_extract(tmp_path, cache, tiny_gpt2):
+    x, y = series()
+    np.savez(tmp_path / "d.npz", x=x, y=y, split=np.repeat(["train", "valid", "test"], [50, 20, 20]))
+    kept = extract(str(tmp_path / "d.npz"), backbone=str(tiny_gpt2), compute="float32")
+    model = ReservoirTransformer(backbone=str(tiny_gpt2), compute="float32").fit(x[:50])
+    assert tuple(model.columns_) == kept.columns
+    expected = np.concatenate([kept["test"][column].reshape(20, -1) for column in kept.columns], axis=1)
+    found = model.transform(x[70:])
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    names = model.get_feature_names_out()
+    assert (len(names), names[0], names[-1]) == (found.shape[1], "embed/quantiles9/0", "block01/segments8/127")
+    frame = pandas.DataFrame(x, columns=[f"t{i}" for i in range(40)]).assign(age=1.5)
+    plain = ReservoirTransformer(backbone=str(tiny_gpt2), compute="float32")
+    both = ColumnTransformer([("series", plain, slice(0, 40)), ("rest", "passthrough", ["age"])])
+    table = both.set_output(transform="pandas").fit(frame[:50]).transform(frame[70:])
+    assert list(table.columns[[0, -1]]) == ["series__embed/quantiles9/0", "rest__age"]
+    np.testing.assert_allclose(table.to_numpy()[:, :-1], found, atol=1e-4)
+    assert make_pipeline(plain, RidgeClassifier()).fit(x[:70], y[:70]).score(x[70:], y[70:]) > 0.5
+
+
+def test_channels_may_come_first_and_a_warning_says_when_they_seem_to(tiny_gpt2):
+    x, y = series(40)
+    last = np.stack([x, x[::-1]], axis=2)  # (samples, values, channels)
+    settings = {"backbone": str(tiny_gpt2), "pool": "std", "compute": "float32"}
+    expected = ReservoirClassifier(**settings).fit(last, y).predict_proba(last)
+    first = last.swapaxes(1, 2)
+    model = ReservoirClassifier(channels_first=True, **settings).fit(first, y)
+    np.testing.assert_array_equal(model.predict_proba(first), expected)
+    np.testing.assert_array_equal(model.predict_proba(list(first)), expected)
+    with pytest.warns(UserWarning, match=r"channels_first=True"):
+        ReservoirClassifier(**settings).fit(first, y)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_cells_of_a_table_may_hold_series(kind, tiny_gpt2):
+    x, y, _ = ragged(40)
+    rows = [np.stack([row, -row], axis=1) for row in x]
+    if kind == "pandas":
+        table = pandas.DataFrame({f"dim_{c}": [pandas.Series(row[:, c]) for row in rows] for c in range(2)})
+    else:
+
+        class Polars(dict):
+            columns = ("a", "b")
+            __len__ = lambda self: 40  # noqa: E731
+
+        table = Polars({name: pandas.Series([row[:, c].tolist() for row in rows]) for c, name in enumerate("ab")})
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std", compute="float32")
+    expected = model.fit(rows, y).predict_proba(rows)
+    np.testing.assert_array_equal(model.fit(table, y).predict_proba(table), expected)
+    with pytest.raises(ValueError, match=r"several lengths"):
+        model.fit(pandas.DataFrame({"b": [1.0, 2.0], "a": [np.ones(3), np.ones(4)]}), [0, 1])
+
+
+@pytest.mark.parametrize("column", [list, pandas.Series, lambda rows: pandas.DataFrame({"moves": rows})])
+def test_lists_have_any_length_and_are_read_by_one_rule_in_a_column_too(column, tiny_gpt2):
+    x, y = letters()
+    rows = [row[: 8 + n % 7] for n, row in enumerate(x.tolist())]
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), layers="embed").fit(column(rows), y)
+    assert model.vocabulary_ == 4
+    np.testing.assert_allclose(model.predict_proba(column(rows[:1])), model.predict_proba(rows)[:1], atol=1e-6)
+    assert model.fit(column(x.tolist()), y).predict(column(rows[:1])).shape == (1,)
+
+
+@pytest.mark.parametrize("missing", ["mask", "interpolate"])
+def test_nan_is_masked_or_interpolated_as_in_files(missing, tmp_path, cache, tiny_gpt2):
+    x, y = series(70)
+    x = np.where(np.random.default_rng(5).random(x.shape) < 0.1, np.nan, x)
+    np.savez(tmp_path / "d.npz", x=x[:, :, None], y=y, split=np.repeat(["train", "valid", "test"], [50, 19, 1]))
+    settings = {"backbone": str(tiny_gpt2), "compute": "float32", "missing": missing}
+    given = extract(str(tmp_path / "d.npz"), store="float32", **settings)
+    model = ReservoirTransformer(**settings).fit(x[:50])
+    found = np.concatenate([given.store["train"][column] for column in model.columns_], axis=-1)
+    np.testing.assert_allclose(model.transform(x[:50]), found[:, 0] if found.ndim == 3 else found, atol=2e-3)
+    masked = np.ma.masked_array(np.nan_to_num(x), np.isnan(x))
+    lists = [row[:30] for row in masked]
+    assert ReservoirClassifier(**settings).fit(lists, y).score(x[:, :30], y) > 0.5
+    for wrong, message in (("refuse", "NaN in row 0; pass missing='mask'"), ("interpolation", "choose among refuse")):
+        with pytest.raises(ValueError, match=message):
+            ReservoirClassifier(**settings | {"missing": wrong}).fit(masked, y)
+
+
+def test_a_sample_may_have_several_labels(tiny_gpt2):
+    x, y = series(80)
+    several = np.stack([y == "a", y != "c", x[:, 0] > 5], axis=1).astype(int)
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32").fit(x[:60], several[:60])
+    found, chance = model.predict(x[60:]), model.predict_proba(x[60:])
+    assert found.shape == chance.shape == model.decision_function(x[60:]).shape == (20, 3)
+    np.testing.assert_array_equal(found, chance > 0.5)
+    assert (found == several[60:]).mean() > 0.75
+    alone = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32", cv=model.cv).fit(x[:60], several[:60, 0])
+    assert (alone.predict(x[60:]) == found[:, 0]).mean() > 0.8
+    assert cross_val_score(model, x, several, cv=3).shape == (3,)
+    with pytest.raises(ValueError, match=r"give multilabel targets as 0 or 1.*MultiOutputClassifier"):
+        model.fit(x, several + 1)
+    with pytest.raises(ValueError, match=r"y\[1\] is missing"):
+        model.fit(x, ["a", None, *y[2:]])

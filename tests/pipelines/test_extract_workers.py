@@ -26,7 +26,7 @@ from reservoir_pipelines.extraction import entries, extractor, sharing
 from reservoir import InputError
 from reservoir.options import ExtractOptions
 from reservoir.plan.precision import BLOCK_ROWS
-from tests.files import contents
+from tests.checks import contents
 
 SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
 

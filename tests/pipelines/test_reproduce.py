@@ -31,7 +31,7 @@ from reservoir_pipelines.reports.views import _read_sweep
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir.readouts.evaluation import accuracy_interval
-from tests.faults.mutants import OTHER_TYPES, paths, removed, replaced, toml, value_at
+from tests.faults.fuzz import OTHER_TYPES, paths, removed, replaced, toml, value_at
 from tests.processes import Child
 
 pytestmark = pytest.mark.usefixtures("few_bits")

@@ -19,7 +19,7 @@ from reservoir_pipelines.training.run_folder import RunFolder, read_checkpoint, 
 from reservoir.errors import InputError
 from reservoir.training import trainer
 from reservoir.training.trainer import DivergedError
-from tests.files import flip
+from tests.checks import flip
 from tests.processes import pair
 
 STAGE = import_module("reservoir_pipelines.training.train")

@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from reservoir import InputError
 from reservoir.options import OwnDataOptions
-from tests.files import contents
+from tests.checks import contents
 from tests.reservoir.models import save
 
 PARTS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##do", "##ing", "cat", "##s", "dog", "do", "é", "a"]

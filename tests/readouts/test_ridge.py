@@ -1,4 +1,4 @@
-"""The ridge path equals StandardScaler and Ridge for every penalty; the sweep chooses among them."""
+"""Ridge readouts: paths and sweeps equal scikit-learn's; their moments equal direct sums; kernel ridge regression."""
 
 from functools import partial
 
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reservoir_pipelines.fitting.folds import draw_folds
+from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.metrics import r2_score
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
@@ -15,8 +16,17 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from reservoir.errors import InputError
+from reservoir.readouts import kernel_ridge
+from reservoir.readouts.kernel_ridge import (
+    KernelReadout,
+    PanelsInMemory,
+    Standardised,
+    arccos_kernel,
+    factorise,
+    solve_factored,
+)
 from reservoir.readouts.linear import LinearReadout, Scorer, Tally, Targets, balanced_weights
-from reservoir.readouts.moments import accumulate, fold_moments, training_moments
+from reservoir.readouts.moments import BLOCK_ROWS, Moments, accumulate, fold_moments, training_moments
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, extended_alphas, parse_alphas
 from reservoir.readouts.products import Arithmetic, blas_threads, products_on
 from reservoir.readouts.ridge import KernelMatrix, gather, path_from_moments, ridge_by_definition, ridge_path
@@ -378,3 +388,200 @@ def test_coefficients_equal_float64_solutions_at_every_penalty(data, solution, p
     for alpha, coef, right in zip(DEFAULT_ALPHAS, ridge_path(moments, DEFAULT_ALPHAS).coef, expected, strict=True):
         error = np.linalg.norm(coef * std[:, None] - right) / np.linalg.norm(right)
         assert error < 1e-6, f"penalty {alpha:g}: {error:.1e}"
+
+
+# Moments equal float64 sums over all rows, for blocks of any size and for sums of parts.
+
+
+MOMENT_ROWS = 3 * BLOCK_ROWS + 517
+
+
+def direct(x, y, weights=None):
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    weights = np.ones(len(x)) if weights is None else weights
+    mean, y_mean = np.average(x, axis=0, weights=weights), np.average(y, axis=0, weights=weights)
+    x, y = x - mean, y - y_mean
+    weighted = (x * weights[:, None]).T
+    return Moments(count=weights.sum(), mean=mean, xx=weighted @ x, xy=weighted @ y, y_mean=y_mean)
+
+
+def assert_close(a, b, rtol, atol=0.0):
+    for name, value in a.to_arrays().items():
+        other = b.to_arrays()[name]
+        np.testing.assert_allclose(value, other, rtol=rtol, atol=atol + rtol * np.abs(other).max(), err_msg=name)
+
+
+def pieces(x, y, cuts):
+    return zip(np.split(x, cuts), np.split(y, cuts), strict=True)
+
+
+@pytest.fixture
+def scaled_data():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((MOMENT_ROWS, 12)).astype(np.float32) * np.geomspace(1e-3, 1e3, 12, dtype=np.float32)
+    x[:, 4] = 3000 + np.clip(rng.standard_normal(len(x)), -1, 1) * 0.5
+    x[:, 7] = 0.1
+    return x, rng.choice([-1.0, 1.0], (len(x), 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_moments_of_many_blocks_equal_direct_sums(scaled_data, dtype):
+    x, y = scaled_data[0].astype(dtype), scaled_data[1]
+    moments = accumulate([(x, y)])
+    assert_close(moments, direct(x, y), 1e-12)
+    np.testing.assert_array_equal(moments.xx, moments.xx.T)
+    np.testing.assert_allclose(moments.std, x.astype(np.float64).std(axis=0), rtol=1e-12, atol=1e-15)
+    assert moments.std[7] == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(cuts=st.lists(st.integers(0, MOMENT_ROWS), max_size=12).map(sorted))
+def test_moments_do_not_depend_on_pieces(cuts):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((MOMENT_ROWS, 5)).astype(np.float32) + 7
+    y = rng.standard_normal((len(x), 2)).astype(np.float32)
+    whole, parts = accumulate([(x, y)]).to_arrays(), accumulate(pieces(x, y, cuts)).to_arrays()
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+@settings(max_examples=25, deadline=None)
+@given(cut=st.integers(1, 399), shift=st.floats(-100, 100), dead=st.booleans())
+def test_moments_of_two_parts_add_up(cut, shift, dead):
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((400, 6)) + shift, rng.standard_normal((400, 2))
+    if dead:
+        x[:, 0] = shift
+    a, b = (accumulate([part]) for part in pieces(x, y, [cut]))
+    assert_close(a + b, accumulate([(x, y)]), 1e-10)
+    assert not dead or (a + b).std[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_count_as_repetitions(dtype):
+    rng = np.random.default_rng(4)
+    x, y = rng.standard_normal((MOMENT_ROWS, 4)).astype(dtype) + 5, rng.standard_normal((MOMENT_ROWS, 2))
+    weights = rng.integers(0, 4, len(x))
+    weighted = accumulate([(x, y, weights)])
+    repeated = accumulate([(np.repeat(x, weights, axis=0), np.repeat(y, weights, axis=0))])
+    assert_close(weighted, repeated, 1e-12)
+
+
+def test_arrays_round_trip(scaled_data):
+    moments = accumulate([scaled_data])
+    assert_close(Moments.from_arrays(moments.to_arrays()), moments, 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e200])
+def test_a_value_that_is_not_finite_is_named(scaled_data, value):
+    x = scaled_data[0].astype(np.float64)
+    x[-1, 9] = value
+    with np.errstate(all="ignore"), pytest.raises(InputError, match="feature 9"):
+        accumulate([(x, scaled_data[1])])
+
+
+@pytest.mark.parametrize("blocks", [[], [(np.ones((2, 3)), np.ones((2, 1)), np.zeros(2))]])
+def test_data_without_weight_is_refused(blocks):
+    with pytest.raises(InputError, match="no sample"):
+        accumulate(blocks)
+
+
+def test_other_targets_need_only_their_own_products(scaled_data):
+    x, y = scaled_data
+    other = np.random.default_rng(1).normal(5, 2, (len(x), 4))
+    moments = accumulate([(x, y)]).with_targets(pieces(x, other, [100, 3000]))
+    assert_close(moments, accumulate([(x, other)]), 1e-9, 1e-6)
+
+
+# Kernel ridge regression, compared with scikit-learn, with the closed form and with ridge regression.
+
+
+RNG = np.random.default_rng(0)
+X, NEW = RNG.standard_normal((90, 12)) * 3 + 1, RNG.standard_normal((40, 12)) * 3 + 1
+Y = RNG.integers(0, 4, 90)
+TARGETS = Targets(1, 4)
+
+
+def fitted(kernel, alpha, panels=None):
+    training = Standardised.of(X.astype(np.float32))
+    panels = panels or PanelsInMemory()
+    factorise(training, kernel, alpha, panels)
+    coded = TARGETS.coded(Y[:, None])
+    offset = coded.mean(axis=0, dtype=np.float64)
+    return KernelReadout.of(training, kernel, solve_factored(panels, coded - offset), offset, TARGETS)
+
+
+def test_the_arc_cosine_kernel_is_that_of_an_infinitely_wide_layer_of_rectified_units():
+    x = RNG.standard_normal((6, 5))
+    kernel = arccos_kernel(x @ x.T, *[np.square(x).sum(axis=1)] * 2)
+    np.testing.assert_allclose(np.diag(kernel), np.square(x).sum(axis=1))
+    # E[2 max(w'x, 0) max(w'y, 0)] over Gaussian weights w.
+    outputs = np.maximum(x @ RNG.standard_normal((5, 2_000_000)), 0)
+    np.testing.assert_allclose(2 * outputs @ outputs.T / outputs.shape[1], kernel, rtol=0.02, atol=0.02)
+    assert not arccos_kernel(np.zeros((1, 1)), np.zeros(1), np.zeros(1)).any()
+
+
+@pytest.mark.parametrize("panel", [7, 30, 90, 2048])
+@pytest.mark.parametrize("kernel", ["linear", "arccos"])
+def test_panels_of_any_size_equal_scikit_learn_of_the_whole_kernel(kernel, panel, monkeypatch):
+    monkeypatch.setattr(kernel_ridge, "PANEL", panel)
+    readout = fitted(kernel, 0.03)
+    mean, scale = X.astype(np.float32).mean(axis=0), X.astype(np.float32).std(axis=0) * np.sqrt(12)
+    train, new = ((rows.astype(np.float32) - mean) / scale for rows in (X, NEW))
+
+    def gram(a, b):
+        return kernel_ridge.KERNELS[kernel](a @ b.T, np.square(a).sum(axis=1), np.square(b).sum(axis=1))
+
+    coded = np.where(Y[:, None] == np.arange(4), 1.0, -1.0)
+    peer = KernelRidge(alpha=0.03, kernel="precomputed").fit(gram(train, train), coded - coded.mean(axis=0))
+    expected = peer.predict(gram(new, train)) + coded.mean(axis=0)
+    np.testing.assert_allclose(readout.scores(NEW), expected, rtol=2e-4, atol=2e-5)
+    assert readout.probabilities(NEW).shape == (40, 1, 4)
+    assert np.array_equal(readout.predict(NEW)[:, 0], readout.probabilities(NEW)[:, 0].argmax(axis=1))
+
+
+def test_the_linear_kernel_is_ridge_regression():
+    readout = fitted("linear", 0.5)
+    coef, intercept = ridge_by_definition(X.astype(np.float32), TARGETS.coded(Y[:, None]), 0.5 * 12)
+    np.testing.assert_allclose(readout.scores(NEW), NEW @ coef + intercept, rtol=1e-5, atol=1e-5)
+
+
+def test_a_resumed_factorisation_equals_an_uninterrupted_one(monkeypatch):
+    monkeypatch.setattr(kernel_ridge, "PANEL", 20)
+
+    class Killed(PanelsInMemory):
+        may_save = 2
+
+        def save(self, number, panel):
+            if not self.may_save:
+                raise KeyboardInterrupt
+            self.may_save -= 1
+            super().save(number, panel)
+
+    panels = Killed()
+    with pytest.raises(KeyboardInterrupt):
+        fitted("arccos", 0.1, panels)
+    first = [panels.load(number) for number in (0, 1)]
+    assert panels.load(2) is None
+    panels.may_save = 10
+    resumed = fitted("arccos", 0.1, panels)
+    assert all(panels.load(number) is panel for number, panel in enumerate(first))
+    np.testing.assert_array_equal(resumed.dual, fitted("arccos", 0.1).dual)
+
+
+def test_a_readout_is_the_same_from_its_arrays_and_refuses_others():
+    readout = fitted("arccos", 0.1).calibrate([(NEW, RNG.integers(0, 4, (40, 1)))])
+    arrays, settings = readout.to_arrays()
+    again = KernelReadout.from_arrays(arrays, settings)
+    np.testing.assert_array_equal(again.probabilities(NEW), readout.probabilities(NEW))
+    with pytest.raises(ValueError, match=r"dual is float64 of the shape \(89, 4\)"):
+        KernelReadout.from_arrays(arrays | {"kernel.dual": readout.dual[1:]}, settings)
+    with pytest.raises(ValueError, match="another kernel"):
+        KernelReadout.from_arrays(arrays, settings | {"kernel": "rbf"})
+
+
+def test_constant_features_and_feature_weights_of_zero_change_nothing():
+    wide = np.concatenate([X, np.full((90, 1), 3.0), X[:, :1]], axis=1).astype(np.float32)
+    training = Standardised.of(wide, np.array([1.0] * 13 + [0.0]))
+    assert not training.rows[:, 12:].any()
+    plain = Standardised.of(X.astype(np.float32))
+    np.testing.assert_allclose(training.rows[:, :12] * np.sqrt(14 / 12), plain.rows, rtol=1e-5, atol=1e-6)

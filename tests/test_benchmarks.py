@@ -1,4 +1,4 @@
-"""Each table of RESULTS.md comes from its command, and numbers on other pages agree with it."""
+"""Tables come from their commands and committed results, a dry run measures a GPU, and weights are converted."""
 
 import importlib.util
 import json
@@ -9,16 +9,24 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from reservoir_pipelines import report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.paper.reproduction_folder import Cell, ReproductionFolder
+from safetensors.torch import load_file
 
+from reservoir.backbones import load_backbone, weights_digest
 from reservoir.tasks import variant_of
 from reservoir.tasks.source import Source
+from tests.reservoir.models import save, save_with_tokenizer
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))  # its scripts import each other
+
+from import_weights import import_weights
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "benchmarks"))  # its scripts import each other
 
 
 def script(name):
@@ -226,3 +234,183 @@ def test_no_score_of_a_finished_training_was_chosen_on_its_test_rows():
             values = cell["values"]
             assert values["best_step"] == values["steps"], path
             assert values["test_score"] == values["validations"][-1][1], path
+
+
+# The program that measures a GPU: a dry run on the CPU, its continuation, and the tables of its page.
+
+
+STAGES = [
+    "ceilings",
+    "precisions",
+    "extract",
+    "training",
+    "fit",
+    "headline",
+]  # other tests run the others
+
+
+@pytest.fixture
+def measure(monkeypatch):
+    """Return a function that runs the program, whose stages run in this process, and returns the stages that ran."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    spec = importlib.util.spec_from_file_location("gpu_evidence", ROOT / "benchmarks" / "gpu_evidence.py")
+    program = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu_evidence", program)  # its dataclasses look their module up
+    spec.loader.exec_module(program)
+    ran = []
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gpu_evidence.py", *map(str, arguments)])
+        program.main()
+        return ran
+
+    def run_stage(command, limit):
+        ran.append(command[command.index("--stage") + 1])
+        run(*command[2:])
+        return "finished"
+
+    monkeypatch.setattr(program, "run_limited", run_stage)
+    return run
+
+
+def test_a_dry_run_measures_everything_once_and_writes_its_tables(measure, tmp_path):
+    arguments = ("--out", tmp_path / "evidence", "--scale", "smoke", "--only", ",".join(STAGES))
+    assert measure(*arguments) == STAGES
+    assert measure(*arguments) == STAGES  # nothing runs again
+    records = [json.loads(line) for line in (tmp_path / "evidence" / "results.jsonl").read_text().splitlines()]
+    assert [r["stage"] for r in records if r["measurement"] == "finished"] == STAGES
+
+    page, marks = (
+        tmp_path / "gpu.md",
+        [f"<!-- {words} -->" for words in ("tables of benchmarks/gpu_evidence.py", "end of these tables")],
+    )
+    page.write_text(f"Before.\n\n{marks[0]}\nold\n{marks[1]}\nAfter.\n")
+    measure("--out", tmp_path / "evidence", "--write", page)
+    text = page.read_text()
+    assert text.startswith("Before.") and text.endswith("After.\n") and "old" not in text
+    values = {r["measurement"]: r for r in records}
+    assert f"| {values['8 tokens, 4 rows, ordinary']['steps_per_second']:.1f} |" in text
+    assert f"| {values['digits']['test_score']:.1%} |" in text
+    for name in ("drain", "reading of a column", "moments of a column", "systems of 64 columns, on the host"):
+        assert f"| {name} | {values[name]['seconds']:.2f} |" in text
+    assert 0 == values["float32"]["deviation"] < values["bfloat16"]["deviation"]
+    of_all = values["bfloat16-all"]
+    assert f"| bfloat16-all | {of_all['rows_per_second']:,.0f} | {of_all['deviation']:.3f} |" in text
+    of_fit = values["fit of embed/mean"]
+    assert of_fit["rows"] == 400 and f"from one of 400 rows | {of_fit['seconds'] * 33 * 2500:.0f} | 120 |" in text
+    for place, speed in values["all layers, 8 tokens"]["by_place"].items():
+        where = "memory" if place == "/dev/shm" else "disk"
+        assert f"| all layers, 8 tokens | {where} | {speed['rows_per_second']:,.0f} |" in text
+
+
+def test_a_line_that_was_cut_off_is_measured_again(measure, tmp_path):
+    arguments = ("--out", tmp_path, "--scale", "smoke", "--only", "ceilings")
+    measure(*arguments)
+    file = tmp_path / "results.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]) + lines[-1][:10])
+    assert measure(*arguments) == ["ceilings", "ceilings"]
+    assert json.loads(file.read_text().splitlines()[-1])["measurement"] == "finished"
+
+
+def test_stages_without_their_data_are_left_out(measure, tmp_path):
+    assert measure("--out", tmp_path, "--only", "science,pretrained,headline") == []
+
+
+# The script that converts weights in other formats: the same outputs, and no code in a file is run.
+
+
+class Exported(torch.nn.Module):
+    """A vision model as a part of a larger module, with a layer after it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.decoder = model, torch.nn.Linear(16, 2)
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        states = self.backbone(pixels).last_hidden_state
+        return states, self.decoder(states)
+
+
+def exported(kind: str, folder: Path, *, dynamo: bool) -> tuple[Path, np.ndarray, np.ndarray]:
+    """Write a tiny model as ONNX; return the file, pixels, and the output of onnxruntime for them."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from transformers import AutoModel
+
+    pytest.importorskip("onnxscript")
+    save(kind, folder / kind)
+    options = {"add_pooling_layer": False} if kind == "vit" else {}
+    model = AutoModel.from_pretrained(folder / kind, **options)
+    side = {"vit": 8, "dinov2": 16}[kind]
+    file, pixels = folder / f"{kind}.onnx", torch.randn(2, 3, side, side)
+    batch = {"dynamic_shapes": ({0: "batch"},)} if dynamo else {"dynamic_axes": {"pixels": {0: "batch"}}}
+    torch.onnx.export(
+        Exported(model).eval(), (pixels,), file, input_names=["pixels"], external_data=False, dynamo=dynamo, **batch
+    )
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    states = session.run(None, {session.get_inputs()[0].name: pixels.numpy()})[0]
+    return file, pixels.numpy(), np.asarray(states)
+
+
+@pytest.mark.parametrize(("kind", "dynamo"), [("vit", False), ("dinov2", False), ("dinov2", True)])
+def test_weights_of_an_onnx_file_give_the_outputs_of_onnxruntime(kind: str, dynamo: bool, tmp_path: Path):
+    from transformers import AutoModel
+
+    file, pixels, expected = exported(kind, tmp_path, dynamo=dynamo)
+    with pytest.raises(SystemExit, match=r"config\.json"):
+        import_weights(file, tmp_path / "out")
+    settings = json.loads((tmp_path / kind / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(settings | {"image_size": pixels.shape[2] if dynamo else settings["image_size"]})
+    )
+    model = AutoModel.from_pretrained(import_weights(file, tmp_path / "out")).eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(model(torch.tensor(pixels)).last_hidden_state, expected, atol=1e-5)
+
+
+def as_pickle(folder: Path) -> Path:
+    """Replace the weights of a model folder by a file of torch."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_weights_of_a_file_of_torch_keep_their_digest(kind: str, tmp_path: Path):
+    folder = save_with_tokenizer(kind, tmp_path / kind) if kind == "bert" else save(kind, tmp_path / kind)
+    before = weights_digest(load_backbone(str(folder), "pretrained"))
+    out = import_weights(as_pickle(folder), tmp_path / "out")
+    assert weights_digest(load_backbone(str(out), "pretrained")) == before
+    assert (out / "tokenizer.json").is_file() == (kind == "bert")
+
+
+def test_code_in_a_file_of_torch_is_not_run(tmp_path: Path):
+    folder, sign = as_pickle(save("gpt2", tmp_path / "gpt2")), tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return open, (str(sign), "w")
+
+    torch.save({"wte.weight": Evil()}, folder / "pytorch_model.bin")
+    with pytest.raises(Exception, match="Weights only load failed"):
+        import_weights(folder, tmp_path / "out")
+    assert not sign.exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/hostname", "secret.bin"])
+def test_weights_of_an_onnx_file_in_other_files_are_refused_and_not_read(location: str, tmp_path: Path, monkeypatch):
+    onnx = pytest.importorskip("onnx")
+    (tmp_path / "secret.bin").write_bytes(bytes(4096))
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    tensor = onnx.helper.make_tensor("w", 1, [1], [1.0])
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    graph = onnx.helper.make_graph([], "g", [], [], [tensor])
+    (tmp_path / "hostile.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    monkeypatch.setattr(
+        onnx.external_data_helper, "load_external_data_for_tensor", lambda *_: pytest.fail("another file was opened")
+    )
+    with pytest.raises(ValueError, match="another file"):
+        import_weights(tmp_path / "hostile.onnx", tmp_path / "out")
