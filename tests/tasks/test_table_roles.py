@@ -222,6 +222,19 @@ REFUSALS = {
                             "--window 2"),
     "a clock that steps back": ({"time": [5.5, *range(1, ROWS)], **WIDE, "y": np.repeat(["a", "b"], 20)}, {},
                                 "changes little", "--window 2"),
+    "a shuffled counter": ({**WIDE, "n": np.random.default_rng(1).permutation(ROWS), "label": LABEL}, {},
+                           "counts the rows", "--drop n"),
+    "times without a name": ({"case": SERIES // 4, "t": (np.arange(ROWS) % 8) ** 2 / 10, **WIDE,
+                              "y": np.repeat(LABEL[:5], 8)}, {}, "increase within each 'case'", "--id case --time t"),
+    "a log without a name": ({"t": np.arange(ROWS) / 100, **WIDE, "y": np.repeat(LABEL[:8], 5)}, {},
+                             "change in one direction", "--time t --window 2"),
+    "sorted rows": ({"size": np.arange(ROWS) ** 2, **WIDE, "y": LABEL}, {}, "change in one direction", "--drop size"),
+    "numbers that name rows": ({"sampleID": np.arange(ROWS) ** 2 % 4099, **WIDE, "y": LABEL}, {},
+                               "probably names", "--id sampleID"),
+    "numbers of patients": ({"patient_id": SERIES * 7 % 20, **WIDE, "y": LABEL}, {}, "probably names",
+                            "--group patient_id"),
+    "numbers beside a group": ({"group": SERIES, "room id": SERIES * 7 % 20, **WIDE, "y": LABEL}, {}, "probably names",
+                               "--drop 'room id'"),
     "digits": ({"bits": [f"{n % 16:04b}" for n in range(ROWS)], "label": LABEL}, {}, "neither single", "--text bits"),
 }  # fmt: skip
 
@@ -272,6 +285,11 @@ def test_the_change_between_neighbours_is_a_share_of_its_mean_over_all_orders(la
 def test_a_counter_is_a_value_if_the_user_says_so(tmp_path):
     path = write(tmp_path / "t.csv", {"n": range(ROWS), **WIDE, "label": LABEL})
     assert open_source(str(path), values=True).task.parameters["columns"] == ["n", *WIDE]
+    path = write(tmp_path / "t.csv", {"humid": SERIES, "case_id": SERIES, "t": VALUES[:, 0].cumsum(), "label": LABEL})
+    assert open_source(str(path), values=True).task.parameters["columns"] == ["humid", "case_id", "t"]
+    assert "'case_id'" in message_of(path)
+    path = write(tmp_path / "t.csv", {"u": np.arange(ROWS) / 7, "v": np.arange(ROWS) / 9, "label": LABEL})
+    assert open_source(str(path)).task.parameters["columns"] == ["u", "v"]  # both follow the order of the rows
 
 
 @pytest.mark.parametrize("others", [{}, WIDE])

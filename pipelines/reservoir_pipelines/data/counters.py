@@ -6,6 +6,8 @@ begin again with each sequence, or whose labels rarely change in the order of th
 reads it in either form.
 """
 
+import re
+from collections.abc import Iterator
 from shlex import quote
 from typing import Any
 
@@ -26,6 +28,9 @@ IN_ORDER = 0.95
 MIN_COUNTED_STEPS = 4
 """Fewest steps of a sequence that a column is taken to count: three numbers may follow each other by chance."""
 
+NAME_OF_IDS = re.compile(r"(^|[^A-Za-z])(id|ID|Id)$|[a-z](ID|Id)$")
+"""Names of columns that end in the word id, such as ``patient_id`` and ``sampleID``, but not ``humid``."""
+
 SHUFFLED_CHANGE = 0.5
 """Share of the change between rows in a random order below which neighbouring rows are taken for steps in time.
 
@@ -33,27 +38,41 @@ Of 20 rows of two equal classes in a random order, one table in a hundred change
 """
 
 
-def refuse_counters(table: Table, roles: Roles, options: OwnDataOptions) -> None:
-    """Refuse values that count the rows of the table, or the steps of sequences; ``--values`` reads them as values.
+def refuse_counters(table: Table, roles: Roles, options: OwnDataOptions, window: int) -> None:
+    """Refuse values that count or name rows, or that are times of steps; ``--values`` reads them as values.
 
     A counter of rows tells a readout the class if the rows are sorted by class. Steps that are read as
-    rows of their own put the same sequence into several splits.
+    rows of their own put the same sequence into several splits, and so do rows of one patient.
+    ``window`` are the steps of a window to suggest.
     """
     # A counter stands beside values: a table with a single column of values has no other to read. Beside a
     # sequence, no values are read.
-    if options.values or roles.sequence or len(roles.values) < 2 or len(table.frame) < MIN_COUNTED_ROWS:
+    if options.values or roles.sequence or len(roles.values) < 2:
         return
+    has_rows_to_count = len(table.frame) >= MIN_COUNTED_ROWS
+    if has_rows_to_count:
+        _refuse_counted(table, roles, options)
+    if has_rows_to_count and not roles.time:
+        _refuse_times_in_sequences(table, roles, options)
+    _refuse_ids(table, roles, options)
+    if has_rows_to_count and not roles.time:
+        _refuse_times_of_table(table, roles, options, window)
+
+
+def _refuse_counted(table: Table, roles: Roles, options: OwnDataOptions) -> None:
+    """Refuse whole numbers that count the rows, in any order, or the steps of sequences."""
     escape = "or --values if it is a value"
     for name in roles.values:
         if table.frame[name].dtype.kind not in "iu":
             continue
         numbers = table.frame[name].to_numpy(np.int64)
-        if (np.diff(numbers) == 1).all():
-            drop = ",".join([*separated(options.drop), name])
+        # A table that was shuffled, or sorted by another column, still has each number once.
+        is_without_gaps = int(numbers.max()) - int(numbers.min()) == len(numbers) - 1
+        if is_without_gaps and len(np.unique(numbers)) == len(numbers):
             raise InputError(
                 f"{table.path}: the column {name!r} counts the rows",
                 f"pass --drop {quote(name)} to leave it out, {escape}, for example: "
-                f"{example(table.path, options, drop=drop)}",
+                f"{_example_without(table, options, name)}",
             )
         sequence_id = "" if roles.time else _id_of_steps(table, roles, name, numbers)
         if sequence_id:
@@ -70,6 +89,79 @@ def _id_of_steps(table: Table, roles: Roles, name: str, numbers: np.ndarray) -> 
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0]) != 1)
     starts_alike = np.ptp(numbers[starts]) == 0
     return _column_that_changes_at(table, roles, starts, name) if starts_alike else ""
+
+
+def _refuse_times_in_sequences(table: Table, roles: Roles, options: OwnDataOptions) -> None:
+    """Refuse values that increase exactly as long as another column is the same, as the times of a sequence do."""
+    for name, numbers in _columns_of_numbers(table, roles):
+        starts = np.concatenate([[0], 1 + np.flatnonzero(~(np.diff(numbers) > 0))])
+        sequence_id = _column_that_changes_at(table, roles, starts, name)
+        if sequence_id and sequence_id != options.group:
+            raise InputError(
+                f"{table.path}: the values in {name!r} increase within each {sequence_id!r}, as times do",
+                f"pass --id {quote(sequence_id)} --time {quote(name)} to read the rows of each {sequence_id!r} as one "
+                "sequence, or --values if each row is a sequence, for example: "
+                f"{example(table.path, options, id=sequence_id, time=name)}",
+            )
+
+
+def _refuse_ids(table: Table, roles: Roles, options: OwnDataOptions) -> None:
+    """Refuse whole numbers in a column such as ``patient_id`` beside other values."""
+    for name in roles.values:
+        column = table.frame[name]
+        if column.dtype.kind not in "iu" or not NAME_OF_IDS.search(name):
+            continue
+        # A number that several rows have is that of a patient or a machine; others name the rows.
+        repeats = bool(column.duplicated().any())
+        flag = "group" if repeats else "id"
+        has_the_role = bool(roles.group if repeats else roles.id)
+        if has_the_role:
+            remedy, command = "", _example_without(table, options, name)
+        else:
+            what = "rows with the same number belong together" if repeats else "they name the rows"
+            remedy = f"--{flag} {quote(name)} if {what}, "
+            command = example(table.path, options, **{flag: name})
+        raise InputError(
+            f"{table.path}: the whole numbers in {name!r} are probably names, not values",
+            f"pass {remedy}--drop {quote(name)} to leave them out, or --values if they are values, for example: "
+            f"{command}",
+        )
+
+
+def _refuse_times_of_table(table: Table, roles: Roles, options: OwnDataOptions, window: int) -> None:
+    """Refuse values that increase, or decrease, from row to row through the whole table, as times do."""
+    names = []
+    for name, numbers in _columns_of_numbers(table, roles):
+        steps = np.diff(numbers)
+        if (steps > 0).all() or (steps < 0).all():
+            names.append(name)
+    # Of several such columns, none is plainly the time: the rows may follow a parameter on which all depend.
+    if len(names) != 1:
+        return
+    (name,) = names
+    is_recording = not roles.id and not roles.group and _steady_label(table, roles)
+    command = (
+        example(table.path, options, time=name, window=window)
+        if is_recording
+        else _example_without(table, options, name)
+    )
+    raise InputError(
+        f"{table.path}: the values in {name!r} change in one direction from row to row, as times do",
+        f"pass --time {quote(name)} and --window or --id if the rows are steps of one recording or of several, "
+        f"--drop {quote(name)} if each row is a whole sequence, or --values if they are values, for example: {command}",
+    )
+
+
+def _columns_of_numbers(table: Table, roles: Roles) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the numbers (rows,) of each column of values that pandas reads as numbers."""
+    for name in roles.values:
+        if table.frame[name].dtype.kind in "iuf":
+            yield name, table.frame[name].to_numpy(np.float64)
+
+
+def _example_without(table: Table, options: OwnDataOptions, name: str) -> str:
+    """Return the command that leaves out the column ``name``, too."""
+    return example(table.path, options, drop=",".join([*separated(options.drop), name]))
 
 
 def refuse_steps_in_time(table: Table, roles: Roles, options: OwnDataOptions) -> None:
@@ -108,16 +200,24 @@ def refuse_one_recording(table: Table, roles: Roles, options: OwnDataOptions, wi
     """
     if not roles.labels or not are_in_order(table, roles):
         return
+    label = _steady_label(table, roles)
+    if label:
+        time = quote(roles.time)
+        raise InputError(
+            f"{table.path}: the rows are in the order of {roles.time!r}, and {label!r} changes little from row to "
+            "row, as in one recording",
+            f"pass --window {window} to read the rows as steps of one recording, or --drop {time} if each row is a "
+            f"whole sequence, for example: {example(table.path, options, window=window)}",
+        )
+
+
+def _steady_label(table: Table, roles: Roles) -> str:
+    """Return the first column of labels that changes less from row to row than in a random order; else ""."""
     for label in roles.labels:
         cells = as_texts(table.with_points(table.frame[label].astype(object)))
         if change_between_neighbours(cells[cells != ""].to_numpy(str)) < SHUFFLED_CHANGE:
-            time = quote(roles.time)
-            raise InputError(
-                f"{table.path}: the rows are in the order of {roles.time!r}, and {label!r} changes little from row to "
-                "row, as in one recording",
-                f"pass --window {window} to read the rows as steps of one recording, or --drop {time} if each row is a "
-                f"whole sequence, for example: {example(table.path, options, window=window)}",
-            )
+            return label
+    return ""
 
 
 def are_in_order(table: Table, roles: Roles) -> bool:

@@ -145,9 +145,10 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
         skipped = read_long_form(reading)
     else:
         if not reading.new:
-            refuse_counters(table, roles, options)
+            window = likely_window(len(table.frame))
+            refuse_counters(table, roles, options, window)
             refuse_steps_in_time(table, roles, options)
-            refuse_one_recording(table, roles, options, likely_window(len(table.frame)))
+            refuse_one_recording(table, roles, options, window)
         _read_wide(reading, ids, ids_repeat=ids_repeat)
         readable = table.bad.readable()
         skipped = table.bad.skipped(reading.arrays.get("ids", ()))
