@@ -231,7 +231,7 @@ def split_rows(
 ) -> np.ndarray:
     """Return the split of each row, (rows,) of str.
 
-    Without ``split`` a hash of the row, stratified by class, divides the rows 60/20/20, or whole groups
+    Without ``split`` a hash of the number of the row, stratified by class, divides the rows 60/20/20, or whole groups
     are divided as evenly as possible; if only "valid" is missing, it is a tenth of "train".
     """
     classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
