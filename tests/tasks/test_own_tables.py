@@ -47,6 +47,19 @@ def test_the_label_is_named_and_columns_are_left_out(tmp_path):
     assert "t.csv: a read as targets of a regression" in whole.notes()[-1]
 
 
+def test_columns_that_rounding_hides_beside_a_larger_one_are_named(tmp_path):
+    ratio, age, second = RNG.random(12).round(3), RNG.integers(20, 80, 12), 1.7e9 + 1000.5 * RNG.permutation(12)
+    columns = {"ratio": ratio, "second": second, "age": age, "label": list("ab") * 6}
+    hidden = [note for note in source_of(tmp_path / "t.csv", wide(columns)).notes() if "cannot be seen" in note]
+    assert len(hidden) == 1
+    assert hidden[0].startswith("t.csv: ratio, age cannot be seen beside second,")
+    assert hidden[0].endswith("or pass --drop second")
+    # Constant columns and pixels that are nearly always black hide nothing.
+    pixels = {f"p{n}": RNG.integers(0, 256, 12) for n in range(4)} | {"edge": [1] + 11 * [0], "black": 12 * [0]}
+    source = source_of(tmp_path / "p.csv", wide({**pixels, "label": columns["label"]}), values=True)
+    assert "cannot be seen" not in " ".join(source.notes())
+
+
 @pytest.mark.parametrize("asked", [{}, {"id": "case", "time": "t"}])
 def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     sequences = [RNG.normal(size=(int(n), 2)).round(3) for n in RNG.integers(2, 6, 20)]
