@@ -741,6 +741,7 @@ LABELS_OUT_OF_RANGE = {
     "constant as targets": ([7] * ROWS, {"regression": True}, r"all labels are the same \(7\)"),
     "infinite": ([np.inf, *range(1, ROWS)], {}, "y is inf in row 0, which is not a finite float32 number"),
     "infinite class": ([np.inf, *[1.0, 2.0] * 20][:ROWS], {"classes": True}, "y is inf in row 0"),
+    "missing": ([*"ab" * 10, np.nan, *"ab" * 9, "a"], {}, "y is 'nan' in row 20"),
     "large": (np.arange(ROWS, dtype="u8") % 2 + 2**63, {}, "y holds 9223372036854775809, which does not fit into 64"),
 }
 
@@ -751,6 +752,12 @@ def test_labels_that_no_readout_can_learn_are_refused_in_arrays(tmp_path, name):
     y, asked, message = LABELS_OUT_OF_RANGE[name]
     np.savez(tmp_path / "t.npz", x=RNG.normal(size=(ROWS, 3)), y=np.asarray(y))
     assert_refused(message, tmp_path / "t.npz", **asked)
+
+
+def test_a_class_of_an_array_may_be_called_nan(tmp_path):
+    np.savez(tmp_path / "t.npz", x=RNG.normal(size=(ROWS, 3)), y=np.array(["nan", "b"])[np.arange(ROWS) % 2])
+    source = open_source(str(tmp_path / "t.npz"), classes=True)
+    assert source.task.labels == ("b", "nan") and "y has a class 'nan'" in " ".join(source.notes())
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
