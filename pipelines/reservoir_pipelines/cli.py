@@ -19,6 +19,7 @@ from reservoir_pipelines.paper.commands import reproduce
 
 # Exit codes besides 0; 130 is the code of shells for a program that Ctrl-C ended.
 FAILED, INVALID, INTERRUPTED = 1, 2, 130
+MAX_COMMANDS = 3  # commands in a message that have an option
 
 # Since 0.20 typer has its own copy of click; before, it used the package. Import the copy whose errors typer raises.
 UsageError: Any = typer.BadParameter.__base__
@@ -106,9 +107,11 @@ def run(arguments: list[str]) -> int:
     except UsageError as error:
         where = getattr(error, "ctx", None)
         hint = f"; see {where.command_path} --help" if where else ""
+        owners = _commands_with(getattr(error, "option_name", ""))
+        # An option of another command is no typing mistake, so similar options would mislead.
+        text = f"{error.message}, which is for reservoir {owners}" if owners else error.format_message()
         # typer repeats arguments that it did not expect, which may be URLs
-        message = without_credentials(error.format_message().replace("\n", " ").rstrip("."))
-        return _fault(message + hint, INVALID)
+        return _fault(without_credentials(text.replace("\n", " ").rstrip(".")) + hint, INVALID)
     except (InputError, CacheError, FailedError) as error:
         return _fault(str(error), FAILED if isinstance(error, FailedError) else INVALID)
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question
@@ -126,6 +129,16 @@ def run(arguments: list[str]) -> int:
         how = " with --resume" if arguments[0] in ("train", "pretrain") else ""
         return _fault(f"interrupted; run the same command again{how} to continue", INTERRUPTED)
     return code if isinstance(code, int) else 0
+
+
+def _commands_with(option: str) -> str:
+    """Return the names of the first commands that have an option, or "" if none has."""
+    names = [
+        name
+        for name, command in _tree().commands.items()
+        if any(option in (*parameter.opts, *parameter.secondary_opts) for parameter in command.params)
+    ]
+    return ", ".join(names[:MAX_COMMANDS])
 
 
 @cache

@@ -180,6 +180,7 @@ print(json.dumps([codes, [name for name in heavy if name in sys.modules]]), file
 MISTAKES = [
     (["extract", "digits", "--depht", "3"], "--depht"),
     (["extract", "digits", "--seed", "one"], "--seed"),
+    (["fit", "digits", "--compute", "float32"], "--compute, which is for reservoir extract, plan, twin; see"),
     (["extract", "mnnist"], "did you mean 'mnist'"),
     (["train", "digits", "--backbone", "gtp2"], "did you mean 'gpt2'"),
     (["prepare", "missing.csv"], "missing.csv: no such file"),

@@ -101,6 +101,18 @@ def test_layers_are_compared_with_the_best_by_validation(extracted, fitted, call
     assert "best layer" in out and "block01  block01/mean" in out
 
 
+def test_the_interval_of_a_layer_is_that_of_its_mean_score_over_repeated_folds(extracted, tmp_path):
+    done = fit(extracted, alphas="1:1:1", columns="embed/mean,block01/mean", out=tmp_path / "f")
+    found = columns_of(tmp_path / "f")  # the held-out predictions of the first repeat
+    shifts = []
+    for score in done.layer_scores:
+        right = np.concatenate([found[split][score.layer] == found[split]["label"] for split in ("train", "valid")])
+        shifts.append(score.result.valid_score - right.mean())
+        shifted = np.array(accuracy_interval(right)) + shifts[-1]
+        assert score.valid_interval == pytest.approx(shifted, abs=1e-6)
+    assert any(shifts)
+
+
 def test_labels_of_test_rows_choose_nothing(extracted, tmp_path, monkeypatch):
     labels = SplitFeatures.labels.fget
 

@@ -47,6 +47,19 @@ def test_the_label_is_named_and_columns_are_left_out(tmp_path):
     assert "t.csv: a read as targets of a regression" in whole.notes()[-1]
 
 
+def test_columns_that_rounding_hides_beside_a_larger_one_are_named(tmp_path):
+    ratio, age, second = RNG.random(12).round(3), RNG.integers(20, 80, 12), 1.7e9 + 1000.5 * RNG.permutation(12)
+    columns = {"ratio": ratio, "second": second, "age": age, "label": list("ab") * 6}
+    hidden = [note for note in source_of(tmp_path / "t.csv", wide(columns)).notes() if "cannot be seen" in note]
+    assert len(hidden) == 1
+    assert hidden[0].startswith("t.csv: ratio, age cannot be seen beside second,")
+    assert hidden[0].endswith("or pass --drop second")
+    # Constant columns and pixels that are nearly always black hide nothing.
+    pixels = {f"p{n}": RNG.integers(0, 256, 12) for n in range(4)} | {"edge": [1] + 11 * [0], "black": 12 * [0]}
+    source = source_of(tmp_path / "p.csv", wide({**pixels, "label": columns["label"]}), values=True)
+    assert "cannot be seen" not in " ".join(source.notes())
+
+
 @pytest.mark.parametrize("asked", [{}, {"id": "case", "time": "t"}])
 def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     sequences = [RNG.normal(size=(int(n), 2)).round(3) for n in RNG.integers(2, 6, 20)]
@@ -728,6 +741,7 @@ LABELS_OUT_OF_RANGE = {
     "constant as targets": ([7] * ROWS, {"regression": True}, r"all labels are the same \(7\)"),
     "infinite": ([np.inf, *range(1, ROWS)], {}, "y is inf in row 0, which is not a finite float32 number"),
     "infinite class": ([np.inf, *[1.0, 2.0] * 20][:ROWS], {"classes": True}, "y is inf in row 0"),
+    "missing": ([*"ab" * 10, np.nan, *"ab" * 9, "a"], {}, "y is 'nan' in row 20"),
     "large": (np.arange(ROWS, dtype="u8") % 2 + 2**63, {}, "y holds 9223372036854775809, which does not fit into 64"),
 }
 
@@ -738,6 +752,12 @@ def test_labels_that_no_readout_can_learn_are_refused_in_arrays(tmp_path, name):
     y, asked, message = LABELS_OUT_OF_RANGE[name]
     np.savez(tmp_path / "t.npz", x=RNG.normal(size=(ROWS, 3)), y=np.asarray(y))
     assert_refused(message, tmp_path / "t.npz", **asked)
+
+
+def test_a_class_of_an_array_may_be_called_nan(tmp_path):
+    np.savez(tmp_path / "t.npz", x=RNG.normal(size=(ROWS, 3)), y=np.array(["nan", "b"])[np.arange(ROWS) % 2])
+    source = open_source(str(tmp_path / "t.npz"), classes=True)
+    assert source.task.labels == ("b", "nan") and "y has a class 'nan'" in " ".join(source.notes())
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])

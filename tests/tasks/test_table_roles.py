@@ -43,7 +43,7 @@ def message_of(path, **asked):
 
 
 def command_in(message):
-    """Return the arguments of the command that a message shows."""
+    """Return the arguments of the command that a message shows: an extraction, of which `prepare` is the first step."""
     program, *arguments = shlex.split(message.partition("for example: ")[2] or message.rpartition(": ")[2])
     assert program == "reservoir"
     return arguments
@@ -245,9 +245,9 @@ def test_what_no_rule_decides_is_refused_with_a_command_that_works(tmp_path, cac
     message = message_of(write(tmp_path / "t.csv", columns), **asked)
     assert problem in message, message
     arguments = command_in(message)
-    assert arguments[:2] == ["prepare", str(tmp_path / "t.csv")]
+    assert arguments[:2] == ["extract", str(tmp_path / "t.csv")]
     assert shlex.join(shlex.split(options)) in shlex.join(arguments), message
-    assert run(arguments) == 0
+    assert run(["prepare", *arguments[1:]]) == 0
 
 
 def test_times_of_groups_are_left_out_if_the_user_says_that_rows_are_sequences(tmp_path):
@@ -308,8 +308,8 @@ def test_a_table_of_labels_follows_the_same_rules(tmp_path, cache, header):
     labels.write_text("\n".join([header, *(f"{n:02d},{LABEL[n]},s{n % 4}" for n in range(ROWS))]))
     message = message_of(tmp_path / "runs", labels=str(labels))
     arguments = command_in(message)
-    assert arguments[:2] == ["prepare", str(tmp_path / "runs")] and "--label" in arguments
-    assert run(arguments) == 0
+    assert arguments[:2] == ["extract", str(tmp_path / "runs")] and "--label" in arguments
+    assert run(["prepare", *arguments[1:]]) == 0
     labels.write_text(labels.read_text().replace(header, "run,fault,PATIENT"))
     source = open_source(str(tmp_path / "runs"), labels=str(labels))
     assert source.task.labels == ("a", "b") and "4 groups" in " ".join(source.notes())
@@ -321,8 +321,8 @@ def test_two_times_in_a_recording_are_refused_with_a_command_that_works(tmp_path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"time,timestamp,u\n0,9,{n}\n1,8,{n + 1}\n")
     arguments = command_in(message_of(tmp_path / "runs"))
-    assert arguments == ["prepare", str(tmp_path / "runs"), "--time", "time"]
-    assert run(arguments) == 0
+    assert arguments == ["extract", str(tmp_path / "runs"), "--time", "time"]
+    assert run(["prepare", *arguments[1:]]) == 0
 
 
 def test_columns_of_a_readout_keep_their_role_whatever_they_are_called(tmp_path):

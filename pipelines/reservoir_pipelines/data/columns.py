@@ -37,7 +37,7 @@ def separated(names: object) -> list[str]:
 
 def example(path: Path | str, options: OwnDataOptions, **changes: Any) -> str:
     """Return the command that reads a file with the user's options and these changes, to copy from a message."""
-    return typed("prepare", [str(path)], replace(options, **changes))
+    return typed("extract", [str(path)], replace(options, **changes))
 
 
 def require_column(

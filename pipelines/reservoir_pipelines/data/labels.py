@@ -77,6 +77,7 @@ def encode_labels(
     if units is not None:
         return _encode_token_labels(where, y, options, units, label)
     y, note = _read_as(where, y, options, label)
+    _refuse_missing(where, y, options, label)
     notes = (note,) if note else ()
     # (rows,) is one output of one token, (rows, outputs) are those of one token.
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
@@ -107,6 +108,18 @@ def _encode_token_labels(
     padded_y = np.full((*present.shape, labels.y.shape[2]), missing, labels.y.dtype)
     padded_y[present] = labels.y[:, 0]
     return replace(labels, y=padded_y)
+
+
+def _refuse_missing(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> None:
+    """Refuse the text that NumPy makes of a missing label; tables have left such rows out already."""
+    if y.dtype.kind != "U" or options.classes:
+        return
+    is_missing = (y == "nan").reshape(len(y), -1).any(axis=1)
+    if is_missing.any():
+        raise InputError(
+            f"{where}: {label} is 'nan' in row {int(np.argmax(is_missing))}, as NumPy writes a missing label",
+            "remove such rows, or pass --classes if 'nan' is the name of a class",
+        )
 
 
 def _refuse_names_of_rows(where: str, y: np.ndarray, names: list[str | int], label: str) -> None:
@@ -231,7 +244,7 @@ def split_rows(
 ) -> np.ndarray:
     """Return the split of each row, (rows,) of str.
 
-    Without ``split`` a hash of the row, stratified by class, divides the rows 60/20/20, or whole groups
+    Without ``split`` a hash of the number of the row, stratified by class, divides the rows 60/20/20, or whole groups
     are divided as evenly as possible; if only "valid" is missing, it is a tenth of "train".
     """
     classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)

@@ -1,6 +1,6 @@
 """The forms of a table as arrays: a sequence per row (values, letters, lists), or a step per row (long form)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any
@@ -29,6 +29,10 @@ from reservoir_pipelines.data.rows import EMPTY_CELL, Skipped, padded
 from reservoir_pipelines.data.table import Table
 from reservoir_pipelines.data.table_chats import chat_texts, marked_texts
 from reservoir_pipelines.data.table_labels import joined_labels, padded_labels
+
+MIN_DEVIATION = (
+    1e-5  # of a column, relative to that of all values: a hundred times the rounding error of float32
+)
 
 
 @dataclass
@@ -127,8 +131,30 @@ def read_values(reading: TableArrays) -> None:
     # Names such as t0, t1 ... need no note.
     if not reading.new and not all(name[-1:].isdigit() for name in names):
         reading.notes.append(f"{len(names)} values per row: {listed(names)}")
-    reading.arrays["x"] = values_of(table, names, reading.options, fill=reading.fill, lengths=lengths)
+    x = values_of(table, names, reading.options, fill=reading.fill, lengths=lengths)
+    if not reading.new:
+        reading.notes += notes_on_scales(names, x)
+    reading.arrays["x"] = x
     reading.arrays["lengths"] = lengths
+
+
+def notes_on_scales(names: Sequence[str], x: np.ndarray) -> list[str]:
+    """Return a line if rounding hides columns of ``x`` (rows, values) beside another one of far larger numbers.
+
+    A row is standardised as a whole, in float32, which has about seven digits for the largest and the smallest column.
+    """
+    values = np.ma.masked_invalid(x)
+    values = values / float(abs(values).max() or 1)  # squares of huge numbers would overflow
+    deviations, mean = values.std(axis=0).filled(0), values.mean()
+    is_hidden = (deviations > 0) & (deviations < MIN_DEVIATION * float(values.std()))
+    largest_column = int(np.square(values - mean).mean(axis=0).filled(0).argmax())
+    is_hidden[largest_column] = False
+    if not is_hidden.any():
+        return []
+    hidden = [names[column] for column in np.flatnonzero(is_hidden)]
+    largest_name = names[largest_column]
+    problem = f"{listed(hidden)} cannot be seen beside {largest_name}, because all values of a row are read in one unit"
+    return [f"{problem}; scale the columns, or pass --drop {quote(largest_name)}"]
 
 
 def _is_empty(column: Any) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The last step before the test rows: chosen readouts predict held-out rows, and are fitted to all that may be used."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +32,7 @@ from reservoir_pipelines.fitting.source import (
     RawSource,
     groups_of_splits,
 )
+from reservoir_pipelines.output import is_share
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class FinalReadout:
     held_out: Callable[[], np.ndarray]  # computes the scores of `nonconformity_scores`
     predictions: dict[KnownSplit, Predicted]
     rows: dict[KnownSplit, slice | np.ndarray]
-    # 95% interval of the validation score, which ``predictions`` have
+    # 95% interval of the validation score
     valid_interval: tuple[float, float] | None
     # The probability of the second of two classes, for each held-out row of the first one, (n,); empty for other tasks.
     held_out_negatives: np.ndarray
@@ -142,8 +144,10 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
     predictions = _predict_known(fit, predicted_source, readout)
     labels = _held_out_labels(predictions, predicted_source)
     negatives = _held_out_negatives(predictions, labels, predicted_source, task)
-    valid_interval = _valid_interval(predictions, labels, predicted_source, fit.result.metric, task)
     result = fit.result
+    valid_interval = _valid_interval(
+        predictions, labels, predicted_source, result, task, repeats=fitter.repeats
+    )
     if extras.mdl and fitter.has_code:
         # Logistic regression of the raw input may be fitted to some rows, but the labels of all rows are coded.
         whole = replace(source, some=None) if isinstance(source, RawSource) else source
@@ -247,10 +251,15 @@ def _valid_interval(
     predictions: Mapping[KnownSplit, Predicted],
     labels: np.ndarray,
     source: EntrySource,
-    metric: str,
+    result: Result,
     task: Task,
+    *,
+    repeats: int,
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of a validation score, from the predictions for valid, or for the rows of all folds."""
+    """Return the 95% interval of the validation score of ``result``.
+
+    It comes from the predictions for valid, or for the rows of all folds.
+    """
     splits = list(predictions)
     predicted = np.concatenate([predictions[split].labels for split in splits])
     # Folds in time never hold out the oldest samples, each of which is a row.
@@ -258,7 +267,15 @@ def _valid_interval(
     names = [str(task.label(number)) for number in range(task.classes)]
     groups = groups_of_splits(source.view, splits)
     valid = evaluate_labels(labels, predicted, names, counts=counts, groups=groups)
-    return balanced_interval(valid) if metric == "balanced_accuracy" else valid.interval
+    interval = balanced_interval(valid) if result.metric == "balanced_accuracy" else valid.interval
+    if interval is None or repeats == 1:
+        return interval
+    # The score is the mean over repeated folds, but the predictions are those of the first repeat. Without this shift,
+    # the interval would be that of another score, which it might not even contain.
+    shift = result.valid_score - valid.scores[result.metric]
+    least = 0.0 if is_share(result.metric) else -math.inf
+    low, high = (min(max(end + shift, least), 1.0) for end in interval)
+    return low, high
 
 
 def _held_out_labels(predictions: Mapping[KnownSplit, Predicted], source: EntrySource) -> np.ndarray:
