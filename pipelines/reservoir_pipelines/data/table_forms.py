@@ -30,9 +30,8 @@ from reservoir_pipelines.data.table import Table
 from reservoir_pipelines.data.table_chats import chat_texts, marked_texts
 from reservoir_pipelines.data.table_labels import joined_labels, padded_labels
 
-MIN_DEVIATION = (
-    1e-5  # of a column, relative to that of all values: a hundred times the rounding error of float32
-)
+# Of a column, relative to that of all values: a hundred times the rounding error of float32.
+MIN_DEVIATION = 1e-5
 
 
 @dataclass
@@ -151,7 +150,7 @@ def notes_on_scales(names: Sequence[str], x: np.ndarray) -> list[str]:
     is_hidden[largest_column] = False
     if not is_hidden.any():
         return []
-    hidden = [names[column] for column in np.flatnonzero(is_hidden)]
+    hidden = [names[int(column)] for column in np.flatnonzero(is_hidden)]
     largest_name = names[largest_column]
     problem = f"{listed(hidden)} cannot be seen beside {largest_name}, because all values of a row are read in one unit"
     return [f"{problem}; scale the columns, or pass --drop {quote(largest_name)}"]
