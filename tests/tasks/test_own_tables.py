@@ -188,7 +188,7 @@ def test_bad_fasta(tmp_path, text, parameters, message):
 
 
 def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
-    text = wide({"id": np.arange(60) // 4, "u": range(69, 9, -1), "v": range(0, 120, 2), "y": np.arange(60) % 2})
+    text = wide({"id": np.arange(60) // 4, "u": range(1, 121, 2), "v": range(0, 120, 2), "y": np.arange(60) % 2})
     source = source_of(tmp_path / "t.csv", text, group="id")
     assert_refused("repeats the same ids.* --group id", tmp_path / "t.csv")
     steps = source_of(tmp_path / "t.csv", text, time="v")
