@@ -201,7 +201,7 @@ def test_bad_fasta(tmp_path, text, parameters, message):
 
 
 def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
-    text = wide({"id": np.arange(60) // 4, "u": range(69, 9, -1), "v": range(0, 120, 2), "y": np.arange(60) % 2})
+    text = wide({"id": np.arange(60) // 4, "u": range(1, 121, 2), "v": range(0, 120, 2), "y": np.arange(60) % 2})
     source = source_of(tmp_path / "t.csv", text, group="id")
     assert_refused("repeats the same ids.* --group id", tmp_path / "t.csv")
     steps = source_of(tmp_path / "t.csv", text, time="v")
@@ -382,6 +382,22 @@ def test_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fit
         source.scaling()
     model = ReservoirClassifier(layers="embed", pool="mean")
     with nullcontext() if fits else pytest.raises(ValueError, match=r"X: x varies too little for float32 in column 1"):
+        model.fit(x, LABEL)
+
+
+@pytest.mark.parametrize(("outlier", "fits"), [(1e12, False), (-1e12, False), (1e5, True)])
+def test_an_outlier_beside_which_float32_loses_the_other_values_is_refused(tmp_path, outlier, fits):
+    x = np.stack([VALUES, VALUES, np.zeros((ROWS, 3))], axis=2)
+    x[:, 0, 2] = 1  # most values of this channel are the same
+    np.savez(tmp_path / "t.npz", x=x, y=LABEL)
+    train = open_source(str(tmp_path / "t.npz"))
+    row = next(int(part["train"].ids[0]) for part in map(train.read, train.pieces()) if "train" in part)
+    x[row, 1, 1] = outlier
+    np.savez(tmp_path / "t.npz", x=x, y=LABEL)
+    with nullcontext() if fits else pytest.raises(InputError, match=r"outliers move the mean of x in column 1 "):
+        open_source(str(tmp_path / "t.npz")).scaling()
+    model = ReservoirClassifier(layers="embed", pool="mean")
+    with nullcontext() if fits else pytest.raises(ValueError, match=r"X: outliers move the mean of x in column 1 "):
         model.fit(x, LABEL)
 
 

@@ -556,3 +556,32 @@ def test_a_log_gets_the_mean_of_its_windows_for_each_row_in_the_order_of_the_fil
     unlabelled = list(predict(result.saved, tmp_path / "unlabelled.csv"))
     assert [row.probabilities for row in unlabelled] == [row.probabilities for row in by_row]
     assert {row.truth for row in unlabelled} == {None}
+
+
+def folder_of_recordings(path, **columns):
+    """Write 12 recordings of ten steps in two folders of classes, each with a channel and the given columns."""
+    draw = np.random.default_rng(0)
+    for number in range(12):
+        steps = {"u": draw.normal(size=10).round(3), **{name: cells(number) for name, cells in columns.items()}}
+        file = path / "ab"[number % 2] / f"{number}.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savetxt(file, np.stack([*steps.values()], axis=1), "%g", ",", header=",".join(steps), comments="")
+    return path
+
+
+def test_a_group_in_every_row_of_a_recording_is_not_a_channel(tmp_path):
+    path = folder_of_recordings(tmp_path / "runs", subject=lambda number: np.full(10, number // 3))
+    assert_refused("'subject' is the same in the whole recording", path)
+    assert open_source(str(path), drop="subject").task.parameters["columns"] == ["u"]
+    path = folder_of_recordings(tmp_path / "ids", id=lambda number: np.arange(10) % 3)
+    assert open_source(str(path)).task.parameters["columns"] == ["u", "id"]
+
+
+def test_a_channel_that_may_be_the_time_is_named(tmp_path):
+    path = folder_of_recordings(tmp_path / "runs", t=lambda number: number + np.arange(10) / 7)
+    note = "the values of t increase in every recording, as times do"
+    assert note in " ".join(open_source(str(path)).notes())
+    source = open_source(str(path), time="t")
+    assert source.task.parameters["columns"] == ["u"] and note not in " ".join(source.notes())
+    write_once = folder_of_recordings(tmp_path / "one", t=lambda number: np.arange(10) % (5 + 6 * (number > 3)))
+    assert note not in " ".join(open_source(str(write_once)).notes())

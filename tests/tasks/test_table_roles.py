@@ -200,6 +200,8 @@ REFUSALS = {
     "ids without times": ({"id": SERIES, "step": STEPS, **LONG}, {}, "repeats the same ids", "--group id"),
     "--id without times": ({"who": SERIES, "step": STEPS, **LONG}, {"id": "who"}, "repeats", "--group who"),
     "texts": ({"title": WORDS, "body": WORDS, "label": LABEL}, {}, "'AA' is not a number", "--text title"),
+    "texts beside names": ({"name": [f"P{n}" for n in range(ROWS)], "seq": [word * 9 for word in WORDS], "y": LABEL},
+                           {}, "'P0' is not a number", "--text seq"),
     "a text beside values": ({"note": WORDS, **WIDE, "label": LABEL}, {}, "'AA' is not a number", "--drop note"),
     "two texts beside values": ({"a": WORDS, "n": WORDS, **WIDE, "y": LABEL}, {"drop": "n"}, "'AA'", "--drop n,a"),
     "dates": ({"day": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, {}, "is not a number", "--time day"),
@@ -227,8 +229,9 @@ REFUSALS = {
     "times without a name": ({"case": SERIES // 4, "t": (np.arange(ROWS) % 8) ** 2 / 10, **WIDE,
                               "y": np.repeat(LABEL[:5], 8)}, {}, "increase within each 'case'", "--id case --time t"),
     "a log without a name": ({"t": np.arange(ROWS) / 100, **WIDE, "y": np.repeat(LABEL[:8], 5)}, {},
-                             "change in one direction", "--time t --window 2"),
-    "sorted rows": ({"size": np.arange(ROWS) ** 2, **WIDE, "y": LABEL}, {}, "change in one direction", "--drop size"),
+                             "in the order of 't'", "--time t --window 2"),
+    "a log of a group": ({"subject": SERIES % 3, "t": -np.arange(ROWS) / 100, **WIDE, "y": np.repeat(LABEL[:8], 5)}, {},
+                         "in the order of 't'", "--drop t"),
     "numbers that name rows": ({"sampleID": np.arange(ROWS) ** 2 % 4099, **WIDE, "y": LABEL}, {},
                                "probably names", "--id sampleID"),
     "numbers of patients": ({"patient_id": SERIES * 7 % 20, **WIDE, "y": LABEL}, {}, "probably names",
@@ -288,8 +291,9 @@ def test_a_counter_is_a_value_if_the_user_says_so(tmp_path):
     path = write(tmp_path / "t.csv", {"humid": SERIES, "case_id": SERIES, "t": VALUES[:, 0].cumsum(), "label": LABEL})
     assert open_source(str(path), values=True).task.parameters["columns"] == ["humid", "case_id", "t"]
     assert "'case_id'" in message_of(path)
-    path = write(tmp_path / "t.csv", {"u": np.arange(ROWS) / 7, "v": np.arange(ROWS) / 9, "label": LABEL})
-    assert open_source(str(path)).task.parameters["columns"] == ["u", "v"]  # both follow the order of the rows
+    for labels, v in ((LABEL, VALUES[:, 0]), (np.sort(LABEL), np.arange(ROWS) / 9)):  # shuffled, or a second column
+        path = write(tmp_path / "t.csv", {"u": np.arange(ROWS) / 7, "v": v, "label": labels})
+        assert open_source(str(path)).task.parameters["columns"] == ["u", "v"]
 
 
 @pytest.mark.parametrize("others", [{}, WIDE])
@@ -331,3 +335,35 @@ def test_columns_of_a_readout_keep_their_role_whatever_they_are_called(tmp_path)
     assert task.parameters["columns"] == ["x", "y", "class"]
     new = read_new(write(tmp_path / "new.csv", {"time": range(ROWS), **columns, "target": LABEL}), task)
     assert np.array_equal(new.x.reshape(ROWS, 3), VALUES) and np.asarray(new.y).tolist() == LABEL.tolist()
+
+
+VALUES_AS_TEXT = [",".join(map(str, row)) for row in VALUES]
+
+
+@pytest.mark.parametrize("others", ["", ",a", ",7,a"])
+def test_a_first_line_of_values_is_not_taken_for_names(tmp_path, others):
+    path = tmp_path / "t.csv"
+    path.write_text("".join(f"{row}{others}\n" for row in VALUES_AS_TEXT))
+    assert "line 1: numbers such as 0.126 are no names of columns" in message_of(path)
+    path.write_text("\n\n" + path.read_text())
+    assert "line 3: numbers" in message_of(path)
+
+
+@pytest.mark.parametrize("names", ["400,410.5,421", "2020,2019,2018", "1,10,2", "0,1,2"])
+def test_numbers_in_order_are_names_of_columns(tmp_path, names):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([f"{names},label", *(f"{VALUES_AS_TEXT[n]},{LABEL[n]}" for n in range(ROWS))]))
+    assert open_source(str(path)).task.parameters["columns"] == names.split(",")
+
+
+def test_a_sequence_with_a_bad_row_is_said_to_be_left_out(tmp_path):
+    columns = {"id": SERIES // 4, "time": np.arange(ROWS) % 8, "u": VALUES[:, 0], "label": np.repeat(LABEL[:5], 8)}
+    columns["u"] = [*map(str, VALUES[:-1, 0]), "ERR"]
+    notes = " ".join(open_source(str(write(tmp_path / "t.csv", columns)), skip_bad_rows=True).notes())
+    assert "1 of 5 sequences are left out with all their rows" in notes and "the later ones: 4" in notes
+
+
+def test_ids_that_begin_again_in_each_group_are_refused_with_what_to_do(tmp_path):
+    columns = {"subject": SERIES // 4, "id": SERIES % 4, "time": np.arange(ROWS), "u": VALUES[:, 0]}
+    message = message_of(write(tmp_path / "t.csv", {**columns, "label": np.repeat(LABEL[:20], 2)}), drop="label")
+    assert "the group differs" in message and "an id of its own if the same 'id' stand in several groups" in message

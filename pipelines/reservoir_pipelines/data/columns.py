@@ -361,8 +361,10 @@ def _refuse_column(
         flag, value = "decimal", ","
     elif times_of(column) is not None:
         flag, value = "time", name
-    elif names_files(table.path.parent, filled(column)) or only_texts:
+    elif names_files(table.path.parent, filled(column)):
         flag, value = "text", name
+    elif only_texts:  # sequences are longer than names
+        flag, value = "text", max(names, key=lambda other: as_texts(table.frame[other]).str.len().mean())
     else:
         flag, value = "drop", ",".join([*separated(options.drop), name])
     command = example(data, options, **{flag: value})

@@ -67,8 +67,9 @@ def _refuse_counted(table: Table, roles: Roles, options: OwnDataOptions) -> None
             continue
         numbers = table.frame[name].to_numpy(np.int64)
         # A table that was shuffled, or sorted by another column, still has each number once.
-        is_without_gaps = int(numbers.max()) - int(numbers.min()) == len(numbers) - 1
-        if is_without_gaps and len(np.unique(numbers)) == len(numbers):
+        first, last = int(numbers.min()), int(numbers.max())
+        may_count = first >= 0 and last - first == len(numbers) - 1
+        if may_count and len(np.unique(numbers)) == len(numbers):
             raise InputError(
                 f"{table.path}: the column {name!r} counts the rows",
                 f"pass --drop {quote(name)} to leave it out, {escape}, for example: "
@@ -129,24 +130,25 @@ def _refuse_ids(table: Table, roles: Roles, options: OwnDataOptions) -> None:
 
 
 def _refuse_times_of_table(table: Table, roles: Roles, options: OwnDataOptions, window: int) -> None:
-    """Refuse values that increase, or decrease, from row to row through the whole table, as times do."""
+    """Refuse values in one order through the whole table, as times are, if labels rarely change from row to row."""
     names = []
     for name, numbers in _columns_of_numbers(table, roles):
-        steps = np.diff(numbers)
-        if (steps > 0).all() or (steps < 0).all():
+        differences = np.diff(numbers)
+        if (differences > 0).all() or (differences < 0).all():
             names.append(name)
     # Of several such columns, none is plainly the time: the rows may follow a parameter on which all depend.
-    if len(names) != 1:
+    label = _steady_label(table, roles) if len(names) == 1 else ""
+    if not label:
         return
     (name,) = names
-    is_recording = not roles.id and not roles.group and _steady_label(table, roles)
-    command = (
-        example(table.path, options, time=name, window=window)
-        if is_recording
-        else _example_without(table, options, name)
-    )
+    has_sequences = bool(roles.id or roles.group)
+    if has_sequences:
+        command = _example_without(table, options, name)
+    else:
+        command = example(table.path, options, time=name, window=window)
     raise InputError(
-        f"{table.path}: the values in {name!r} change in one direction from row to row, as times do",
+        f"{table.path}: the rows are in the order of {name!r}, and {label!r} changes little from row to row, as in one "
+        "recording",
         f"pass --time {quote(name)} and --window or --id if the rows are steps of one recording or of several, "
         f"--drop {quote(name)} if each row is a whole sequence, or --values if they are values, for example: {command}",
     )

@@ -183,6 +183,10 @@ OTHER_RATE = 1.5
 """A note says that sampling rates differ if the largest is more than this many times the smallest."""
 
 
+FEW_STEPS = 4
+"""Fewest steps in which an increase from each step to the next is taken for that of times."""
+
+
 STEP_LABELS = ("label", "target", "class")
 """Conventional names of a column with the label of each step; y may be a channel, as in x, y, z."""
 
@@ -201,6 +205,7 @@ class RecordingReader:
         self.has_labels = has_labels
         self.label = (options.label or "") if has_labels else ""
         self.labels: list[list[str]] = []
+        self.increasing: set[str] | None = None  # channels that increase in every recording
         self.sampling_times: set[float] = set()  # median time from row to row of each recording
 
     def read(self, file: Path) -> np.ndarray:
@@ -229,6 +234,8 @@ class RecordingReader:
                 f"{file}: no column {missing[0]!r} among {listed(table.names)}",
                 "give the same columns as in the other recordings",
             )
+        if not self.channels:
+            self._refuse_groups(table, channels)
         if not channels or not len(table.frame):
             raise InputError(f"{file}: no values", "give a column per channel and a row per step")
         fill = self.options.missing != "refuse"
@@ -238,6 +245,11 @@ class RecordingReader:
             table.bad.add(row, f"no label in column {self.label!r}")
         table.bad.readable()
         self.channels = channels
+        if not time and not self.fitted:
+            increasing = {
+                name for name, column in zip(channels, values.T, strict=True) if _increases(column)
+            }
+            self.increasing = increasing if self.increasing is None else self.increasing & increasing
         if cells is not None:
             self.labels.append(cells.tolist())
         return values
@@ -268,8 +280,26 @@ class RecordingReader:
                 labels[row] = typed if each else typed[0]
         return labels
 
+    def _refuse_groups(self, table: Table, channels: Sequence[str]) -> None:
+        """Refuse a column of whole numbers with a conventional name that says whose the whole recording is."""
+        for name in (*conventional("group", channels), *conventional("id", channels)):
+            column = table.frame[name]
+            if column.dtype.kind in "iu" and column.nunique() == 1:
+                drop = ",".join([*separated(self.options.drop), name])
+                raise InputError(
+                    f"{table.path}: the column {name!r} is the same in the whole recording, and names it or its group",
+                    f"pass --drop {quote(name)}, and --labels with a table of the recordings if they have groups, for "
+                    f"example: {example(self.where, self.options, drop=drop)}",
+                )
+
     def notes(self) -> list[str]:
-        """Return a note if the sampling rates of the recordings differ."""
+        """Return notes if a channel may be the time, and if the sampling rates of the recordings differ."""
+        if self.increasing:
+            names = ", ".join(sorted(self.increasing))
+            return [
+                f"the values of {names} increase in every recording, as times do; pass --time for times, or --drop to "
+                "leave them out"
+            ]
         if not self.sampling_times:
             return []
         ratio = max(self.sampling_times) / min(self.sampling_times)
@@ -331,6 +361,11 @@ def recording_rows(
         notes=(*notes, *reader.notes()),
         parameters=parameters,
     )
+
+
+def _increases(values: np.ndarray) -> bool:
+    """Return whether ``values`` (steps,) increase from each step to the next, and are enough to judge that."""
+    return len(values) >= FEW_STEPS and bool((np.diff(values) > 0).all())
 
 
 def _in_order(table: Table, name: str) -> tuple[Table, float]:

@@ -35,6 +35,8 @@ from reservoir_pipelines.data.values import (
     SAMPLE,
     Reading,
     as_values,
+    centre_and_spread,
+    check_outliers,
     check_rounding,
     clean_lengths,
     read_integers,
@@ -171,6 +173,7 @@ class OwnData(Source):
         if not self.options.standardise or self.options.waveform:
             return Scaling.constant(1.0, form.dim)
         errors: list[np.ndarray] = []  # of rounding to float32, by piece
+        usual: list[np.ndarray] = []  # centre and spread of the values, by piece
 
         # The values are read piece by piece, because they may be larger than memory.
         def training_tokens() -> Iterator[np.ndarray]:
@@ -183,10 +186,12 @@ class OwnData(Source):
                     is_token = np.arange(stored.shape[1]) < self._lengths[rows][is_training, None]
                     tokens = stored[is_training][is_token]
                     errors.append(rounding(x.reshape(*x.shape[:2], -1)[is_training][is_token], tokens))
+                    usual.append(centre_and_spread(tokens))
                     yield tokens
 
         scaling = standardisation(self.origin, training_tokens())
         check_rounding(self.origin, errors)
+        check_outliers(self.origin, usual, scaling.offset)
         if self.options.missing == "mask":  # the channels that mark missing values stay 0 and 1
             half = form.dim // 2
             scaling.offset[half:], scaling.scale[half:] = 0, 1

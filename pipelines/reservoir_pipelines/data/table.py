@@ -5,6 +5,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -100,6 +101,7 @@ def read_layout(path: Path, rows: int | None) -> Layout:
                 header, first_record = cells, number
                 break
         names = [name.strip() or f"{NO_NAME}{place}" for place, name in enumerate(header)]
+        _refuse_values_as_names(path, reader.line_num, [name for name in map(str.strip, header) if name])
         records = []
         line = reader.line_num + 1
         for cells in islice(reader, rows):
@@ -110,6 +112,28 @@ def read_layout(path: Path, rows: int | None) -> Layout:
         raise InputError(f"{path}: no rows", "give a header with column names, and one line per row")
     lines, counts, filled = (np.array(values) for values in zip(*records, strict=True))
     return Layout(separator, names, first_record, lines, counts, filled)
+
+
+def _refuse_values_as_names(path: Path, line: int, names: Sequence[str]) -> None:
+    """Refuse a first line of values, which would be lost: nearly all are numbers, and not in order as wavelengths are.
+
+    Beside the numbers, there may be an id and a label.
+    """
+    numbers = []
+    for name in names:
+        with suppress(ValueError):
+            numbers.append(float(name))
+    ascending = sorted({*numbers})
+    in_order = numbers in (ascending, ascending[::-1])
+    # pandas may sort the names of columns as texts: 1, 10, 2.
+    whole = [int(number) for number in numbers if number.is_integer()]
+    in_order_of_texts = len({*whole}) == len(numbers) and whole == sorted(whole, key=str)
+    are_values = len(numbers) >= max(2, len(names) - 2) and not in_order and not in_order_of_texts
+    if are_values:
+        raise InputError(
+            f"{path}, line {line}: numbers such as {numbers[0]:g} are no names of columns",
+            "add a first line with the names of the columns",
+        )
 
 
 def _separator_of(file: IO[str]) -> str:

@@ -342,7 +342,8 @@ def read_long_form(reading: TableArrays) -> Skipped:
         table.bad.add(row, f"{str(ids[row])!r} has two rows at {roles.time} {times[row]}")
     first = np.unique(member, return_index=True)[1]
     _check_constant(reading, first[member])
-    good = np.setdiff1d(np.arange(len(sequence_ids)), member[~table.bad.readable()])
+    left_out = np.unique(member[~table.bad.readable()])
+    good = np.setdiff1d(np.arange(len(sequence_ids)), left_out)
     if not len(good):
         raise InputError(
             f"{table.path}: every sequence has a line that cannot be read ({table.bad.notes()[0]})",
@@ -368,6 +369,11 @@ def read_long_form(reading: TableArrays) -> Skipped:
         f"long form: {len(ids):,} rows make {len(sequence_ids):,} sequences, one per {roles.id!r}, "
         f"ordered by {roles.time!r}, with the values {listed(names)}"
     )
+    if len(left_out):
+        reading.notes.append(
+            f"{len(left_out):,} of {len(sequence_ids):,} sequences are left out with all their rows, because a missing "
+            f"step would shift the later ones: {listed([str(sequence_ids[sequence]) for sequence in left_out])}"
+        )
     if not reading.options.symbols:  # symbols are events, which are seldom equally spaced
         reading.notes += notes_on_gaps(times, member)
     return skipped
@@ -410,9 +416,13 @@ def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
         if not differs.any():
             continue
         row = int(np.argmax(differs))
-        what = "label" if array == "y" else array
+        what = {"y": "label", "groups": "group"}.get(array, array)
         flags = f"--group {quote(name)} or --drop {quote(name)}"
         remedy = f"make them equal, or pass {flags} if each row is a whole sequence"
+        if array == "groups":
+            remedy += (
+                f", or give each sequence an id of its own if the same {name!r} stand in several groups"
+            )
         if array == "y":
             remedy += ", or write an .npz with y (sequences, steps) beside x if every step has a label"
         raise InputError(

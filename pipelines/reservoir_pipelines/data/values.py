@@ -1,6 +1,7 @@
 """Values and symbols: which whole numbers are symbols, and checks, padding and standardisation of values."""
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -163,6 +164,10 @@ def counted_through(numbers: np.ndarray) -> bool:
 # ---- stored values
 
 
+SAMPLED_TOKENS = 10_000  # tokens of a piece whose median is taken, because a sort of all would take longer
+MAX_LOST = (
+    0.1  # largest error of float32 in the difference from the mean, as a share of the median distance
+)
 MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of its channel's range
 
 
@@ -237,6 +242,35 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray], name: str = "x")
             f"{where}: {name} varies too little for float32 in column {channel} (from {low[channel]:.15g} "
             f"to {high[channel]:.15g}, rounded by up to {error[channel]:.3g})",
             f"subtract an offset from it, such as {low[channel]:.6g}",
+        )
+
+
+def centre_and_spread(tokens: np.ndarray) -> np.ndarray:
+    """Return the median of each channel of some tokens (tokens, dim), and that of the distances from it, (2, dim)."""
+    sample = tokens[:: len(tokens) // SAMPLED_TOKENS + 1].astype(np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a channel may have no value at all
+        centre = np.nanmedian(sample, axis=0)
+        return np.stack([centre, np.nanmedian(np.abs(sample - centre), axis=0)])
+
+
+def check_outliers(
+    where: str, stretches: Sequence[np.ndarray], offset: np.ndarray, name: str = "x"
+) -> None:
+    """Refuse channels whose mean is so far from the usual values that float32 loses these when it is subtracted.
+
+    ``stretches`` are results of `centre_and_spread`, and ``offset`` (dim,) is the mean of the standardisation. One
+    value of 1e12 among thousands near 1 moves the mean that far.
+    """
+    centre, spread = np.nanmedian(np.stack(stretches, axis=1), axis=1)
+    error = np.abs(offset - centre) * float(np.finfo(np.float32).eps)
+    is_lost = (error > MAX_LOST * spread) & (spread > 0)
+    if is_lost.any():
+        channel = int(np.argmax(is_lost))
+        raise InputError(
+            f"{where}: outliers move the mean of x in column {channel} to {offset[channel]:.6g}, but half of the "
+            f"values are within {spread[channel]:.3g} of {centre[channel]:.6g}, and float32 loses these differences",
+            "repair or remove the rows with the largest and the smallest values of this column",
         )
 
 

@@ -12,7 +12,14 @@ from reservoir.tasks.source import clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir_pipelines.data.array_axes import channels_seem_first
 from reservoir_pipelines.data.rows import padded
-from reservoir_pipelines.data.values import as_values, check_rounding, read_integers, rounding
+from reservoir_pipelines.data.values import (
+    as_values,
+    centre_and_spread,
+    check_outliers,
+    check_rounding,
+    read_integers,
+    rounding,
+)
 
 CHECKED_ROWS = 256
 """Rows of X, from the first, that show which axis is that of the channels."""
@@ -160,6 +167,7 @@ def scaling_of(
     with np.errstate(invalid="ignore"):  # a channel without any value has neither a mean nor a deviation
         scaler = StandardScaler().fit(tokens, sample_weight=token_weights)
     mean = np.nan_to_num(np.asarray(scaler.mean_))
+    check_outliers("X", [centre_and_spread(tokens)], mean)
     deviation = np.nan_to_num(np.asarray(scaler.scale_), nan=1.0)
     # If values are near 1e-40, 1 / deviation overflows float32.
     scale = np.minimum(1 / deviation, np.finfo(np.float32).max)
