@@ -207,6 +207,18 @@ def test_intervals_count_a_repeated_test_input_once(tmp_path):
     assert fit(features).evaluation.groups == 0
 
 
+def test_scores_on_test_rows_that_repeat_other_rows_have_a_note(tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(60, 20))
+    split = np.repeat(["train", "valid", "test"], 20)
+    for name, repeated in (("d", 0), ("e", 5)):
+        x[40 : 40 + repeated] = x[:repeated]
+        np.savez(tmp_path / f"{name}.npz", x=x[..., None], y=np.arange(60) % 2, split=split)
+        features = extract(str(tmp_path / f"{name}.npz"), cache=tmp_path / "c", layers="embed", pool="mean", **MODEL)
+        capsys.readouterr()
+        fit(features, alphas="1:1:1")
+        assert ("5 of 20 test rows repeat a sequence" in capsys.readouterr().err) == bool(repeated)
+
+
 @pytest.fixture
 def unreadable(monkeypatch):
     """Return a function after which any read of features, labels, groups or raw values of test rows raises."""

@@ -85,7 +85,8 @@ def fit_and_score(
         curve = evaluate_curve(selection.curve, finals.best.source, test)
     # Say what the test rows show against baselines, and write all files.
     verdicts = judge(finals, scores, selection.valid_error, task)
-    notify(*verdicts.notices)
+    # Extraction has printed this line, too, but it belongs to the scores, which may be read much later.
+    notify(*verdicts.notices, *known.view.notes_on_repeats)
     baselines = tuple(scores[baseline].result for baseline in finals.baselines)
     result = Fit(
         entry=known.view.path,
