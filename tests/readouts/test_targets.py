@@ -15,10 +15,11 @@ from reservoir.readouts.evaluation import (
     accuracy_interval,
     balanced_interval,
     evaluate_classes,
+    evaluate_values,
     standard_error,
 )
 from reservoir.readouts.linear import Tally, Targets, samples, unsample
-from reservoir.readouts.paired import mcnemar, sign_flips
+from reservoir.readouts.paired import mcnemar, paired_difference, sign_flips
 from reservoir.readouts.penalties import best_penalty
 from reservoir.readouts.sweep import sweep
 
@@ -203,6 +204,17 @@ def test_interval_of_balanced_accuracy_has_its_coverage():
         held += low <= 0.75 <= high
     assert 0.92 <= held / 500 <= 0.98
     assert balanced_interval(evaluate_classes(y, y, ["rare", "common"], groups=y)) is None
+
+
+def test_two_groups_have_no_interval_and_three_have_one():
+    draw = np.random.default_rng(0)
+    right, y = draw.random(60) < 0.7, draw.normal(size=(60, 1))
+    predicted = (y + draw.normal(size=(60, 1)), y + draw.normal(size=(60, 1)))
+    for groups, has_interval in ((np.arange(60) % 2, False), (np.arange(60) % 3, True)):
+        evaluations = tuple(evaluate_values(y, values, groups=groups) for values in predicted)
+        difference = paired_difference(evaluations, y, predicted, groups)
+        intervals = [accuracy_interval(right, groups), *(one.interval for one in evaluations), difference.interval]
+        assert [interval is not None for interval in intervals] == [has_interval] * 4
 
 
 def test_interval_of_identical_rows_uses_their_number():
