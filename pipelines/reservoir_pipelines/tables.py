@@ -279,9 +279,11 @@ def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
         valid = score_text(result.valid_score, metric)
         test = score_text(result.test_score, metric)
         difference = ("best layer", "", "")
-        if score.difference is not None and score.p_value is not None:
+        if score.difference is not None:
             ends = difference_ends(score.difference_interval, compared)
-            difference = (signed_difference(score.difference, compared), ends, f"{score.p_value:.2g}")
+            # Few rows or groups cannot show a difference, and have no p-value.
+            p_value = "" if score.p_value is None else f"{score.p_value:.2g}"
+            difference = (signed_difference(score.difference, compared), ends, p_value)
         spread = interval_text(score.valid_interval, metric)
         rows.append((score.layer, result.title, valid, spread, test, *difference))
     unit = " in points" if is_share(compared) else ""

@@ -21,6 +21,9 @@ MAX_UNITS = 2000  # most units that are resampled; more rows are grouped
 MAX_LABELS = 8  # largest number of labels of a row that have scores of their own
 FALSE_POSITIVE_RATES = (0.01, 0.05)  # for which the recall of the second of two classes is a score
 Z95 = 1.96  # standard deviations on each side of a 95% interval
+# Groups that an interval needs. Two have a single difference, whose variance nothing can tell: Student's t has a
+# quantile of 12.7 then, and still an interval may leave out 0 where no p-value could be small.
+MIN_GROUPS = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -340,7 +343,7 @@ def r2_interval(
 ) -> tuple[float, float] | None:
     """Return the 95% interval of R² over rows of targets (n, outputs), or over their ``groups`` (rows,).
 
-    It comes from a percentile bootstrap of 1,000 draws; for a single row or group it is None. With
+    It comes from a percentile bootstrap of 1,000 draws; for a single row, or fewer than `MIN_GROUPS`, it is None. With
     groups, the distances of its ends from R² are widened as by Student's t, because a bootstrap of
     few groups is too narrow.
     """
@@ -350,7 +353,7 @@ def r2_interval(
         units = np.unique(groups[units], return_inverse=True)[1]
     # With very many units, those of equal remainder are drawn together: sums of independent units are independent.
     unit_count = min(int(units.max()) + 1, MAX_UNITS)
-    if unit_count < 2:
+    if unit_count < (2 if groups is None else MIN_GROUPS):
         return None
     # R² depends on four sums over samples: of 1, y, y² and (y - predicted)², each for every output.
     centred = y - y.mean(axis=0)
@@ -388,7 +391,7 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
 
     It is Wilson's interval for the effective number of independent outputs, from the variance between
     rows. With ``groups`` (rows,), the variance between groups counts, with Student's t; the result is
-    None for a single group.
+    None for fewer than `MIN_GROUPS`.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for
     proportions.
@@ -403,7 +406,7 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
     if groups is not None:
         errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)
         group_count = len(errors)
-        if group_count < 2:
+        if group_count < MIN_GROUPS:
             return None
         # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one row.
         squares = float(np.square(errors).sum())

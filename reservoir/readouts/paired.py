@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import bdtr, stdtrit
 
-from reservoir.readouts.evaluation import MAX_UNITS, MIN_UNITS, Z95, Evaluation
+from reservoir.readouts.evaluation import MAX_UNITS, MIN_GROUPS, MIN_UNITS, Z95, Evaluation
 
 FLIP_CELLS = 2**22  # largest number of random signs in memory
 EXACT_UNITS = 20  # largest number of rows or groups whose sign flips are all enumerated
@@ -92,7 +92,7 @@ def paired_interval(wins: int, losses: int, rows: int) -> tuple[float, float]:
 def _student_interval(value: float, influences: np.ndarray) -> tuple[float, float] | None:
     """Return Student's 95% interval of a value, from what each independent unit adds to its error, (units,)."""
     units, squares = len(influences), float(np.square(influences).sum())
-    if units < 2 or squares <= 1e-24:
+    if units < MIN_GROUPS or squares <= 1e-24:
         return None
     reach = float(stdtrit(units - 1, 0.975)) * math.sqrt(squares * units / (units - 1))
     return value - reach, value + reach

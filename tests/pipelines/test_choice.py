@@ -30,6 +30,7 @@ from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import better_baseline, choose_fit, fit_columns, select
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError, held_out_units
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
+from reservoir_pipelines.fitting.verdicts import raw_choice_notes
 from reservoir_pipelines.output import Meter
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 from reservoir_pipelines.tables import FitScores
@@ -212,6 +213,27 @@ def test_intervals_count_a_repeated_test_input_once(tmp_path):
     np.savez(tmp_path / "e.npz", x=x[..., None] + np.arange(len(x))[:, None, None] * 1e-4, y=y, split=split)
     features = extract(str(tmp_path / "e.npz"), cache=tmp_path / "cache", layers="embed", pool="mean", **MODEL)
     assert fit(features).evaluation.groups == 0
+
+
+def test_scores_on_test_rows_that_repeat_other_rows_have_a_note(tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(60, 20))
+    split = np.repeat(["train", "valid", "test"], 20)
+    for name, repeated in (("d", 0), ("e", 5)):
+        x[40 : 40 + repeated] = x[:repeated]
+        np.savez(tmp_path / f"{name}.npz", x=x[..., None], y=np.arange(60) % 2, split=split)
+        features = extract(str(tmp_path / f"{name}.npz"), cache=tmp_path / "c", layers="embed", pool="mean", **MODEL)
+        capsys.readouterr()
+        fit(features, alphas="1:1:1")
+        assert ("5 of 20 test rows repeat a sequence" in capsys.readouterr().err) == bool(repeated)
+
+
+def test_a_raw_input_that_is_chosen_among_the_columns_has_a_note(capsys):
+    raw = Result(columns=("raw",), readout="ridge", alpha=1.0, valid_score=0.8, metric="R²")
+    joined = replace(raw, columns=("embed/last", "raw"), valid_score=0.7)
+    (note,) = raw_choice_notes(raw, [raw, replace(joined, valid_score=0.6), joined])
+    assert note.startswith("validation chose the raw input alone (R² 0.800), not embed/last+raw (0.700)")
+    assert "--columns embed/last+raw" in note
+    assert raw_choice_notes(raw, [raw]) == raw_choice_notes(joined, [raw, joined]) == []
 
 
 @pytest.fixture

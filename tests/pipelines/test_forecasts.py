@@ -8,6 +8,7 @@ import pytest
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.fitting import forecast_fitter, select
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.evaluate import stretches_of_windows
 from reservoir_pipelines.fitting.fitter import ColumnFit
 from reservoir_pipelines.fitting.folds import time_folds
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, weight_beside
@@ -175,6 +176,16 @@ def test_a_fold_ends_before_labels_of_its_held_out_windows_begin():
 def fitted(folder, values, **options):
     path = write(folder, values)
     return path, fit(extracted(path), out=folder / "readout", **options)
+
+
+def test_overlapping_test_windows_count_once_for_each_stretch_of_forecast_steps(tmp_path, capsys):
+    _, result = fitted(tmp_path, series(), columns="raw", alphas="10:10:1")
+    windows = 40 - HORIZON + 1
+    assert (result.evaluation.rows, result.evaluation.groups) == (windows, -(-windows // HORIZON))
+    assert {comparison.groups for comparison in result.against} <= {result.evaluation.groups}
+    assert "test windows overlap; intervals and p-values count 13 stretches of 3 steps" in capsys.readouterr().err
+    # Of several series, windows of one step take turns.
+    assert stretches_of_windows(np.arange(12), 2, 3).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
 
 
 @pytest.mark.parametrize("readout", ["ridge", "ridge of changes", "mean of both ridges"])

@@ -10,6 +10,7 @@ import pytest
 from reservoir_cache import SplitFeatures
 from reservoir_pipelines import compare, extract, fit, report, train
 from reservoir_pipelines.fitting import predictions_csv
+from reservoir_pipelines.tables import layer_table
 from sklearn.metrics import r2_score
 
 from reservoir.readouts.evaluation import accuracy_interval, r2_interval
@@ -111,6 +112,20 @@ def test_the_interval_of_a_layer_is_that_of_its_mean_score_over_repeated_folds(e
         shifted = np.array(accuracy_interval(right)) + shifts[-1]
         assert score.valid_interval == pytest.approx(shifted, abs=1e-6)
     assert any(shifts)
+
+
+def test_a_single_layer_is_the_best_also_if_few_groups_have_no_p_value(tmp_path):
+    draw, groups = np.random.default_rng(0), np.arange(120) // 12
+    x = draw.normal(size=(120, 12, 2)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=(x[:, 0].sum(axis=1) > 0).astype(int), groups=groups)
+    features = extract(
+        str(tmp_path / "d.npz"), cache=tmp_path / "c", layers="embed,block01", pool="last,mean", **EMBEDDED
+    )
+    done = fit(features, columns="embed/last,block01/last,embed/mean", alphas="1:1:1", out=tmp_path / "f")
+    assert [score.p_value for score in done.layer_scores] == [None, None]
+    leaders = [score.layer for score in done.layer_scores if score.difference is None]
+    table = layer_table(done.layer_scores, done.evaluation.groups)
+    assert [row[0] for row in table.rows if "best layer" in row] == leaders and len(leaders) == 1
 
 
 def test_labels_of_test_rows_choose_nothing(extracted, tmp_path, monkeypatch):

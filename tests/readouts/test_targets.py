@@ -213,6 +213,17 @@ def test_interval_of_balanced_accuracy_has_its_coverage():
     assert balanced_interval(evaluate_classes(y, y, ["rare", "common"], groups=y)) is None
 
 
+def test_two_groups_have_no_interval_and_three_have_one():
+    draw = np.random.default_rng(0)
+    right, y = draw.random(60) < 0.7, draw.normal(size=(60, 1))
+    predicted = (y + draw.normal(size=(60, 1)), y + draw.normal(size=(60, 1)))
+    for groups, has_interval in ((np.arange(60) % 2, False), (np.arange(60) % 3, True)):
+        evaluations = tuple(evaluate_values(y, values, groups=groups) for values in predicted)
+        difference = paired_difference(evaluations, y, predicted, groups)
+        intervals = [accuracy_interval(right, groups), *(one.interval for one in evaluations), difference.interval]
+        assert [interval is not None for interval in intervals] == [has_interval] * 4
+
+
 def test_interval_of_identical_rows_uses_their_number():
     assert accuracy_interval(np.full(30, 0.5)) == pytest.approx(accuracy_interval(np.arange(30) % 2))
     low, high = accuracy_interval(np.ones(30))

@@ -32,7 +32,7 @@ from reservoir_pipelines.fitting.refit import Extras, FinalReadout, FinalReadout
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.save import save
 from reservoir_pipelines.fitting.select import select
-from reservoir_pipelines.fitting.verdicts import judge, patches_note
+from reservoir_pipelines.fitting.verdicts import judge, patches_note, raw_choice_notes
 from reservoir_pipelines.output import notify
 
 
@@ -91,7 +91,10 @@ def fit_and_score(
         curve = evaluate_curve(selection.curve, finals.best.source, test)
     # Say what the test rows show against baselines, and write all files.
     verdicts = judge(finals, scores, selection.valid_error, task)
-    notify(*verdicts.notices)
+    # Extraction has printed this line, too, but it belongs to the scores, which may be read much later.
+    table = tuple(result for fit in selection.fits for result in fit.results)
+    of_raw = raw_choice_notes(scores[finals.best].result, table)
+    notify(*verdicts.notices, *of_raw, *known.view.notes_on_repeats)
     baselines = tuple(scores[baseline].result for baseline in finals.baselines)
     result = Fit(
         entry=known.view.path,
@@ -102,7 +105,7 @@ def fit_and_score(
         baselines=baselines,
         against=verdicts.against,
         left_out=selection.left_out,
-        table=tuple(result for fit in selection.fits for result in fit.results),
+        table=table,
         layer_scores=verdicts.layer_scores,
         curve=curve,
         operating_points=verdicts.operating_points,

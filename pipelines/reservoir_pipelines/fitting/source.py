@@ -121,6 +121,11 @@ class EntryView(Generic[S]):
         """From stored values of the prepared data to those that the model reads; None for symbols."""
         return self._prepared.scaling
 
+    @property
+    def notes_on_repeats(self) -> list[str]:
+        """The line that test rows of the prepared data repeat other rows, if any do."""
+        return self._prepared.notes_on_repeats if self.has_prepared else []
+
     def raw(self, split: S) -> PreparedSplit:
         """Return the prepared rows of a split."""
         self._require(split)

@@ -28,7 +28,7 @@ from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts, Layer
-from reservoir_pipelines.fitting.results import PROBING, Against, LayerScore, OperatingPoint
+from reservoir_pipelines.fitting.results import PROBING, Against, LayerScore, OperatingPoint, Result
 from reservoir_pipelines.output import count_text, score_text
 
 # Standard errors by which a test score may lie below validation before a caution is printed.
@@ -80,6 +80,21 @@ def compared_with(other: Scores, ours: Scores, name: str) -> Against:
         rows=ours.evaluation.rows,
         groups=ours.evaluation.groups,
     )
+
+
+def raw_choice_notes(best: Result, table: Sequence[Result]) -> list[str]:
+    """Return a line if validation chose the raw input among the columns, because no test score of the others is shown.
+
+    ``table`` has the results of all columns, and ``best`` is the chosen one.
+    """
+    others = [result for result in table if result.columns != (RAW.name,)]
+    if best.columns != (RAW.name,) or not others:
+        return []
+    second = max(others, key=lambda result: result.sort_key)
+    ours, theirs = (score_text(result.valid_score, result.metric) for result in (second, best))
+    metric = best.metric.replace("_", " ")
+    problem = f"validation chose the raw input alone ({metric} {theirs}), not {second.title} ({ours})"
+    return [f"{problem}; --columns {second.name} shows what the reservoir adds on test"]
 
 
 def patches_note(known: Known, folder: Path) -> list[str]:

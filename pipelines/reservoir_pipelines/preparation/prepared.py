@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 GAP = 64  # gaps of up to this number of rows between two wanted rows are read too; longer gaps are skipped
 INDEX = "prepared.json"
+REPEATS = "test rows repeat a sequence of the training or validation rows"  # in a warning of prepared data
 VERSION = 11  # version of the file format; part of the folder's name, so that other versions are not read
 
 
@@ -189,6 +190,11 @@ class Prepared:
             if numbers:
                 lines.append(f"task {self.task.name!r}: {numbers} {what}")
         return lines
+
+    @property
+    def notes_on_repeats(self) -> list[str]:
+        """The warning that test rows repeat other rows, if any do: a high score may then be one of memory."""
+        return [warning for warning in self.warnings if REPEATS in warning]
 
     def notes_for(self, *, native: bool) -> list[str]:
         """Return the lines to print; a model with ``native`` input may know letters that no training row has."""

@@ -19,6 +19,7 @@ from reservoir_pipelines.data.table import data_exists
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
+    REPEATS,
     VERSION,
     PreparedSplit,
     scaling_to_json,
@@ -166,7 +167,7 @@ def _repeats(files: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     hashes = {name: np.concatenate([file["hashes"] for file in files[name]]) for name in SPLITS}
     hashes_of_others = np.concatenate([hashes["train"], hashes["valid"]])
     repeated = int(np.isin(hashes["test"], hashes_of_others).sum())
-    start = f"{repeated:,} of {len(hashes['test']):,} test rows repeat a sequence of the training or validation rows"
+    start = f"{repeated:,} of {len(hashes['test']):,} {REPEATS}"
     remedy = "remove repeats, or give them one group"
     return [f"{start}, so scores on new sequences may be lower; {remedy}"] if repeated else []
 
