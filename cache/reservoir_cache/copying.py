@@ -71,6 +71,7 @@ def copy_to(
     Raises CacheError if the entry is unfinished, damaged or in use, if the URL cannot be written, or if it holds a
     copy with files that this entry lacks. The entry is not changed or locked.
     """
+    # Refuse an entry that cannot be copied, and a folder that is not for copies.
     if not ENTRY_FOLDER.fullmatch(entry.path.name):
         raise CacheError(f"{entry.path}: not named <name>-<first 16 digits of its key>; rename the folder")
     for user in entry.running():
@@ -81,6 +82,7 @@ def copy_to(
         raise CacheError(
             f"{folder.title}: belongs to a cache that processes may use; to copy into it, pass its root as --cache"
         )
+    # Find the files that the copy lacks, send them, and then the documents that list them.
     with TemporaryDirectory() as temporary:
         documents = _documents(
             _reader_of_entry(entry.path), str(entry.path), entry.path, Path(temporary, "own")
@@ -164,16 +166,17 @@ def _documents(
     They are written to ``folder``, so that the code that opens entries checks every name and number in them. ``title``
     says in messages where they come from. Raises CacheError unless the entry is finished.
     """
-    place = folder / "features" / path.parent.name / path.name
-    remaining = DOCUMENT_BYTES
+    # The parents of the copy have the names of those of the entry, which are checked when it is opened.
+    copy = folder / "features" / path.parent.name / path.name
+    remaining = DOCUMENT_BYTES  # that may still be read
 
     def store(name: str) -> bool:
         nonlocal remaining
         content = read(name, remaining)
         if content is not None:
             remaining -= len(content)
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / name).write_bytes(content)
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes(content)
         return content is not None
 
     try:
@@ -181,7 +184,8 @@ def _documents(
             raise CacheError(
                 f"{title}: not a finished copy, because it has no {SPEC_FILE}; copy the entry again"
             )
-        entry, pages = Entry.open(place), list[str]()
+        entry = Entry.open(copy)
+        pages: list[str] = []
         for split in entry.splits:
             names = [f"{split}/{page_name(page)}" for page in range(entry.page_count(split))]
             pages += [name for name in names if store(name)]
@@ -189,7 +193,7 @@ def _documents(
     except RemoteError:
         raise
     except CacheError as error:
-        raise CacheError(str(error).replace(str(place), title)) from error
+        raise CacheError(str(error).replace(str(copy), title)) from error
     finished, blocks = (sum(counts) for counts in zip(*progress.values(), strict=True))
     if finished < blocks:
         raise CacheError(

@@ -93,6 +93,7 @@ def compare(first: Path, second: Path) -> Comparison:
     counts = np.array([len({token for token, _ in first_run.rows[row]}) for row in common])
     classes = dict.fromkeys([*first_run.classes, *second_run.classes])
     codes = {name: number for number, name in enumerate(classes)}
+    # Evaluate both on these samples, and their difference by rows, or by groups if rows have them.
     truth, *predicted = _paired_labels(first_run, second_run, common, codes, int(counts.sum()))
     group_of = first_run.groups or second_run.groups
     groups = np.unique([group_of[row] for row in common], return_inverse=True)[1] if group_of else None

@@ -225,6 +225,7 @@ def evaluate_values(
     """Compare predicted real values (n, outputs) with targets; a row has one target, or ``counts`` of them."""
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
+    # R² of one sample is not defined; it is 1 if the prediction is exact, else 0.
     r2 = r2_score(y, predicted) if len(y) > 1 else np.array_equal(y, predicted)
     scores = {
         "R²": r2,
@@ -232,9 +233,9 @@ def evaluate_values(
         "mae": mean_absolute_error(y, predicted),
     }
     if 1 < y.shape[1] <= MAX_LABELS:
-        for n, pair in enumerate(zip(y.T, predicted.T, strict=True)):
-            scores[f"R²_of_label_{n}"] = r2_score(*pair) if len(y) > 1 else r2
-            scores[f"rmse_of_label_{n}"] = root_mean_squared_error(*pair)
+        for number, (targets, outputs) in enumerate(zip(y.T, predicted.T, strict=True)):
+            scores[f"R²_of_label_{number}"] = r2_score(targets, outputs) if len(y) > 1 else r2
+            scores[f"rmse_of_label_{number}"] = root_mean_squared_error(targets, outputs)
     errors = np.square(y - predicted).mean(axis=1)
     return Evaluation(
         samples=len(y),

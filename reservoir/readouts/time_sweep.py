@@ -75,6 +75,7 @@ def time_sweep(
     forecasts to the last value and not to the mean. They forecast values in any case.
     """
     path_of = partial(_path, targets=targets, feature_weights=feature_weights, last_value=last_value)
+    # Score all penalties on the later samples of each fold. The tally of all folds chooses the penalty.
     tally = Tally(targets)
     paths: list[LinearPath] = []
     for fold in folds:

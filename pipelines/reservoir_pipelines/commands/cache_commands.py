@@ -121,6 +121,7 @@ def prune(
     """
     from dask.utils import parse_bytes
 
+    # Read the flags.
     if not older and not keep:
         raise InputError("cache prune: choose what to remove with --older 30d, --keep 20GB, or both")
     if older and (fault := span(older)):
@@ -129,6 +130,7 @@ def prune(
         size = parse_bytes(keep) if keep else None
         if keep and not keep[0].isdigit():  # parse_bytes accepts -5GB, and reads GB as 1GB
             raise ValueError("it begins with no digit")
+    # Ask about the entries that would be removed, and remove them.
     candidates = store.prunable(
         cache_root(**options),
         older=timedelta(seconds=seconds_of(older)) if older else None,

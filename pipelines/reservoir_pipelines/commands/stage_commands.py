@@ -171,6 +171,7 @@ def fit_tables(fit: Fit) -> list[Shown]:
 
 def comparison_answer(comparison: Comparison) -> Answer:
     """Return the scores of two fits on the same test rows, and their difference."""
+    # A table of both scores.
     metric = comparison.metric
     over = over_groups(comparison.groups)
     fits = (
@@ -183,6 +184,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
     ]
     columns = (*texts(""), *numbers(metric), *texts(f"95% interval{over}"))
     scores = ResultTable(columns, rows, f"on the same {count_text(comparison.rows, 'test row')}")
+    # Their difference, what it is worth, and the rows that were not compared.
     ends = difference_ends(comparison.difference_interval, metric)
     unit = " points" if is_share(metric) else ""
     spread = f" (paired 95% interval{over}: {ends})" if ends else ""
@@ -238,6 +240,7 @@ def predict(
     else:
         for prediction in watched:
             print_json(prediction.to_dict())
+    # Say what the predictions are worth, on stderr.
     evaluation = tally.evaluation()
     if tally.empty_sets:
         least = 1 - (predictions.radius or 0)

@@ -36,6 +36,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     records = _read_records(path, upper=upper)
     headers = [record.header for record in records]
     bad = BadRows(origin, [record.place for record in records], skip=options.skip_bad_rows)
+    # The labels are in a table, or in the headers.
     ids, notes = _names(headers, options, is_new=is_new)
     columns: dict[str, Any] = {"id": ids, "sequence": [record.sequence for record in records]}
     if options.labels:
@@ -64,6 +65,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
 
 
 def _read_records(path: Path, *, upper: bool) -> list[Record]:
+    """Return the records of a file, with their sequences in upper case if ``upper``; refuse a file without any."""
     records: list[Record] = []
     letters: list[str] = []  # the lines of the last record so far
 

@@ -109,6 +109,7 @@ def _columns_of(table: Table, options: OwnDataOptions) -> StepColumns:
         require_column(table.path, table.names, name, "drop")
     dropped = {name for name in table.names if name in separated(options.drop) or INDEX.fullmatch(name)}
     names = [name for name in table.names if name not in dropped]
+    # The columns of ids and times have roles of their own. Of the others, only numbers can be read.
     series_id = options.id or next(iter(conventional("id", names)), "")
     time = options.time or next((name for name in names if name.lower() in TIMES), "")
     rest = [name for name in names if name not in {series_id, time}]
@@ -118,6 +119,7 @@ def _columns_of(table: Table, options: OwnDataOptions) -> StepColumns:
     if time and not options.time and times_of(table.frame[time]) is None:
         notes.append(f"rows are steps in their order, because the cells of {time!r} are not sortable times")
         time = ""
+    # The column to forecast, which is also the first one that is read.
     label = options.label or next(iter(conventional("label", numbers)), "")
     if not label and len(numbers) != 1:
         raise InputError(
@@ -217,6 +219,7 @@ def _labelled_windows(
     origin: str, series: Sequence[Series], columns: StepColumns, horizon: int, options: OwnDataOptions
 ) -> Rows:
     """Return every window that has ``horizon`` steps after it, oldest first, with these as labels, and its split."""
+    # How many steps a window has: the same in all series, by their median length.
     typical = int(np.median([len(part.steps) for part in series]))
     past = options.past or max(1, min(MAX_PAST, round(PAST_SHARE * typical)))
     read = past * len(columns.values) * (2 if options.missing == "mask" else 1)
@@ -225,6 +228,7 @@ def _labelled_windows(
             f"{origin}: --past {past:,} reads {read:,} values of {listed(columns.values)}",
             f"lower it, so that at most {MAX_PAST_VALUES:,} values are read, or leave out columns with --drop",
         )
+    # All series one after the other; ``offsets`` has the first row of each.
     offsets = np.cumsum([0, *(len(part.steps) for part in series)])
     steps = np.concatenate([part.values for part in series])
     # Each window by its first label: the row of the table, and its distance to the end of the series. Series are
@@ -239,7 +243,7 @@ def _labelled_windows(
     first, distance = first[order], distance[order]
     windows = Windows(steps, first - past, past)
     y = steps[first[:, None] + np.arange(horizon), 0]
-    # The newest steps are test, those before them valid.
+    # The newest steps are test, those before them valid. Windows with labels in test and before it are in no split.
     test = max(horizon, round(SHARES["test"] * typical))
     valid = max(horizon, round(SHARES["valid"] * typical))
     split = np.select([distance <= test, distance >= test + horizon], ["test", "train"], "")

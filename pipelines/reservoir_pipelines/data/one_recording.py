@@ -56,6 +56,7 @@ def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
             f"{table.path}: --resample changes the steps, each of which is a row of the table",
             "leave it out",
         )
+    # The columns of labels, groups, values and times, a step on each row.
     reading.read_labels()
     if not reading.new:
         reading.read_groups_and_split()
@@ -65,6 +66,7 @@ def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
     readable = table.bad.readable()
     # The steps in the order of their times, as rows of the table.
     row_of_step = np.flatnonzero(readable)[np.argsort(times[readable], kind="stable")]
+    # All arrays in this order, as the only row of the result.
     of_rows = reading.arrays
     reading.arrays = {name: array[row_of_step][None] for name, array in of_rows.items()}
     reading.arrays["x"] = values[row_of_step][None]
@@ -80,6 +82,7 @@ def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
             reading.chosen["each"] = "token"
             reading.notes.append(f"every step has a label: {listed(roles.labels)}")
         return None
+    # Predictions of a new table are written by its own rows, so the order of the steps is returned.
     y = of_rows.get("y")
     if y is not None:
         reading.arrays["y"] = _labels_of_new(y[row_of_step])

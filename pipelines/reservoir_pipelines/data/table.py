@@ -356,6 +356,7 @@ def read_table(
     path: Path, text: TextColumns = lambda names: (), decimal: str = ".", rows: int | None = None
 ) -> Table:
     """Return a table, or its first ``rows``; pandas infers the types of all columns but ``text``, by default none."""
+    # Parquet files have types, JSON has those of its values, and the columns of other files are read as pandas infers.
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         arrow = read_arrow(path, rows)
@@ -372,6 +373,7 @@ def read_table(
         raise InputError(
             f"{path}: not a readable table ({first_line(error)})", "check quotes and separators"
         ) from None
+    # Leave out empty lines, and mark the rows that have more cells than there are columns.
     frame = read_csv(path, layout, {*text(layout.names)}, decimal, rows)
     frame = frame[layout.filled].reset_index(drop=True)
     bad = BadRows(str(path), [f"line {line}" for line in layout.lines[layout.filled]])
@@ -391,9 +393,9 @@ def _read_jsonl(path: Path, rows: int | None) -> Table:
     """Return the table of a file with a JSON object on each line."""
     import pandas as pd
 
-    records: list[dict[str, Any]] = []
-    places: list[str] = []
-    faults: dict[int, str] = {}
+    records: list[dict[str, Any]] = []  # empty for a line that cannot be read
+    places: list[str] = []  # where each record is, for messages
+    faults: dict[int, str] = {}  # why a record cannot be read, by its number
     with path.open(encoding="utf-8-sig") as file:
         for number, line in islice(enumerate(file, 1), rows):
             if not line.strip():

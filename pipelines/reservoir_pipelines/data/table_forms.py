@@ -216,6 +216,7 @@ def read_sequences(reading: TableArrays, name: str, *, letters: bool) -> None:
         )
     if _holds_numbers(reading, name) and name.lower() not in {"x", "sequence"}:
         reading.chosen |= {"text": name, "numbers": True}
+    # Read each cell as an array of numbers, or None.
     cells = table.frame[name]
     sequences = [
         numbers_of_text(cell) if isinstance(cell, str) else numbers_of_list(cell) for cell in cells

@@ -138,6 +138,7 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
     _note_roles(reading)
     ids = reading.texts(roles.id) if roles.id else []
     ids_repeat = len(set(ids)) < len(ids)
+    # The table is one recording, or long (a line for each step of a sequence), or wide (a row for each sequence).
     steps = None
     if is_one_recording(reading):
         steps, skipped = read_one_recording(reading), {}

@@ -38,6 +38,7 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
 
     New texts may be lists of words too, or texts, whose words are between white space.
     """
+    # Divide the rows into words, and refuse rows without any, or with white space within one.
     bad = reading.table.bad
     cells = reading.table.frame[sequence].tolist()
     words_of_rows = [_words(cell) for cell in cells]
@@ -55,6 +56,7 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
     ]
     reading.arrays["x"] = np.array(texts, object)
     reading.chosen |= {"text": sequence, "each": "word"}
+    # The one column of labels, which new rows may lack.
     labels = [name for name in reading.roles.labels if name in reading.table.frame]
     if not labels:
         return
@@ -63,18 +65,20 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
             f"{bad.where}: words have one label each, not {', '.join(labels)}",
             "pass --label NAME, and --drop the others",
         )
+    # Each word needs a label.
     (label,) = labels
     labels_of_rows = [_as_list(cell) for cell in reading.table.frame[label]]
-    for row, (words, parts) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
-        is_unlabelled = reading.new and parts is None
-        count = 0 if parts is None else len(parts)
+    for row, (words, labels_of_words) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
+        is_unlabelled = reading.new and labels_of_words is None
+        count = 0 if labels_of_words is None else len(labels_of_words)
         if not is_unlabelled and count != len(words):
             bad.add(row, f"{count} labels in column {label!r} for {len(words)} words")
     if reading.new:
         reading.arrays["y"] = _objects(labels_of_rows)
         return
     where = f"{bad.where}, column {label!r}"
-    reading.arrays["y"] = padded_labels(where, [parts or [] for parts in labels_of_rows], reading.options)
+    without_none = [labels_of_words or [] for labels_of_words in labels_of_rows]
+    reading.arrays["y"] = padded_labels(where, without_none, reading.options)
     reading.notes.append(f"the column {label!r} labels every word of {sequence!r}")
 
 
@@ -89,6 +93,7 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
     # Texts are stored without white space at their ends, which shifts the letters.
     shifts = [len(text) - len(text.lstrip()) for text in texts]
     lengths = [len(text.strip()) for text in texts]
+    # Rows without a list of spans, or with one that is malformed, are bad.
     for row, spans in enumerate(spans_of_rows):
         if spans is None and not reading.new:
             bad.add(row, f"no list of spans in column {label!r}")
@@ -96,6 +101,7 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
             bad.add(row, f"{problem} in column {label!r}")
             spans_of_rows[row] = None
     reading.chosen["each"] = "span"
+    # Number the classes, and give each letter the class of its span, if it is in one.
     names = {str(span["label"]) for spans in spans_of_rows for span in spans or []}
     classes = tuple(sorted({*names, OUTSIDE}))
     numbers = {name: number for number, name in enumerate(classes)}

@@ -120,6 +120,7 @@ def attention(
     layer = options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
         raise InputError(f"--out {out}: not an image file", "name a file such as maps.png")
+    # The data and the model are those of a run, or those that the options name.
     root = cache_root(place.cache)
     if run:
         prepared, scaling = _prepare_for(run, task, reservoir, source, root)
@@ -129,9 +130,10 @@ def attention(
         scaling = prepared.scaling
         resolved = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
         model = load_model(prepared.task, resolved, place.device, "float32")
+    # The maps of the first rows of the split.
     settings, name = model.settings, prepared.task.name
-    whole = prepared.split(options.split)
-    part = whole.read(0, min(options.average, len(whole)))
+    split = prepared.split(options.split)
+    part = split.read(0, min(options.average, len(split)))
     first_row, mean = average_maps(model, scaling, part.x, part.lengths, layer)
     if not np.isfinite(first_row).all():
         raise InputError(f"task {name!r}: the model overflows in its first row", "correct or remove it")
@@ -272,7 +274,10 @@ def _prepare_for(
         options = OwnDataOptions.__dataclass_fields__
         merged = {n: v for n, v in trained.parameters.items() if n in options} | source.explicit
     prepared = prepare(task, cache=cache, **vars(replace(source, **merged)))
-    old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
+    # Compare the two tasks field by field, and parameter by parameter.
+    old, new = (
+        {**data.to_dict(), "parameters": None, **data.parameters} for data in (trained, prepared.task)
+    )
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:
         raise InputError(

@@ -42,11 +42,13 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
         raise InputError(
             f"{folder.path}: no table of this version of reservoir", "run the same reproduce command again"
         )
+    # The results of all cells, each of which may serve several tables.
     keys = dict.fromkeys(key for table in tables for key in table["keys"])
     results = {key: result for key in keys if (result := folder.result(key))}
     failed = sum(bool(folder.failure(key)) for key in keys if key not in results)
     waiting = len(keys) - len(results) - failed
     prefix = f"p{number}-"
+    # What they have cost altogether.
     versions = sorted(
         {f"{name} {value}" for r in results.values() for name, value in r["made_with"].items()}
     )
@@ -210,9 +212,11 @@ def _draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, Any]]) -> N
 
 
 def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the page's part about a cell: its command, its cost, its values and its plots."""
     result = results[key]
     stage, values = result["stage"], result["values"]
     settings = dict(result["settings"])
+    # A backbone that another cell has pretrained is titled by the settings of that cell.
     if pretraining := results.get(str(settings.get("backbone")).removeprefix(CELL)):
         settings["backbone"] = Cell("pretrain", None, pretraining["settings"])
     facts = [

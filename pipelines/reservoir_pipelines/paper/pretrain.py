@@ -189,6 +189,7 @@ def _pretrain_bit_memory(
         raise InputError(
             f"--batch-tokens {options.batch_tokens}: give at least one row, {ROW_TOKENS} tokens"
         )
+    # The stage ``train`` trains the backbone, in a folder of its own.
     model = LanguageModel(backbone, vocabulary, seed)
     check_folder(out)
     recipe: dict[str, Any] = {

@@ -164,6 +164,7 @@ class _Builder:
 
     def build(self, name: str, seeds: int | None, only: Sequence[str]) -> Recipe:
         """Return the table and the cells that it needs; with ``only``, the parts of the table that it names."""
+        # Check all settings, and read the names of rows and columns.
         self._check_table()
         _check_settings(without_where(self.override, "--override"), ALL_GROUPS, "--override")
         for settings in self._settings(self.table):
@@ -178,7 +179,8 @@ class _Builder:
         # these need, are run.
         spots = self._selected([spot for row in rows for spot in self._spots(row, columns, numbers)], only)
         places = {(spot["row"], spot["column"]): spot for spot in spots}
-        shown = [c["name"] for c in columns if any(c["name"] == column for _, column in places)]
+        columns_with_spots = {column for _, column in places}
+        shown = [column["name"] for column in columns if column["name"] in columns_with_spots]
         used = {key for spot in spots for keys in spot["cells"] for key in keys}
         used |= {need.key for key in used for need in self.cells[key].needs}
         table = {
@@ -313,24 +315,32 @@ class _Builder:
                 "give one for each column",
             )
         for number, column in zip(published, columns, strict=True):
+            # What the row does not say, the column says, or the table. A row or a column may be named like a task.
             name = column["name"]
-            task_names = [{"task": n} for n in (row["name"], name) if n in self.shared["tasks"]]
-            merged = ChainMap(row, column, *task_names, self.table)
+            own_tasks = [{"task": own} for own in (row["name"], name) if own in self.shared["tasks"]]
+            merged = ChainMap(row, column, *own_tasks, self.table)
             measure, task = merged.get("measure", "test_score"), merged.get("task")
             if measure not in MEASURES:
                 raise InputError(
                     f"{self.where}: no measure {measure!r}", f"the measures are {', '.join(MEASURES)}"
                 )
-            cells = row.get("at", {}).get(name) or row.get("best") or merged.get("cell") or []
-            names = cells if isinstance(cells, list) else [cells]
+            # The cells of this position: its own, else those of the row, else those of the column or the table.
+            own_cells = row.get("at", {}).get(name)
+            cells = own_cells or row.get("best") or merged.get("cell") or []
+            are_several = isinstance(cells, list)
+            names = cells if are_several else [cells]
             for cell in names:  # also if no cell is run here
                 self._cell_named(cell)
-            combine = "best" if names is row.get("best") else "ratio" if names is cells and names else ""
+            combine = ""
+            if names and are_several:
+                combine = "best" if row.get("best") and not own_cells else "ratio"
             reason = row.get("reason", "") or ("" if names else "the recipe names no cell here")
             if self.scale not in LARGE:
                 reason = reason or row.get("absent", {}).get(name, "")
             keys = [
-                [self._cell(n, row, column, task, seed).key for n in names] for seed in seeds if not reason
+                [self._cell(cell, row, column, task, seed).key for cell in names]
+                for seed in seeds
+                if not reason
             ]
             yield {
                 "row": row["name"],

@@ -61,6 +61,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
             f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit",
             "shorten the row",
         )
+    # As the model reads them: patches of images, numbers of symbols.
     x = as_patches(x) if task.pictures else x
     x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
     model = build(bundle, readout)
@@ -119,6 +120,7 @@ def _plot(
             :, 0
         ]
         for number, row in enumerate(rows):
+            # The values of the row above, and below how much each position matters for its score.
             values = x[number, : lengths[number]]
             above, below = panels[2 * number : 2 * number + 2]
             what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
