@@ -344,7 +344,7 @@ VALUES_AS_TEXT = [",".join(map(str, row)) for row in VALUES]
 def test_a_first_line_of_values_is_not_taken_for_names(tmp_path, others):
     path = tmp_path / "t.csv"
     path.write_text("".join(f"{row}{others}\n" for row in VALUES_AS_TEXT))
-    assert "line 1: numbers such as 0.126 are no names of columns" in message_of(path)
+    assert "line 1: numbers such as 0.126 are not names of columns" in message_of(path)
     path.write_text("\n\n" + path.read_text())
     assert "line 3: numbers" in message_of(path)
 

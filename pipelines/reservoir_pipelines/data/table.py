@@ -131,7 +131,7 @@ def _refuse_values_as_names(path: Path, line: int, names: Sequence[str]) -> None
     are_values = len(numbers) >= max(2, len(names) - 2) and not in_order and not in_order_of_texts
     if are_values:
         raise InputError(
-            f"{path}, line {line}: numbers such as {numbers[0]:g} are no names of columns",
+            f"{path}, line {line}: numbers such as {numbers[0]:g} are not names of columns",
             "add a first line with the names of the columns",
         )
 

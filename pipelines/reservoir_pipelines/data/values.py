@@ -165,9 +165,8 @@ def counted_through(numbers: np.ndarray) -> bool:
 
 
 SAMPLED_TOKENS = 10_000  # tokens of a piece whose median is taken, because a sort of all would take longer
-MAX_LOST = (
-    0.1  # largest error of float32 in the difference from the mean, as a share of the median distance
-)
+# Largest error of float32 in the difference from the mean, as a share of the median distance.
+MAX_LOST = 0.1
 MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of its channel's range
 
 

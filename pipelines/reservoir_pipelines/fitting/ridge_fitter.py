@@ -39,9 +39,8 @@ from reservoir_pipelines.output import meter
 # Equations of a system from which some samples tell which penalties are tried on all. All penalties of a grid need a
 # reduction of the system, which takes eight times as long as a factorisation for one of them.
 MANY_EQUATIONS = LARGE_MATRIX
-NEXT = (
-    2  # numbers from one promising penalty to the next: scores change little between neighbours of the grid
-)
+# Numbers from one promising penalty to the next: scores change little between neighbours of the grid.
+NEXT = 2
 MIN_IN_FOLD = 16  # samples of each fold, expected, that choose penalties: fewer may be none
 CURVE_DRAWS = 5  # random draws of the rows
 SMALL_WORK = 1e9
