@@ -80,8 +80,9 @@ def test_ids_have_a_conventional_name_and_flags_take_it_away(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["split", "Split"])
-def test_a_split_has_a_conventional_name(tmp_path, name):
-    split = [("train", "valid", "test")[n % 3] for n in range(ROWS)]
+@pytest.mark.parametrize("names", [("train", "valid", "test"), ("Train", "Validation", "TEST")])
+def test_a_split_has_a_conventional_name(tmp_path, name, names):
+    split = [names[n % 3] for n in range(ROWS)]
     source = open_source(str(write(tmp_path / "t.csv", {**WIDE, name: split, "label": LABEL})))
     assert {part: len(rows.x) for part, rows in read_splits(source).items()} == {"train": 14, "valid": 13, "test": 13}
 
@@ -236,6 +237,8 @@ REFUSALS = {
                                "probably names", "--id sampleID"),
     "numbers of patients": ({"patient_id": SERIES * 7 % 20, **WIDE, "y": LABEL}, {}, "probably names",
                             "--group patient_id"),
+    "numbers of people": ({"Participant": SERIES // 2, **WIDE, "y": LABEL}, {}, "probably names",
+                          "--group Participant"),
     "numbers beside a group": ({"group": SERIES, "room id": SERIES * 7 % 20, **WIDE, "y": LABEL}, {}, "probably names",
                                "--drop 'room id'"),
     "digits": ({"bits": [f"{n % 16:04b}" for n in range(ROWS)], "label": LABEL}, {}, "neither single", "--text bits"),

@@ -28,8 +28,8 @@ IN_ORDER = 0.95
 MIN_COUNTED_STEPS = 4
 """Fewest steps of a sequence that a column is taken to count: three numbers may follow each other by chance."""
 
-NAME_OF_IDS = re.compile(r"(^|[^A-Za-z])(id|ID|Id)$|[a-z](ID|Id)$")
-"""Names of columns that end in the word id, such as ``patient_id`` and ``sampleID``, but not ``humid``."""
+NAME_OF_IDS = re.compile(r"(^|[^A-Za-z])(id|ID|Id)$|[a-z](ID|Id)$|^(?i:person|participant)$")
+"""Names of columns that end in the word id, such as ``patient_id`` and ``sampleID``, not ``humid``; and of people."""
 
 SHUFFLED_CHANGE = 0.5
 """Share of the change between rows in a random order below which neighbouring rows are taken for steps in time.

@@ -236,7 +236,7 @@ SPLIT_NAMES = {
     **dict.fromkeys(["valid", "val", "validation", "dev"], "valid"),
     **dict.fromkeys(["test", "testing"], "test"),
 }
-"""Names of splits in folders and datasets, in lower case, and the name of each split in this program."""
+"""Names of splits in folders, columns and datasets, in lower case, and the name of each split in this program."""
 
 
 def split_rows(
@@ -277,7 +277,7 @@ def split_rows(
 
 def _usual_names(where: str, split: np.ndarray) -> np.ndarray:
     written = np.asarray(split).astype("U16")
-    names = np.array([SPLIT_NAMES.get(name, name) for name in written.tolist()])
+    names = np.array([SPLIT_NAMES.get(name.lower(), name) for name in written.tolist()])
     unknown = ~np.isin(names, list(SHARES))
     if unknown.any():
         row = int(np.argmax(unknown))
