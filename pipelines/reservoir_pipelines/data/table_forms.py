@@ -150,7 +150,7 @@ def notes_on_scales(names: Sequence[str], x: np.ndarray) -> list[str]:
     is_hidden[largest_column] = False
     if not is_hidden.any():
         return []
-    hidden = [names[int(column)] for column in np.flatnonzero(is_hidden)]
+    hidden = [names[column] for column in np.flatnonzero(is_hidden).tolist()]
     largest_name = names[largest_column]
     problem = f"{listed(hidden)} cannot be seen beside {largest_name}, because all values of a row are read in one unit"
     return [f"{problem}; scale the columns, or pass --drop {quote(largest_name)}"]
