@@ -337,7 +337,7 @@ def test_rows_that_are_no_tokens_have_none(entry, toy):
     part = FeatureStore(toy.fill(entry).path)["train"]
     assert part.pointers is None
     for read in (lambda: part.token_ids, lambda: part.spans, lambda: part.tokens_of(0)):
-        with pytest.raises(CacheError, match="no words or tokens"):
+        with pytest.raises(CacheError, match="not words or tokens"):
             read()
 
 

@@ -131,7 +131,7 @@ def read_values(reading: TableArrays) -> None:
     if not reading.new and not all(name[-1:].isdigit() for name in names):
         reading.notes.append(f"{len(names)} values per row: {listed(names)}")
     x = values_of(table, names, reading.options, fill=reading.fill, lengths=lengths)
-    if not reading.new:
+    if not reading.new and len(x):
         reading.notes += notes_on_scales(names, x)
     reading.arrays["x"] = x
     reading.arrays["lengths"] = lengths
