@@ -193,7 +193,11 @@ class EntryLocks:
 
     @contextmanager
     def at_work(self, *, whole: bool = True) -> Iterator[None]:
-        """Record that this process works on the entry; remove the records and temporary files of dead processes."""
+        """Record that this process works on the entry; remove the records and temporary files of dead processes.
+
+        Several of these contexts may be open, in any threads; they share one record. ``whole`` is False if the
+        entry may not have its ``spec.json`` yet (see `mutex`).
+        """
         with self._guard:
             if self._users == 0:
                 self._register(whole=whole)

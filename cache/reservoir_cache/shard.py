@@ -295,15 +295,18 @@ def file_content(
     writing the file.
     """
     arrays = {name: np.asarray(array, order="C") for name, array in datasets.items()}
-    image = _Image(-1, 2**20 + sum(array.nbytes + _METADATA for array in arrays.values()), mmap.MAP_PRIVATE)
+    # The most bytes that the file may have; 2**20 of them are for HDF5's own structures.
+    capacity = 2**20 + sum(array.nbytes + _METADATA for array in arrays.values())
+    image = _Image(-1, capacity, mmap.MAP_PRIVATE)
     large = dict[int, NDArray]()  # by position in the file
     with h5py.File(image, "w") as file:
         for name in ("/", *arrays):
             item = file
             if (array := arrays.get(name)) is not None:
-                small = array if array.nbytes < _LARGE else None
-                item = file.create_dataset(name, array.shape, array.dtype, small, track_times=False)
-                if small is None:
+                is_large = array.nbytes >= _LARGE
+                data = None if is_large else array
+                item = file.create_dataset(name, array.shape, array.dtype, data, track_times=False)
+                if is_large:
                     item[(0,) * array.ndim] = array.flat[0]  # HDF5 now reserves the space of all values
                     large[item.id.get_offset()] = array
             for key, value in attributes.get(name, {}).items():

@@ -108,7 +108,7 @@ def run(arguments: list[str]) -> int:
         where = getattr(error, "ctx", None)
         hint = f"; see {where.command_path} --help" if where else ""
         owners = _commands_with(getattr(error, "option_name", ""))
-        # An option of another command is no typing mistake, so similar options would mislead.
+        # An option of another command is not a typing mistake, so similar options would mislead.
         text = f"{error.message}, which is for reservoir {owners}" if owners else error.format_message()
         # typer repeats arguments that it did not expect, which may be URLs
         return _fault(without_credentials(text.replace("\n", " ").rstrip(".")) + hint, INVALID)

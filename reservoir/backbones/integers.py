@@ -130,7 +130,9 @@ class GPTQMatrix(IntegerMatrix):
 
     def bits(self) -> int:
         """Return the bits of an integer, which the configuration may set for each matrix."""
-        bits, rest = divmod(self.shape_of(".qzeros")[1] * WORD, self.shape_of(".qweight")[1])
+        # A row of zero points has outputs * bits / 32 words, and the words of weights have a column for each output.
+        zero_words, outputs = self.shape_of(".qzeros")[1], self.shape_of(".qweight")[1]
+        bits, rest = divmod(zero_words * WORD, outputs)
         if rest or bits not in BITS:
             raise self.misfit(".qzeros")
         return bits
@@ -271,12 +273,15 @@ class CompressedPackedMatrix(CompressedMatrix):
     def integers(self) -> Integers:
         outputs, inputs = self.shape()
         bits = self.bits(inputs)
+        # Words hold several inputs, and the bits after the last input are unused.
         integers = unpack(self.part(".weight_packed")[...], bits, 1)[:, :inputs].T
         scales = self.spread(".weight_scale", outputs)
+        # Without zero points, the offset of half the range stands for 0. Zero points have the same offset, and their
+        # words hold several outputs, with unused bits after the last.
         zeros = torch.full((1, 1), 2 ** (bits - 1)).expand(scales.shape)
         if self.has(".weight_zero_point"):
-            words, count = self.shape_of(".weight_zero_point")
-            if count != len(scales) or words != -(-outputs * bits // WORD):
+            words, groups = self.shape_of(".weight_zero_point")
+            if groups != len(scales) or words != -(-outputs * bits // WORD):
                 raise self.misfit(".weight_zero_point")
             zeros = unpack(self.part(".weight_zero_point")[...], bits, 0)[:outputs].T
         return Integers(integers, zeros, scales, self.groups(inputs, len(scales)))

@@ -99,30 +99,36 @@ def column_sets(
     ``free_layers`` and ``free_poolings`` are False for what the user gave; ``allows_tokens`` allows the
     pooling ``tokens`` in the columns for more rows.
     """
-    by_kernels = kind in ("series", "symbols") and not native
+    # A random input layer reads series and symbols in windows, and is useful without any block of the model.
+    reads_windows = kind in ("series", "symbols") and not native
+    # With the user's poolings, only the blocks can be left out.
     if not free_poolings:
-        may_drop_blocks = free_layers and by_kernels
-        return [default, *([ColumnSet(INPUT_LAYER, default.poolings)] if may_drop_blocks else [])]
+        without_blocks = [ColumnSet(INPUT_LAYER, default.poolings)] if free_layers and reads_windows else []
+        return [default, *without_blocks]
+    # Patches of pictures and random kernels have poolings of their own.
     if default.poolings == PICTURE_POOLINGS:
         return [default, *(ColumnSet(default.layers, (name,)) for name in PICTURE_POOLINGS)]
     if default.poolings == KERNEL_POOLINGS:
         return [default, *(ColumnSet(default.layers, names) for names in FEWER_KERNEL_POOLINGS)]
-    # The poolings, from most to fewest columns.
-    ladder = [default.poolings, *(() if native else _fewer_poolings(kind, default.poolings))]
-    ladder = [names for names in ladder if allows_tokens or "tokens" not in names]
-    # Windows of series and symbols end with the input layer alone, which has poolings without segments of its own.
-    ends_with_input = by_kernels and (free_layers or default.layers == INPUT_LAYER)
+    # The candidates for the poolings of the default layers, from most to fewest columns.
+    fewer = () if native else _fewer_poolings(kind, default.poolings)
+    candidates = [names for names in (default.poolings, *fewer) if allows_tokens or "tokens" not in names]
+    # For windows, the last sets are those of the input layer alone. They come before poolings without segments,
+    # which lose where in a sequence a value occurs.
+    ends_with_input = reads_windows and (free_layers or default.layers == INPUT_LAYER)
     if ends_with_input:
-        ladder = [names for names in ladder if by_segment(names)]
-    # Layers are left out after the poolings with the column of tokens, which is the widest, and after the last ones.
+        candidates = [names for names in candidates if by_segment(names)]
+    # Layers are left out in two places: after poolings with ``tokens``, whose column is the widest, and after the
+    # last poolings, unless the input layer alone follows.
     sets = [default]
-    for names in ladder:
+    for names in candidates:
         sets.append(ColumnSet(default.layers, names))
-        is_last = names == ladder[-1] and not ends_with_input
-        if free_layers and ("tokens" in names or is_last):
+        ends_the_sets = names == candidates[-1] and not ends_with_input
+        if free_layers and ("tokens" in names or ends_the_sets):
             sets += _with_fewer_layers(sets[-1])
+    # The input layer alone has the same poolings, and then its own with ever fewer columns.
     if ends_with_input:
-        without_tokens = [names for names in ladder if "tokens" not in names]
+        without_tokens = [names for names in candidates if "tokens" not in names]
         sets += [ColumnSet(INPUT_LAYER, names) for names in (*without_tokens, *INPUT_POOLINGS)]
     return sets
 

@@ -66,7 +66,7 @@ def choose_columns(data: DataView, options: ExtractOptions, view: ModelView) -> 
         free_layers, free_poolings = not is_given(options, "layers"), not is_given(options, "pool")
         # Windows of series and symbols are many times as many as the values, so their work is limited, too. Poolings
         # that the user named are stored, whatever their size.
-        by_kernels = kind in ("series", "symbols") and not view.native
+        reads_windows = kind in ("series", "symbols") and not view.native
         budget = Budget(
             task,
             view.seen,
@@ -74,7 +74,7 @@ def choose_columns(data: DataView, options: ExtractOptions, view: ModelView) -> 
             data.all_rows,
             least_bytes=MAX_KERNEL_BYTES if poolings == KERNEL_POOLINGS else MAX_BYTES,
             limits_size=free_poolings,
-            limits_work=by_kernels,
+            limits_work=reads_windows,
         )
         sets = column_sets(
             kind,

@@ -446,7 +446,7 @@ def balanced_interval(evaluation: Evaluation) -> tuple[float, float] | None:
 def standard_error(differences: np.ndarray, units: np.ndarray) -> float:
     """Return the standard error of the mean of differences (n,) whose ``units`` (n,), rows or groups, are independent.
 
-    It is infinite for fewer than 6 units, which are no evidence.
+    It is infinite for fewer than 6 units, which are too few to be evidence.
     """
     _, unit = np.unique(units, return_inverse=True)
     number = int(unit.max()) + 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock, Targets
-from reservoir.readouts.products import arithmetic, beside, fill_upper
+from reservoir.readouts.products import arithmetic, fill_upper, move_to_device_of
 
 BLOCK_ROWS = 2048  # products reach 93% of the speed of a single one; of 1,024 rows, 78%
 
@@ -51,7 +51,7 @@ class Moments:
         d, y_d = other.mean - self.mean, other.y_mean - self.y_mean
         share = other.count / count
         factor = self.count * other.count / count
-        xx = beside(factor * d, self.xx)[:, None] * beside(d, self.xx)
+        xx = move_to_device_of(factor * d, self.xx)[:, None] * move_to_device_of(d, self.xx)
         xx += self.xx
         xx += other.xx
         return Moments(
@@ -156,7 +156,7 @@ class Accumulator:
         # From sums around the shift to moments around the mean, which is the shift plus d:
         #   xx = sum p (x - shift)(x - shift)' - count d d'
         d, y_d = xz[:, -1] / count, sums[0, :-1] / count
-        xx = beside(-count * d, self._xx)[:, None] * beside(d, self._xx)
+        xx = move_to_device_of(-count * d, self._xx)[:, None] * move_to_device_of(d, self._xx)
         xx += self._xx
         fill_upper(xx)
         y_mean = y_shift + y_d

@@ -205,8 +205,11 @@ def products_on(chosen: Arithmetic) -> Iterator[None]:
         _current.reset(token)
 
 
-def beside(x: np.ndarray, matrix: Any) -> Any:
-    """Return an array where a matrix is: as a tensor on its device, or unchanged beside a NumPy array."""
+def move_to_device_of(x: np.ndarray, matrix: Any) -> Any:
+    """Return an array as a tensor on the device of a matrix, with its dtype; unchanged if the matrix is a NumPy array.
+
+    The array can then be multiplied with the matrix.
+    """
     return x if isinstance(matrix, np.ndarray) else matrix.new_tensor(x)
 
 

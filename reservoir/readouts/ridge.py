@@ -25,7 +25,13 @@ import numpy as np
 from reservoir.readouts.linear import Block, LinearPath, Scorer, Targets
 from reservoir.readouts.moments import Moments, check_finite, deviation, inverse, training_moments
 from reservoir.readouts.penalties import check_penalties
-from reservoir.readouts.products import LARGE_MATRIX, arithmetic, beside, blas_threads, fill_upper
+from reservoir.readouts.products import (
+    LARGE_MATRIX,
+    arithmetic,
+    blas_threads,
+    fill_upper,
+    move_to_device_of,
+)
 from reservoir.readouts.tridiagonal import Reduction, solve_penalties
 
 CHUNK = 2048  # features of a kernel matrix that are read at once
@@ -134,7 +140,7 @@ def primal_system(moments: Moments, scale: np.ndarray) -> RidgeSystem:
     """Return the ridge regression of moments, A = Z'Z and b = Z'Y, for features that are multiplied by ``scale``."""
     # With S = diag(scale), the moments of features X S are S X'X S and S X'Y. The second product is in place, because
     # the matrix may take gigabytes.
-    factors = beside(scale, moments.xx)
+    factors = move_to_device_of(scale, moments.xx)
     xx = moments.xx * factors[:, None]
     xx *= factors
     return RidgeSystem(xx, moments.xy * scale[:, None], moments.mean, scale, moments.y_mean)

@@ -97,32 +97,37 @@ def random_expressions(
 def _grow(
     draw: np.random.Generator, roots: int, depth: int, arguments: int, longest: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], np.ndarray]:
-    """Return per level each node's tree, symbol and parent (in the level above), and the length of each tree."""
+    """Return per level each node's tree, symbol and parent (in the level above), and the length of each tree.
+
+    ``arguments`` is the largest number of arguments of an operator; a tree of more than ``longest`` symbols is not
+    completed, and its length is ``longest + 1``.
+    """
     length = np.zeros(roots, np.int64)
     # Tree and parent of each node of the level that is drawn next; a root has no parent.
     tree = np.arange(roots)
     parent = np.zeros(roots, np.int64)
     levels = []
     for level in range(1, depth + 1):
-        # A root is an operator, because a single digit is never long enough.
-        # The deepest level has digits only.
-        share = 1.0 if level == 1 else OPERATOR_SHARE if level < depth else 0.0
-        operator = draw.random(len(tree), dtype=np.float32) < share
+        # A root is an operator, because a single digit is never long enough. The deepest level has digits only.
+        share_below_root = OPERATOR_SHARE if level < depth else 0.0
+        share = 1.0 if level == 1 else share_below_root
+        is_operator = draw.random(len(tree), dtype=np.float32) < share
         symbol = np.where(
-            operator, draw.integers(OPERATOR, CLOSE, len(tree)), draw.integers(DIGIT, OPERATOR, len(tree))
+            is_operator,
+            draw.integers(OPERATOR, CLOSE, len(tree)),
+            draw.integers(DIGIT, OPERATOR, len(tree)),
         ).astype(np.uint8)
         # An operator adds two symbols, itself and its closing bracket.
-        length += np.bincount(tree, 1 + operator, roots).astype(np.int64)
+        length += np.bincount(tree, 1 + is_operator, roots).astype(np.int64)
         levels.append((tree, symbol, parent))
-        branching = np.flatnonzero(operator)
-        number = draw.integers(2, arguments + 1, len(branching))
+        operators = np.flatnonzero(is_operator)
+        argument_counts = draw.integers(2, arguments + 1, len(operators))
         # The length includes symbols that must still follow, so a tree is dropped once it is certain to be too long.
-        alive = length + np.bincount(tree[branching], number, roots) <= longest
-        length[~alive] = longest + 1
+        may_fit = length + np.bincount(tree[operators], argument_counts, roots) <= longest
+        length[~may_fit] = longest + 1
         # The next level has the arguments of the operators whose trees go on.
-        goes_on = alive[tree[branching]]
-        branching, number = branching[goes_on], number[goes_on]
-        parent = np.repeat(branching, number)
+        goes_on = may_fit[tree[operators]]
+        parent = np.repeat(operators[goes_on], argument_counts[goes_on])
         tree = tree[parent]
         if not len(tree):
             break

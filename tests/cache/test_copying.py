@@ -1,4 +1,4 @@
-"""A copied entry has the same bytes; a copy that was stopped is no entry and continues; no credential is shown."""
+"""A copied entry has the same bytes; a copy that was stopped is not an entry and continues; no credential is shown."""
 
 import json
 import os

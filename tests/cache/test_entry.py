@@ -333,7 +333,7 @@ def test_names_of_texts_may_change(train, entry):
     assert FeatureStore(entry.path)["train"].ids.tolist() == [0] * 4 + [2] * 6
 
 
-def test_rows_that_are_no_tokens_have_none(entry, toy):
+def test_rows_that_are_not_tokens_have_none(entry, toy):
     part = FeatureStore(toy.fill(entry).path)["train"]
     assert part.pointers is None
     for read in (lambda: part.token_ids, lambda: part.spans, lambda: part.tokens_of(0)):

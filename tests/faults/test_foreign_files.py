@@ -79,7 +79,7 @@ def entry(extracted, cache):
 
 
 def change_call(entry, **changes):
-    """Change the call recorded in an entry, as anyone can: the key does not cover it, and the checksum is no secret."""
+    """Change the call recorded in an entry, as anyone can: the key does not cover it, and a checksum is not secret."""
     content = read_json(entry / "spec.json", indent=2)
     call, more = content["made_with"]["call"], changes.pop("more", {})
     call.update(changes)

@@ -423,10 +423,10 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
 
 def test_pipes_empty_folders_and_links_out_of_a_folder_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
-    assert "no regular file" in outcome(read_all, tmp_path / "mine.npz")
+    assert "not a regular file" in outcome(read_all, tmp_path / "mine.npz")
     with pytest.raises(InputError, match=r"a folder without images, .*\.csv, .* give the path of"):
         open_source(str(tmp_path)).files()
-    with pytest.raises(InputError, match="no regular file"):
+    with pytest.raises(InputError, match="not a regular file"):
         open_source(str(tmp_path / "mine.npz")).files()
     for name in ("A_TRAIN.ts", "A_TEST.ts"):
         (tmp_path / name).symlink_to(__file__)

@@ -60,11 +60,11 @@ def test_a_baseline_or_another_column_is_chosen_only_if_it_is_clearly_better():
     draw = np.random.default_rng(0)
     right, rows = draw.random(200) < 0.7, np.arange(200)
     ours, equal = fit_of("a+b", right), fit_of("raw", right)
-    slightly = fit_of("raw", right | (rows == np.flatnonzero(~right)[0]))  # one more row is no evidence
+    slightly = fit_of("raw", right | (rows == np.flatnonzero(~right)[0]))  # one more row is not evidence
     clearly = fit_of("k-mer counts", right | (draw.random(200) < 0.3))
     assert better_baseline(ours, [equal, slightly], rows) is None
     assert better_baseline(ours, [slightly, clearly], rows) is clearly
-    assert better_baseline(ours, [clearly], rows // 50) is None  # four groups are no evidence
+    assert better_baseline(ours, [clearly], rows // 50) is None  # four groups are too few to be evidence
     assert better_baseline(clearly, [ours], rows) is None
     assert choose_fit([ours, slightly], rows, default=parse_columns("a+b")) is ours
     assert choose_fit([ours, slightly], rows) is slightly

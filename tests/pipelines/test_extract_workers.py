@@ -270,7 +270,7 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, exp
     assert "a worker process was killed; this process computes the rest" in capsys.readouterr().err
     assert files_of(shared) == expected and call(cache=root).reused
     made = [{**Entry.open(done.entry).made_with["call"], "command": ""} for done in (shared, alone)]
-    assert made[0] == made[1], "who computes is no part of what is computed"
+    assert made[0] == made[1], "the features do not depend on who computes them"
 
 
 def test_a_worker_with_another_model_is_refused(alone, tiny_gpt2):

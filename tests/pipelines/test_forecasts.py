@@ -11,7 +11,7 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluate import stretches_of_windows
 from reservoir_pipelines.fitting.fitter import ColumnFit
 from reservoir_pipelines.fitting.folds import time_folds
-from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, weight_beside
+from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, mixture_weight
 from reservoir_pipelines.fitting.results import Result
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit
@@ -276,7 +276,7 @@ def test_hidden_states_are_weighted_with_the_raw_past(tmp_path, monkeypatch):
     extraction = extracted(path)
 
     def forecasts(columns, weight=None):
-        monkeypatch.setattr(forecast_fitter, "weight_beside", lambda *_: weight)
+        monkeypatch.setattr(forecast_fitter, "mixture_weight", lambda *_: weight)
         result = fit(extraction, columns=columns, out=tmp_path / f"{weight}")
         assert (result.best.readout == forecast_fitter.WEIGHTED) == (columns != "raw")
         return np.array([prediction.label for prediction in predict(tmp_path / f"{weight}", path)])
@@ -295,9 +295,9 @@ def test_a_weight_is_that_of_least_squares_within_each_fold():
     by_lstsq = [
         np.linalg.lstsq((scores - others)[half].reshape(-1, 1), (labels - others)[half].ravel())[0] for half in halves
     ]
-    assert weight_beside(others, scores, labels, 2) == pytest.approx(float(np.mean(by_lstsq)))
-    assert weight_beside(others, scores, 2 * scores - others, 2) == 1
-    assert weight_beside(others, others, labels, 2) == 0
+    assert mixture_weight(others, scores, labels, 2) == pytest.approx(float(np.mean(by_lstsq)))
+    assert mixture_weight(others, scores, 2 * scores - others, 2) == 1
+    assert mixture_weight(others, others, labels, 2) == 0
 
 
 def test_the_command_line_prints_a_line_for_each_step(tmp_path, call, monkeypatch):

@@ -243,7 +243,7 @@ def test_a_saved_readout_predicts_new_pictures_as_fit_did(features, new_pictures
     bundle = Bundle.load(fitted.saved)
     assert bundle.parts[0].units is not None and isinstance(bundle.readout, KernelReadout) == (readout == "arccos")
     card = json.loads(fitted.saved.read_text())
-    assert "units" not in json.dumps(card)  # arrays are no part of the JSON
+    assert "units" not in json.dumps(card)  # arrays are not part of the JSON
 
 
 def test_a_kernel_readout_adds_to_ridge_and_its_chosen_penalty_is_the_best(features):

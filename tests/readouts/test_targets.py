@@ -352,7 +352,7 @@ def test_a_threshold_keeps_the_rate_of_false_positives_over_exchangeable_rows(ra
         exceeds = [scores[new] > threshold_for_rate(np.delete(scores, new), rate) for new in range(negatives + 1)]
         assert np.mean(exceeds) <= rate
         assert np.mean(exceeds) == np.floor(rate * (negatives + 1) + 1e-9) / (negatives + 1)  # no rate below it is kept
-    assert np.mean(np.ones(500) > threshold_for_rate(np.ones(500), rate)) == 0  # ties are no positives
+    assert np.mean(np.ones(500) > threshold_for_rate(np.ones(500), rate)) == 0  # ties are not positives
 
 
 def test_a_kernel_readout_ranks_by_its_scores_where_probabilities_are_exactly_one():

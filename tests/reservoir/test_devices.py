@@ -135,7 +135,7 @@ def test_copies_to_the_host_begin_after_their_rows_and_float32_is_freed_before_t
     monkeypatch.setattr(devices, "fetch", copied)
     assert {name: column.crc32 for name, column in drain().items()} == expected
     assert copies == [[True, True], [False, False]] and not drain.rounded
-    with pytest.raises(AssertionError, match="never recorded"):  # an event of no stream is no order
+    with pytest.raises(AssertionError, match="never recorded"):  # an event of no stream orders nothing
         devices.fetch([torch.ones(3)], torch.cuda.Event())
 
 

@@ -219,7 +219,7 @@ HOSTILE = {
     "a tensor that is larger than the file": (header(1, 0, tensor((2**40,))), "does not fit"),
     "sizes whose product overflows": (header(1, 0, tensor((2**32, 2**32))), "does not fit"),
     "a tensor after the end": (header(1, 0, tensor((1,), offset=2**63)), "does not fit"),
-    "a row that is no whole number of blocks": (header(1, 0, tensor((33,), kind=2)), "does not fit"),
+    "a row that is not a whole number of blocks": (header(1, 0, tensor((33,), kind=2)), "does not fit"),
     "another version": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
     "two tensors of one name": (header(2, 0, tensor((1,)) + tensor((1,)) + bytes(100)), "same name"),
     "an alignment of zero": (

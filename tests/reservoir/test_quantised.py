@@ -319,7 +319,7 @@ def test_the_digest_covers_all_parts_and_the_rule(llama, tmp_path, monkeypatch, 
             other.view(-1).view(torch.uint8)[0] ^= 1
         save_file(weights | {changed: other}, file, {"format": "pt"})
         assert weights_digest(load_backbone(str(folder), "pretrained")) != first, changed
-    other = weights["model.embed_tokens.weight"] + 1  # is no part of the backbone
+    other = weights["model.embed_tokens.weight"] + 1  # is not part of the backbone
     save_file(weights | {"model.embed_tokens.weight": other}, file, {"format": "pt"})
     assert weights_digest(load_backbone(str(folder), "pretrained")) == first
     method = FORMATS[layout][1]["quant_method"]

@@ -24,7 +24,7 @@ from tests.reservoir.models import MODELS, save
 
 TASK = Task(name="streamed", form=Vectors(4), max_tokens=12, classes=2)
 COLUMNS = ("embed/mean", "block01/mean", "block02/last", "block03/std", "final/mean", "final/last")
-# The blocks of the others are no part of a text model, or have a single tensor for all.
+# The blocks of the others are not part of a text model, or have a single tensor for all.
 STREAMED = [kind for kind in MODELS if kind not in ("vit", "dinov2")]
 
 

@@ -330,9 +330,9 @@ def test_series_and_symbols_are_not_taken_for_pixels():
     assert not read_integers(load_digits().data[:100].astype(int)).names
 
 
-def test_pixels_out_of_range_and_rows_that_are_no_square_are_refused(tmp_path):
+def test_pixels_out_of_range_and_rows_that_are_not_square_are_refused(tmp_path):
     y = np.arange(30) % 2
-    assert_refused("not a square", save(tmp_path / "a.npz", x=np.ones((30, 60)), y=y), pixels=1)
+    assert_refused("not a square image", save(tmp_path / "a.npz", x=np.ones((30, 60)), y=y), pixels=1)
     dark = open_source(str(save(tmp_path / "b.npz", x=np.full((30, 64), -1.0), y=y)), pixels=1)
     with pytest.raises(InputError, match=r"x holds -1\.0"):
         stored(dark)

@@ -532,7 +532,7 @@ def test_a_log_gets_the_mean_of_its_windows_for_each_row_in_the_order_of_the_fil
     windows = [
         window for _, window in by_recording(predict(result.saved, tmp_path / "new.csv", windows=True))["new.csv"]
     ]
-    steps = np.setdiff1d(np.arange(100), [20])  # the bad row is no step
+    steps = np.setdiff1d(np.arange(100), [20])  # the bad row is not a step
     sums, counts = np.zeros((99, 2)), np.zeros((99, 1))
     for window in windows:
         begin = int(window.id.partition("[")[2].partition(":")[0])

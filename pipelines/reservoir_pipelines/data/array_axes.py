@@ -110,9 +110,9 @@ def _notes_on_axes(rows: Rows, options: OwnDataOptions) -> list[str]:
     _, steps, channels = shape
     sample = rows.x[: max(1, SAMPLE // (steps * channels))]
     reading = f"x read as {steps:,} steps of {channels:,} channels"
-    # An infinite value is refused later, with its place.
-    may_be_square = steps == channels >= MIN_SIDE and sample.min() >= 0 and bool(np.isfinite(sample.max()))
-    if may_be_square and not _reads_sequences(rows, options):
+    # Square rows without negative values may be grey images. An infinite value is refused later, with its place.
+    may_be_images = steps == channels >= MIN_SIDE and sample.min() >= 0 and bool(np.isfinite(sample.max()))
+    if may_be_images and not _reads_sequences(rows, options):
         return [
             f"{reading}; pass --pixels {_suggested_white(sample)} if the rows are images of {steps}x{channels} pixels"
         ]
@@ -146,23 +146,33 @@ def _holds_images(rows: Rows, options: OwnDataOptions, task: Task | None) -> boo
 
 
 def _as_images(where: str, rows: Rows) -> Rows:
-    """Return rows whose ``x`` is an array of images as rows of images; refuse what is not a byte per channel."""
+    """Return rows whose ``x`` is an array of images as rows of images; refuse what is not a byte per channel.
+
+    Images are grey, (rows, height, width), or have channels, (rows, height, width, channels).
+    """
     check_pillow()
     x = rows.x
-    has_channels = len(x.shape) == 3 or x.shape[3] in CHANNELS
-    if x.dtype != np.uint8 or not has_channels or 0 in x.shape:
-        are_channels_first = len(x.shape) == 4 and x.shape[1] in CHANNELS and not has_channels
-        remedy = "give images as bytes (uint8) from 0 to 255, (rows, height, width, 3), or grey ones (rows, height, "
-        remedy += "width)"
-        remedy += "; --channels-first reads (rows, 3, height, width)" if are_channels_first else ""
-        remedy += "" if x.dtype == np.uint8 else "; --pixels 1 reads pixels from 0 to 1"
+    are_bytes, are_grey = x.dtype == np.uint8, len(x.shape) == 3
+    has_readable_axes = are_grey or x.shape[3] in CHANNELS
+    if not are_bytes or not has_readable_axes or 0 in x.shape:
+        are_channels_first = not has_readable_axes and x.shape[1] in CHANNELS
+        remedy = (
+            "give images as bytes (uint8) from 0 to 255, (rows, height, width, 3), "
+            "or grey ones (rows, height, width)"
+        )
+        if are_channels_first:
+            remedy += "; --channels-first reads (rows, 3, height, width)"
+        if not are_bytes:
+            remedy += "; --pixels 1 reads pixels from 0 to 1"
         raise InputError(f"{where}: x has the shape {x.shape} and holds {x.dtype} values", remedy)
     if rows.lengths is not None:
         raise InputError(f"{where}: x holds images, which have no lengths", "remove the array 'lengths'")
-    size = "x".join(map(str, x.shape[1:3]))
-    is_by_rule = len(x.shape) == 3 and "pixels" not in rows.parameters
-    escape = "; pass --values to read them as steps of several channels" if is_by_rule else ""
-    note = f"x read as images of {size} pixels{escape}"
+    # Square bytes are only taken for images, so the note says how to read them as series. Each image is stored as a
+    # PNG, as files of images are.
+    height, width = x.shape[1:3]
+    may_be_series = are_grey and "pixels" not in rows.parameters
+    remedy = "; pass --values to read them as steps of several channels" if may_be_series else ""
+    note = f"x read as images of {height}x{width} pixels{remedy}"
     return replace(
         rows,
         x=_Converted(x, x.shape[:1], np.dtype(object), lambda part: np.fromiter(map(_png, part), object)),

@@ -130,7 +130,7 @@ def check_file(path: Path) -> None:
             f"{path}: a folder without images, sounds, .csv, .tsv or .parquet", "give the path of your data"
         )
     if not path.is_file():
-        problem = "no regular file" if path.exists() else "no such file"
+        problem = "not a regular file" if path.exists() else "no such file"
         raise InputError(f"{path}: {problem}", "give the path of your data")
 
 

@@ -209,50 +209,69 @@ class RecordingReader:
         self.sampling_times: set[float] = set()  # median time from row to row of each recording
 
     def read(self, file: Path) -> np.ndarray:
-        """Return the values of a recording, (steps, channels), in the order of its times."""
+        """Return the values of a recording, (steps, channels), in the order of its times.
+
+        The first recording that can be read decides the channels of all.
+        """
         # Labels stay as they are written: 007 is not 7.
         table = read_table(file, self._label_columns, self.options.decimal)
-        require_column(file, table.names, self.options.time, "" if self.fitted else "time")
-        if self.has_labels and not self.fitted:
-            self.label = self.label or next(iter(self._label_columns(table.names)), "")
-            require_column(file, table.names, self.label, "label")
-        dropped = separated(self.options.drop)
-        for name in () if self.channels else dropped:
-            require_column(file, table.names, name, "drop")
-        table.frame = table.frame.drop(columns=dropped, errors="ignore")
+        self._check_named_columns(table)
+        table.frame = table.frame.drop(columns=separated(self.options.drop), errors="ignore")
+        # Sort the steps by time. A median gap of 0, of equal times or a single one, is not a sampling time.
         time = self._time_column(table)
         if time:
             table, sampling_time = _in_order(table, time)
             self.sampling_times |= {sampling_time} - {0.0}
-        # All other columns of the first recording are the channels of all.
+        # Read the values of the channels, and the labels of the steps.
+        channels = self._channels_of(table, time)
+        fill = self.options.missing != "refuse"
+        values = values_of(table, channels, self.options, fill=fill, data=self.where)
+        labels = as_texts(table.frame[self.label]) if self.label in table.frame else None
+        # New recordings may lack labels; those of a fit may not.
+        if labels is not None and not self.fitted:
+            for row in np.flatnonzero(labels == ""):
+                table.bad.add(row, f"no label in column {self.label!r}")
+        table.bad.readable()  # raises an error that names the bad rows
+        # The recording can be read: remember what it shows of all recordings.
+        self.channels = channels
+        if not time and not self.fitted:
+            self._note_increasing(channels, values)
+        if labels is not None:
+            self.labels.append(labels.tolist())
+        return values
+
+    def _check_named_columns(self, table: Table) -> None:
+        """Find the column of labels in recordings of a fit; refuse a table without a column that an option names."""
+        require_column(table.path, table.names, self.options.time, "" if self.fitted else "time")
+        if self.has_labels and not self.fitted:
+            self.label = self.label or next(iter(self._label_columns(table.names)), "")
+            require_column(table.path, table.names, self.label, "label")
+        # Only the first recording needs the columns of ``--drop``.
+        if not self.channels:
+            for name in separated(self.options.drop):
+                require_column(table.path, table.names, name, "drop")
+
+    def _channels_of(self, table: Table, time: str) -> list[str]:
+        """Return the channels: those of the recordings before, or in the first one all other columns."""
         channels = self.channels or [
             name for name in table.names if name not in (time, self.label) and not INDEX.fullmatch(name)
         ]
         missing = [name for name in channels if name not in table.frame]
         if missing:
             raise InputError(
-                f"{file}: no column {missing[0]!r} among {listed(table.names)}",
+                f"{table.path}: no column {missing[0]!r} among {listed(table.names)}",
                 "give the same columns as in the other recordings",
             )
         if not self.channels:
             self._refuse_groups(table, channels)
         if not channels or not len(table.frame):
-            raise InputError(f"{file}: no values", "give a column per channel and a row per step")
-        fill = self.options.missing != "refuse"
-        values = values_of(table, channels, self.options, fill=fill, data=self.where)
-        cells = as_texts(table.frame[self.label]) if self.label in table.frame else None
-        for row in np.flatnonzero(cells == "") if cells is not None and not self.fitted else ():
-            table.bad.add(row, f"no label in column {self.label!r}")
-        table.bad.readable()
-        self.channels = channels
-        if not time and not self.fitted:
-            increasing = {
-                name for name, column in zip(channels, values.T, strict=True) if _increases(column)
-            }
-            self.increasing = increasing if self.increasing is None else self.increasing & increasing
-        if cells is not None:
-            self.labels.append(cells.tolist())
-        return values
+            raise InputError(f"{table.path}: no values", "give a column per channel and a row per step")
+        return channels
+
+    def _note_increasing(self, channels: Sequence[str], values: np.ndarray) -> None:
+        """Keep in ``increasing`` only channels that also increase in a recording with ``values`` (steps, channels)."""
+        increasing = {name for name, column in zip(channels, values.T, strict=True) if _increases(column)}
+        self.increasing = increasing if self.increasing is None else self.increasing & increasing
 
     def _label_columns(self, names: list[str]) -> list[str]:
         """Return the column of labels among some names, if there is one."""

@@ -236,11 +236,13 @@ class OwnData(Source):
 
     @cached_property
     def _rows(self) -> Rows:
+        """The rows of the data; options that do not apply to them, and rows without a group, are refused."""
         rows = open_rows(self.origin, self.options)
-        # A series of values may be a waveform, too.
-        is_waveform = self.options.waveform and "waveform" not in UNUSED[rows.holds]
-        applicable = {"rate"} if is_waveform else set()
+        # ``--rate`` applies to numbers only if they are a waveform.
+        are_waveforms = self.options.waveform and "waveform" not in UNUSED[rows.holds]
+        applicable = {"rate"} if are_waveforms else set()
         rows.refuse_unused(self.origin, [*(self.options.explicit.keys() - applicable)])
+        # If rows have groups, each has one.
         for row, group in enumerate([] if rows.groups is None else rows.groups.tolist()):
             if str(group).strip() in NO_GROUP:
                 raise InputError(

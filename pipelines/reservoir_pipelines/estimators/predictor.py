@@ -232,17 +232,19 @@ class ReservoirPredictor(ReservoirEstimator):
         if group is not None:
             refuse_missing("groups", group)
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
-        # Splitters of scikit-learn decide themselves, and a number of folds without groups is one of them.
+        # scikit-learn divides the samples once, by a splitter, or by a number of folds if there are no groups.
         is_number_of_folds = isinstance(self.cv, int)
         if self.cv is not None and (group is None or not is_number_of_folds):
             y_of_splitter = y if labels is None else labels
             folds_once = fold_numbers(self.cv, x, y_of_splitter, group, classifier=classifier)
             return folds_once[:, None]
-        # Folds of groups, and those of the plan, are drawn here.
-        units = len(x) if group is None else len(np.unique(group))
-        folds, repeats = min(self._plan.folds, units), self._plan.repeats
+        # Otherwise folds are drawn here: a number of folds of groups once, or those of the plan, of which there are
+        # at most as many as samples or groups.
         if self.cv is not None:
             folds, repeats = int(self.cv), 1
+        else:
+            units = len(x) if group is None else len(np.unique(group))
+            folds, repeats = min(self._plan.folds, units), self._plan.repeats
         draw = partial(draw_folds, len(x), folds, labels=labels, groups=group)
         return np.stack([draw(repeat=number) for number in range(repeats)], axis=1)
 

@@ -68,11 +68,12 @@ Advance = Callable[[int, int | None], None]
 
 def new_layout(plan: Plan, max_tokens: int, rows: int) -> Layout:
     """Return the division into files of a new entry of ``rows`` rows in all, each of up to ``max_tokens`` tokens."""
-    # A file holds several blocks of the plan if they are small and quick to compute.
+    # The rows of a block of the plan are computed together and share an offset. A file holds as many of these blocks
+    # as its bytes, the loss when a run is killed, and workers that share the entry allow, but at least one.
     row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
     kind = _kind(plan)
-    most_rows = min(MAX_TOKENS[kind] // max_tokens, rows // MIN_BLOCKS)
-    block_rows = rows_per_block(row_bytes, plan.block_rows, most_rows, SHARD_BYTES[kind])
+    max_rows = min(MAX_TOKENS[kind] // max_tokens, rows // MIN_BLOCKS)
+    block_rows = rows_per_block(row_bytes, plan.block_rows, max_rows, SHARD_BYTES[kind])
     return Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
 
 

@@ -55,30 +55,31 @@ class RidgeSize:
         if self.has_kernel:
             products = n**2 * w / 2
             if not self.folds:
-                path = self._solving(n) + n**2 * t * (1 + a) + n * w * a * t
-                return products + path + self._scoring(self.held_out, w)
-            return products + self.repeats * self._folds(n * (self.folds - 1) // self.folds)
+                path = self._solution_work(n) + n**2 * t * (1 + a) + n * w * a * t
+                return products + path + self._score_work(self.held_out, w)
+            return products + self.repeats * self._fold_work(n * (self.folds - 1) // self.folds)
         # Otherwise: the products of features X' X and X' Y, which each repeat of the folds computes again.
         products = n * w**2 / 2 + n * w * (t + 1)
         if not self.folds:
-            path = self._solving(w) + w**2 * t * (1 + a)
-            return products + path + self._scoring(self.held_out, w)
-        return self.repeats * (products + self._folds(w))
+            path = self._solution_work(w) + w**2 * t * (1 + a)
+            return products + path + self._score_work(self.held_out, w)
+        return self.repeats * (products + self._fold_work(w))
 
-    def _folds(self, size: int) -> float:
+    def _fold_work(self, size: int) -> float:
         """Return the multiplications of all folds, each with a system of some ``size``, and of their scores."""
         held_out, coded = self.samples // self.folds, self.penalties * self.targets
         # Either all solutions are rotated, or the rows that they score, whichever are fewer.
-        system = self._solving(size) + size**2 * (self.targets + min(held_out, coded))
-        return self.folds * system + self._scoring(self.samples, size)
+        system = self._solution_work(size) + size**2 * (self.targets + min(held_out, coded))
+        return self.folds * system + self._score_work(self.samples, size)
 
-    def _solving(self, size: int) -> float:
-        """Return the multiplications of a system of some ``size`` for all penalties, or for the promising ones."""
+    def _solution_work(self, size: int) -> float:
+        """Return the multiplications that solve a system of ``size`` unknowns with each penalty that is tried."""
+        # Each of a few promising penalties has a Cholesky factorisation; one reduction serves any number of penalties.
         if self.tries_few:
             return FEW_PENALTIES * FACTORISATION_WORK * size**3
         return REDUCTION_WORK * size**3
 
-    def _scoring(self, samples: int, width: int) -> float:
+    def _score_work(self, samples: int, width: int) -> float:
         """Return the multiplications of the scores of some samples under all penalties."""
         return samples * self.penalties * self.targets * (width + SCORE_WORK)
 

@@ -85,15 +85,19 @@ def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
 
 
 def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> Iterator[FoldBlock]:
-    """Yield blocks of training samples with the number of the first of the ``sizes`` that has each sample, (m,)."""
+    """Yield blocks of the training samples of a learning curve, each with the stage (m,) in which a sample is added.
+
+    Stage k has the first ``sizes[k]`` rows of a random order, which differs from ``draw`` to draw; sizes ascend.
+    """
     counts = source.counts("train")
     ranks = draw_ranks(len(counts), _row_classes(source, source.labels("train"), classes), draw)
-    # The row of rank r is in all sizes above r. Rows beyond the largest size get the number of sizes.
-    stages = np.repeat(np.searchsorted(sizes, ranks, side="right"), counts)
-    for x, y, stage in _with_parts(source.blocks("train"), stages):
-        is_used = stage < len(sizes)
+    # The row of rank r is added in the first stage with a size above r. Rows beyond the largest size are in no stage,
+    # and get the number after the last.
+    stage_of_row = np.searchsorted(sizes, ranks, side="right")
+    for x, y, stages in _with_parts(source.blocks("train"), np.repeat(stage_of_row, counts)):
+        is_used = stages < len(sizes)
         if is_used.any():
-            yield x[is_used], y[is_used], stage[is_used]
+            yield x[is_used], y[is_used], stages[is_used]
 
 
 def ranked_blocks(source: Source, starts: np.ndarray) -> Iterator[FoldBlock]:

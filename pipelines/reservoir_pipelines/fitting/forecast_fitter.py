@@ -126,7 +126,7 @@ class ForecastFitter(RidgeFitter):
         assert fit.held_out and of_raw.held_out, "folds in time hold out samples"
         scores, labels = fit.held_out()
         scores_of_raw, _ = of_raw.held_out()
-        weight = weight_beside(scores_of_raw, scores, labels, max(1, self.folds))
+        weight = mixture_weight(scores_of_raw, scores, labels, max(1, self.folds))
         held_out = scores_of_raw + weight * (scores - scores_of_raw), labels
 
         def solve() -> LinearReadout:
@@ -172,8 +172,8 @@ class ForecastFitter(RidgeFitter):
         return [TimeFold(max(1, train - self.gap), range(train, train + valid))]
 
 
-def weight_beside(others: np.ndarray, scores: np.ndarray, labels: np.ndarray, folds: int) -> float:
-    """Return the weight of ``scores`` (n, T) beside those of another model, from 0 to 1, on consecutive ``folds``.
+def mixture_weight(others: np.ndarray, scores: np.ndarray, labels: np.ndarray, folds: int) -> float:
+    """Return the weight of ``scores`` (n, T) in a mixture with ``others``, from 0 to 1, on consecutive ``folds``.
 
     In a fold, the squared errors of others + w (scores - others) are least for
 

@@ -44,8 +44,11 @@ class IdentitySource(EntrySamples[S]):
     def of(cls, known: Known) -> "IdentitySource[KnownSplit]":
         """Return the words of train and valid in lower case, or their tokens."""
         baseline = WORD if known.task.labels_words else TOKEN
-        different = dict.fromkeys(kind for split in KNOWN for kind in _kinds(known.view, split, baseline))
-        numbers = {kind: number for number, kind in enumerate(different)}
+        # Each different word or token once, in the order of their first rows.
+        items = dict.fromkeys(
+            item for split in KNOWN for item in _words_or_tokens(known.view, split, baseline)
+        )
+        numbers = {item: number for number, item in enumerate(items)}
         return IdentitySource(known.view, baseline, numbers)
 
     @property
@@ -67,13 +70,16 @@ class IdentitySource(EntrySamples[S]):
 
     def blocks(self, split: S) -> Iterator[Block]:
         """Yield the numbers (n, 1) of all words or tokens, and their labels (n, outputs)."""
-        unknown = len(self.numbers)
-        numbers = [self.numbers.get(kind, unknown) for kind in _kinds(self.view, split, self.baseline)]
+        unknown = len(
+            self.numbers
+        )  # the number of every word or token that is neither in train nor in valid
+        items = _words_or_tokens(self.view, split, self.baseline)
+        numbers = [self.numbers.get(item, unknown) for item in items]
         yield np.array(numbers, np.int64)[:, None], self.labels(split)
 
 
-def _kinds(view: EntryView[Any], split: str, baseline: Baseline) -> Sequence[Hashable]:
-    """Return which word, in lower case, or which token of the model each row of a split is."""
+def _words_or_tokens(view: EntryView[Any], split: str, baseline: Baseline) -> Sequence[Hashable]:
+    """Return the word, in lower case, or the number of the model's token that each row of a split is."""
     rows = view[split]
     if baseline == TOKEN:
         return rows.token_ids.tolist()

@@ -199,18 +199,20 @@ def _predict_known(fit: ColumnFit, source: EntrySource, calibrated: Readout) -> 
     # oldest samples.
     scores, _ = fit.held_out()
     samples = {split: len(source.labels(split)) for split in KNOWN}
-    of_train = max(0, len(scores) - samples["valid"])
-    assert of_train <= samples["train"], "only samples have held-out scores"
+    held_out_in_train = max(0, len(scores) - samples["valid"])
+    assert held_out_in_train <= samples["train"], "only samples have held-out scores"
     predictions: dict[KnownSplit, Predicted] = {}
-    for split, part in zip(KNOWN, np.split(scores, [of_train]), strict=True):
-        if not len(part):
+    for split, scores_of_split in zip(KNOWN, np.split(scores, [held_out_in_train]), strict=True):
+        if not len(scores_of_split):
             continue
-        labels, chances = calibrated.targets.predict(part), None
+        labels, probabilities = calibrated.targets.predict(scores_of_split), None
         if isinstance(calibrated, IdentityReadout):
-            chances = calibrated.shares(part) if calibrated.has_probabilities else None
+            probabilities = calibrated.shares(scores_of_split) if calibrated.has_probabilities else None
         elif calibrated.has_probabilities:
-            chances = calibrated.targets.probabilities(part, calibrated.temperature, calibrated.link)
-        predictions[split] = _predicted(labels, chances)
+            probabilities = calibrated.targets.probabilities(
+                scores_of_split, calibrated.temperature, calibrated.link
+            )
+        predictions[split] = _predicted(labels, probabilities)
     return predictions
 
 

@@ -172,7 +172,8 @@ class RidgeFitter(PenaltyFitter):
     def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of a penalty, fitted to train alone.
 
-        It has the temperature of ``chosen``, which was fitted to held-out scores; this readout has none.
+        Its temperature is that of ``chosen``, which was fitted to held-out scores; a readout that is fitted to train
+        alone has no held-out scores.
         """
         targets, labels = self.targets(source), source.labels("train")
         # The kernel matrix of cross-validation covers train and then valid, so its first rows are those of train,

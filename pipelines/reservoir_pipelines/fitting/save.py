@@ -128,13 +128,10 @@ def _table_lines(fit: Fit) -> list[tuple[Any, ...]]:
     for setting, result in results.items():
         is_chosen = setting == (chosen.columns, chosen.readout, chosen.alpha)
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
-        scores = (
-            result.valid_score,
-            int(result.converged),
-            int(is_chosen),
-            (chosen if is_chosen else result).test_score,
-        )
-        lines.append((result.name, result.readout, alpha, result.metric, *scores))
+        # Among the columns only the chosen readout has a test score, which `fit.best` holds.
+        test_score = (chosen if is_chosen else result).test_score
+        readout = (result.name, result.readout, alpha, result.metric, result.valid_score)
+        lines.append((*readout, int(result.converged), int(is_chosen), test_score))
     return lines
 
 

@@ -339,11 +339,13 @@ class ColumnSource(EntrySamples[S]):
             yield samples(values, part.labels[low:high])
 
     def blocks_for_products(self, split: S) -> Iterator[Any]:
-        """Yield the blocks of `blocks`, as they are stored if products are computed on a device."""
+        """Yield the samples of `blocks`; if a device computes products, as `StoredFeatures`, which it decodes."""
+        # Selected rows, and tokens that are samples of their own, are decoded here.
         selects_rows = isinstance(self.selected_rows(split), np.ndarray)
         if arithmetic().device is None or selects_rows or self.tokens() > 1:
             yield from self.blocks(split)
             return
+        # Threads read the next blocks while the device computes.
         part, ranges = self.view[split], self.view.blocks(split)
         calls = (partial(part.stored, self.column.name, block) for block in range(len(ranges)))
         with closing(in_order(calls, READERS, READERS)) as read:

@@ -183,12 +183,14 @@ def _write_csv(part: Path, predictions: Iterable[Prediction], absent: Names) -> 
     with part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         for number, columns in enumerate(_in_blocks(predictions, absent)):
+            # The classes of a prediction set are in one cell, separated by |, or as JSON if a class has | in its name.
+            # Each class has a column p_CLASS, so the names of columns show that.
             if "set" in columns:
-                # A column p_CLASS shows whether the name of a class contains the separator.
                 has_separator = any("|" in name for name in columns)
                 as_text = partial(json.dumps, ensure_ascii=False) if has_separator else "|".join
                 columns["set"] = [as_text([*map(str, names or ())]) for names in columns["set"]]
-            if not number:
+            is_first_block = number == 0
+            if is_first_block:
                 writer.writerow(columns)
             writer.writerows(zip(*columns.values(), strict=True))
 
