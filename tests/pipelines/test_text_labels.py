@@ -401,7 +401,7 @@ def test_rows_that_do_not_fit_are_named(record, problem, tmp_path, cache, refusa
 
 def test_what_has_no_labels_of_words_is_refused(fitted, model, tmp_path, cache, refusal):
     _, result, path = fitted
-    assert "only a model that reads text by its own tokenizer" in refusal("extract", path, "--input", "gaussian")
+    assert "the model must read text by its own tokenizer" in refusal("extract", path, "--input", "gaussian")
     assert "every token has its own label" in refusal("extract", path, "--backbone", model, "--pool", "mean")
     assert "it labels every token" in refusal("export", result.saved, "--to", "torch")
     marked = tmp_path / "marked.jsonl"
