@@ -88,7 +88,7 @@ def locate(name: str, *files: str) -> Path:
             if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe might never end
                 raise InputError(
                     f"backbone {name!r}: {path.name} is not a regular file",
-                    "remove it, or replace it by a regular file",
+                    "remove it, or replace it with a regular file",
                 )
         return folder
     problem = "neither a known name nor a folder"
