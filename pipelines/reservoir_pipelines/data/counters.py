@@ -1,9 +1,9 @@
-"""Tables of steps that would be read as one sequence per row are refused: counters, times that begin again, and logs.
+"""Tables whose columns of numbers are probably not values are refused: counters, ids, and the times of steps.
 
-Steps that are read as rows of their own put one sequence into several splits, and no readout of a step
-sees the sequence. So a table is refused that counts its rows or the steps of its sequences, whose times
-begin again with each sequence, or whose labels rarely change in the order of the times, with the command that
-reads it in either form.
+A counter tells the class if rows are sorted by class, and the number of a patient is that of a group. Steps that are
+read as rows of their own put one sequence into several splits, and no readout of a step sees the sequence. So such a
+table is refused with the command that reads it in either form, as are tables whose times begin again with each
+sequence, or whose labels rarely change in the order of the times.
 """
 
 import re
@@ -43,7 +43,7 @@ def refuse_counters(table: Table, roles: Roles, options: OwnDataOptions, window:
 
     A counter of rows tells a readout the class if the rows are sorted by class. Steps that are read as
     rows of their own put the same sequence into several splits, and so do rows of one patient.
-    ``window`` are the steps of a window to suggest.
+    ``window`` is the number of steps of a window to suggest.
     """
     # A counter stands beside values: a table with a single column of values has no other to read. Beside a
     # sequence, no values are read.
@@ -198,7 +198,7 @@ def refuse_one_recording(table: Table, roles: Roles, options: OwnDataOptions, wi
     """Refuse rows in the order of their times whose labels rarely change: probably the steps of one recording.
 
     Rows at random would be tested beside neighbours in time that are alike, which flatters every readout.
-    ``window`` are the steps of a window to suggest.
+    ``window`` is the number of steps of a window to suggest.
     """
     if not roles.labels or not are_in_order(table, roles):
         return

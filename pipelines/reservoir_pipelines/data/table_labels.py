@@ -21,12 +21,8 @@ from reservoir_pipelines.data.values import INT64, read_labels
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")  # a whole number as Python and JSON write it
 PADDED = re.compile(r"[-+]?[0-9]+")
 NUMBER = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
-NO_LABEL = (
-    "",
-    "n/a",
-    "nan",
-    "null",
-)  # the cells of `EMPTY` that are not names of classes, in small letters
+# The cells of `EMPTY` that are not names of classes, in small letters.
+NO_LABEL = ("", "n/a", "nan", "null")
 WITH_MARKS = r"[-+]?[0-9][0-9.,]*"  # digits with marks of decimals or thousands
 
 

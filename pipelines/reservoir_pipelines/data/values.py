@@ -261,7 +261,9 @@ def check_outliers(
     ``stretches`` are results of `centre_and_spread`, and ``offset`` (dim,) is the mean of the standardisation. One
     value of 1e12 among thousands near 1 moves the mean that far.
     """
-    centre, spread = np.nanmedian(np.stack(stretches, axis=1), axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a channel may have no value at all
+        centre, spread = np.nanmedian(np.stack(stretches, axis=1), axis=1)
     error = np.abs(offset - centre) * float(np.finfo(np.float32).eps)
     is_lost = (error > MAX_LOST * spread) & (spread > 0)
     if is_lost.any():
