@@ -68,7 +68,8 @@ from reservoir.features import forward
 from reservoir.loaded_model import load_model
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
-folder, stream, compute, rows, limit = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+folder, stream, compute = sys.argv[1:4]
+rows, limit = (int(number) for number in sys.argv[4:6])
 
 def status(name):
     fields = dict(line.split(":", 1) for line in open("/proc/self/status"))
