@@ -258,7 +258,8 @@ CASES = {
     ),
     "csv of Latin-1": (file("mine.csv", "y,a\né,2\n".encode("latin1")), "iconv -f LATIN1 -t UTF-8 .* > NEW.csv"),
     "a file of another kind": (file("mine.docx", "hello"), "files of type '.docx' are not read"),
-    "a packed file": (file("mine.csv.gz", "hello"), "files of type '.gz' are not read; unpack it, or"),
+    "a packed file": (file("mine.csv.gz", "hello"), "files of type '.gz' are not read; unpack it"),
+    "an array": (file("x.npy", "hello"), "files of type '.npy' are not read; write the arrays into one file"),
     "no such file": (lambda folder: [str(folder / "none.npz")], "no such file"),
 }
 

@@ -89,6 +89,17 @@ FORMATS = (
 )
 """All formats; the first that reads an origin is taken. The files of `media` and of `series` may be tables, too."""
 
+PACKED = (".zip", ".gz", ".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz")
+OTHER_FORMATS = {
+    ".npy": "write the arrays into one file: numpy.savez('data.npz', x=x, y=y)",
+    ".mat": "write the arrays into one file: numpy.savez('data.npz', x=x, y=y)",
+    ".feather": "write it as .parquet: pandas.read_feather(file).to_parquet('data.parquet')",
+    ".arrow": "give the folder in which datasets saved it, or write it as .parquet",
+    ".xlsx": "write it as .csv: pandas.read_excel(file).to_csv('data.csv', index=False)",
+    ".json": "write one object per line into a file .jsonl",
+} | dict.fromkeys(PACKED, "unpack it")
+"""What to do with a file of a frequent type that no format reads."""
+
 
 def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of a file, a folder or a dataset of the hub, in the format that it has.
@@ -106,10 +117,8 @@ def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) ->
     path = Path(origin)
     check_file(path)
     suffixes = [suffix for candidate in FORMATS for suffix in candidate.suffixes]
-    raise InputError(
-        f"{path}: files of type {path.suffix!r} are not read",
-        f"unpack it, or give one of {', '.join(suffixes)}",
-    )
+    remedy = OTHER_FORMATS.get(path.suffix.lower(), f"give one of {', '.join(suffixes)}")
+    raise InputError(f"{path}: files of type {path.suffix!r} are not read", remedy)
 
 
 def source_files(path: Path, named: str | None = None) -> list[Path]:
