@@ -38,6 +38,7 @@ FADING = "2026-11-27-all-rows-of-cifar-10-fpts-of-real-weights-and-listops-by-me
 KERNELS = {
     "mnist": ("2026-11-27-kernels-on-mnist-and-cifar-10",),
     "cifar10": (FADING,),
+    "cifar10-lra": ("2026-11-27-the-whole-headline-and-a-kernel-on-cifar-10-lra",),
     "listops": (PATCHES, FADING),
 }
 OUTPUT_ONLY, FPT_RANDOM, FPT = "paper: output only, random GPT-2", "paper: FPT, random GPT-2", "paper: FPT"
@@ -154,9 +155,12 @@ def readme_table(by_task: Mapping[str, TaskResult]) -> str:
 
 def _linked(cell: str, *entries: str) -> str:
     """Return a cell of the README's table whose scores, divided by semicolons, link to these entries of the log."""
+    # There may be more entries than scores, but a score without an entry would be lost.
+    scores = cell.split("; ") if cell else []
+    assert len(scores) <= len(entries), f"{cell}: name its entry of the log in KERNELS"
     scores = [
         re.sub(r"^([\d.]+%)", rf"[\1](docs/log.md#{entry})", score)
-        for score, entry in zip(cell.split("; "), entries, strict=False)
+        for score, entry in zip(scores, entries, strict=False)
     ]
     return "; ".join(scores)
 
