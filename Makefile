@@ -59,15 +59,17 @@ lint: $(DEVELOPS)  ## style and types
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
-$(INSTALLED): pyproject.toml
+$(BIN)/python:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(DEVELOPS): $(INSTALLED)
+$(DEVELOPS): pyproject.toml | $(BIN)/python  # one installation of everything, so that versions are searched once
 	$(BIN)/python -m pip install --quiet --editable . --group dev
-	touch $@
+	touch $(INSTALLED) $@
 
 clean:  ## everything that make has made
 	rm -rf .venv .venv-oldest demo docs/build docs/examples docs/made docs/project
