@@ -383,11 +383,14 @@ def read_long_form(reading: TableArrays) -> Skipped:
 def _labels_steps(reading: TableArrays, ids: np.ndarray) -> bool:
     """Return whether the label belongs to each step, not to the whole sequence: it changes in most sequences.
 
-    In fewer, the steps with another label are taken for mistakes, and refused.
+    If it changes in at most half of the sequences, the differing labels are taken for mistakes, which `_check_constant`
+    refuses.
     """
+    if reading.new:
+        return reading.remembered.get("each") == "token"  # as in the fit
     labels = [name for name in reading.roles.labels if name in reading.table.frame]
-    if reading.new or len(labels) != 1:
-        return reading.remembered.get("each") == "token"
+    if len(labels) != 1:
+        return False  # several label columns belong to the sequence
     cells = as_texts(reading.table.frame[labels[0]])
     different_labels = cells[cells != ""].groupby(ids[cells != ""]).nunique()
     return bool((different_labels > 1).mean() > MOST)
