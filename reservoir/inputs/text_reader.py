@@ -382,13 +382,17 @@ def _words(tokenizer: Any) -> list[str]:
 
 def _special_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[int, int]:
     """Return how many special tokens a tokenizer adds before and after a text."""
-    for word in words[:100]:  # some are not texts, such as the parts of a letter of several bytes
-        plain, whole = (tokenizer(word, add_special_tokens=add)["input_ids"] for add in (False, True))
-        added = len(whole) - len(plain)
-        for before in range(added + 1) if plain else ():
-            if whole[before : before + len(plain)] == plain:
+    # Whatever stands before and after the tokens of a word is special. The first word that shows it is enough.
+    for word in words[:100]:
+        plain = tokenizer(word, add_special_tokens=False)["input_ids"]
+        with_special = tokenizer(word, add_special_tokens=True)["input_ids"]
+        if not plain:
+            continue  # no text, such as part of a letter of several bytes
+        added = len(with_special) - len(plain)
+        for before in range(added + 1):
+            if with_special[before : before + len(plain)] == plain:
                 return before, added - before
-    return 0, 0
+    return 0, 0  # no word shows any
 
 
 def _letters_apart(tokenizer: Any, words: Sequence[str]) -> bool:
