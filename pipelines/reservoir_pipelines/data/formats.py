@@ -158,7 +158,7 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
     try:
         rows = open_rows(str(path), as_group(parameters, OwnDataOptions), task)
     except InputError as error:
-        # `predict` has no flags that say how data are read, so the message ends before the flag that it suggests.
+        # `predict` has no flags that say how data are read, so the alternative that is such a flag is cut off.
         raise InputError(str(error).partition(OR_PASS)[0]) from None
     rows.refuse_unused(str(path), ["labels"] if labels else [])
     are_images, read_images = rows.holds == "images", task.pictures > 0

@@ -221,7 +221,7 @@ EMPTY_CELL = "an empty cell in column"
 """Begins the reason why a row with a missing value cannot be read."""
 
 OR_PASS = ", or pass --"
-"""Begins the part of a remedy that is a flag. Every message about data has it, so that `read_new` can cut it off."""
+"""Begins an alternative that is a flag, in every message about data, so that `read_new` can cut it off."""
 
 OR_FILL = f"{OR_PASS}missing interpolate or mask for missing values"
 """Ends the remedy of an empty cell."""
