@@ -110,11 +110,12 @@ def evaluate_classes(
 ) -> Evaluation:
     """Compare class numbers (rows, ...) with labels.
 
-    For two classes, ``ranks`` (rows, ...) are scores or probabilities of class 1, for the area under the curve. If the
+    For two classes, ``ranks`` (rows, ...) are probabilities or scores of class 1, by which labels are ranked. If the
     rows of ``y`` are tokens, ``counts`` holds the tokens of each sequence, and ``groups`` the group of each.
     """
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     row_scores, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
+    # Only two classes have an area under the curve.
     ranks = None if ranks is None or len(classes) != 2 else ranks.reshape(y.shape)
     # Several labels are scored one by one, because pooling labels with different class shares would
     # reward a constant guess. The scores are means over the labels.
@@ -304,7 +305,7 @@ def evaluate_labels(
 ) -> Evaluation:
     """Compare predicted labels or values (n, outputs) of samples with the true ones.
 
-    For two classes, ``ranks`` (n, outputs) are scores or probabilities of class 1. ``counts`` (rows,) is the number of
+    For two classes, ``ranks`` (n, outputs) are probabilities or scores of class 1. ``counts`` (rows,) is the number of
     samples per row (default 1), and ``groups`` (rows,) the group of each row.
     """
     if not classes:

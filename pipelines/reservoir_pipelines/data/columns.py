@@ -126,8 +126,8 @@ def holds_sequences(column: Any) -> bool:
     if holds_lists(column):
         return True
     texts = as_texts(filled(column))
-    has_several = texts.str.contains(r"[\s,;\[]").any()
-    return bool(has_several) and all(numbers_of_text(text) is not None for text in texts)
+    several = texts.str.contains(r"[\s,;\[]").any()
+    return bool(several) and all(numbers_of_text(text) is not None for text in texts)
 
 
 def holds_digits(column: Any) -> bool:

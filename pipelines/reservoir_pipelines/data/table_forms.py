@@ -420,7 +420,7 @@ def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
         if not differs.any():
             continue
         row = int(np.argmax(differs))
-        what = {"y": "label", "groups": "group"}.get(array, array)
+        role = {"y": "label", "groups": "group"}.get(array, array)  # ``split`` is called like its role
         flags = f"--group {quote(name)} or --drop {quote(name)}"
         remedy = f"make them equal, or pass {flags} if each row is a whole sequence"
         if array == "groups":
@@ -430,6 +430,6 @@ def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
         if array == "y":
             remedy += ", or write an .npz with y (sequences, steps) beside x if every step has a label"
         raise InputError(
-            f"{table.path}, {table.bad.places[row]}: the {what} differs from earlier rows with this {name!r}",
+            f"{table.path}, {table.bad.places[row]}: the {role} differs from earlier rows with this {name!r}",
             remedy,
         )
