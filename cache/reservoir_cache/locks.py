@@ -239,7 +239,8 @@ class EntryLocks:
                     name = f"process {user.get('pid')} on {user.get('host')} since {user.get('started')}"
                     raise CacheError(f"{self._folder}: used by {name}; stop it first")
                 yield
-            # The lock file is gone: forget this object, so that a new entry of the same name gets its own descriptor.
+            # The lock file is gone: forget this object before its descriptor is closed. After that, the lock file of
+            # a new entry may get the same inode, and it needs a descriptor of its own.
             with _open_guard:
                 _open_locks.pop(_inode(os.fstat(self._descriptor)), None)
             os.close(self._descriptor)
