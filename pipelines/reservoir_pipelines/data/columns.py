@@ -319,7 +319,7 @@ def values_of(
     if lengths is not None:
         x[np.arange(len(names)) >= lengths[:, None]] = 0
     # Infinite and empty cells make a row bad, which is noted with the first of them. Cells that are not numbers are NaN
-    # too, but a row keeps its first reason, which they have already.
+    # too, but their rows have a reason already, and a row keeps its first reason.
     refuses_empty = not fill
     is_refused = np.isinf(x) | (np.isnan(x) & refuses_empty)
     for row in np.flatnonzero(is_refused.any(axis=1)):

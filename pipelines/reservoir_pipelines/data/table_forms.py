@@ -390,7 +390,7 @@ def _labels_steps(reading: TableArrays, ids: np.ndarray) -> bool:
         return reading.remembered.get("each") == "token"  # as in the fit
     labels = [name for name in reading.roles.labels if name in reading.table.frame]
     if len(labels) != 1:
-        return False  # several label columns belong to the sequence
+        return False  # there is no label, or several, which belong to the sequence
     cells = as_texts(reading.table.frame[labels[0]])
     different_labels = cells[cells != ""].groupby(ids[cells != ""]).nunique()
     return bool((different_labels > 1).mean() > MOST)
