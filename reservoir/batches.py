@@ -99,7 +99,7 @@ def load(
         places = model.reader.places(x, lengths)
     # Rows become pieces of texts, or tokens; windows of values are cut on the device, so only counted here.
     if isinstance(model.reader, TextReader):
-        rows = model.reader.read(x, lengths, mask_names, whole=model.settings.long == "windows")
+        rows = model.reader.read(x, lengths, mask_names, in_pieces=model.settings.long == "windows")
         x, lengths, owner, masks = rows.ids, rows.lengths, rows.owner, rows.masks
     else:
         x, lengths = _to_input(model, scaling, x, lengths)

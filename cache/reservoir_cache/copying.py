@@ -133,7 +133,7 @@ def copy_from(
         # Files appear first, and the documents that name them last, so that an interrupted copy is not an entry.
         make_folder(path)
         locks = entry_locks(path, create=True)
-        with locks.at_work(whole=False):
+        with locks.at_work(needs_spec=False):
             missing = {
                 file: line for file, line in documents.files.items() if not _is_stored(path / file, line)
             }
@@ -301,7 +301,7 @@ def _is_stored(path: Path, line: Shard | TargetFile) -> bool:
 @contextmanager
 def _unless_created(path: Path) -> Iterator[None]:
     """Hold the mutex of an entry that is being copied; raises CacheError if another process has created it."""
-    with entry_locks(path).mutex(whole=False):
+    with entry_locks(path).mutex(needs_spec=False):
         # An extraction chooses its own blocks and lists its own shards, which must not be replaced.
         if (path / SPEC_FILE).exists():
             raise CacheError(

@@ -203,7 +203,7 @@ class Entry:
         if not (path / SPEC_FILE).exists():
             make_folder(path)
             locks = entry_locks(path, create=True)
-            with locks.at_work(whole=False), locks.mutex(whole=False):
+            with locks.at_work(needs_spec=False), locks.mutex(needs_spec=False):
                 if not (path / SPEC_FILE).exists():
                     _remove_manifests(path)
                     mark_last(path, new=True)

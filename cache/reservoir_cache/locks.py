@@ -160,19 +160,21 @@ class EntryLocks:
         self._record = -1  # descriptor of the record of this process, while there are users
 
     @contextmanager
-    def mutex(self, *, whole: bool = True) -> Iterator[None]:
+    def mutex(self, *, needs_spec: bool = True) -> Iterator[None]:
         """Wait for the entry's mutex and hold it, to replace a manifest; not reentrant.
 
-        Raises CacheError if the entry was removed or replaced meanwhile, or, if ``whole``, has no
+        Raises CacheError if the entry was removed or replaced meanwhile, or, with ``needs_spec``, if it has no
         ``spec.json``.
         """
         with self._guard:
             self._lock(MUTEX_BYTE, wait=True)
             try:
-                same = False
+                is_same_file = False
                 with suppress(FileNotFoundError):  # a backup may hold the removed file by a hard link
-                    same = _inode((self._folder / LOCK_FILE).stat()) == _inode(os.fstat(self._descriptor))
-                self._check_present(same and (not whole or (self._folder / SPEC_FILE).exists()))
+                    status = (self._folder / LOCK_FILE).stat()
+                    is_same_file = _inode(status) == _inode(os.fstat(self._descriptor))
+                lacks_spec = needs_spec and not (self._folder / SPEC_FILE).exists()
+                self._check_present(is_same_file and not lacks_spec)
                 yield
             finally:
                 unlock_byte(self._descriptor, MUTEX_BYTE)
@@ -192,15 +194,15 @@ class EntryLocks:
             unlock_byte(self._descriptor, FIRST_BLOCK_BYTE + number)
 
     @contextmanager
-    def at_work(self, *, whole: bool = True) -> Iterator[None]:
+    def at_work(self, *, needs_spec: bool = True) -> Iterator[None]:
         """Record that this process works on the entry; remove the records and temporary files of dead processes.
 
-        Several of these contexts may be open, in any threads; they share one record. ``whole`` is False if the
-        entry may not have its ``spec.json`` yet (see `mutex`).
+        Several of these contexts may be open, in any threads; they share one record. ``needs_spec`` is False
+        if the entry may not have its ``spec.json`` yet (see `mutex`).
         """
         with self._guard:
             if self._users == 0:
-                self._register(whole=whole)
+                self._register(needs_spec=needs_spec)
             self._users += 1
         try:
             yield
@@ -211,9 +213,9 @@ class EntryLocks:
                     _record_path(self._folder).unlink(missing_ok=True)
                     os.close(self._record)
 
-    def _register(self, *, whole: bool) -> None:
+    def _register(self, *, needs_spec: bool) -> None:
         """Write and lock a record of this process in the folder, and remove what dead processes left there."""
-        with self.mutex(whole=whole):  # so that no other process registers itself meanwhile
+        with self.mutex(needs_spec=needs_spec):  # so that no other process registers itself meanwhile
             own = _record_path(self._folder)
             publish_json(own, _own_record(), durable=False)  # no process survives a power loss
             self._record = os.open(own, os.O_RDWR)
@@ -230,11 +232,15 @@ class EntryLocks:
     def removal(self) -> Iterator[None]:
         """Hold the mutex while the entry is removed; raises CacheError if a process works on it."""
         with self._guard:
-            with self.mutex(whole=False):
-                for user in processes_at_work(self._folder):
+            # A damaged entry, which has no spec.json, can be removed too.
+            with self.mutex(needs_spec=False):
+                if users := processes_at_work(self._folder):
+                    user = users[0]
                     name = f"process {user.get('pid')} on {user.get('host')} since {user.get('started')}"
                     raise CacheError(f"{self._folder}: used by {name}; stop it first")
                 yield
+            # The lock file is gone: forget this object before its descriptor is closed. After that, the lock file of
+            # a new entry may get the same inode, and it needs a descriptor of its own.
             with _open_guard:
                 _open_locks.pop(_inode(os.fstat(self._descriptor)), None)
             os.close(self._descriptor)

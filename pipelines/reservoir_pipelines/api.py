@@ -521,13 +521,14 @@ class AttentionArguments(
 def attention(arguments: AttentionArguments) -> Attention:
     """Plot which tokens attend to which in one block.
 
-    The maps are those of the first rows of a split, and their mean. If ``run`` is the folder of a run
-    of `train`, the model, the task's parameters and the scaling come from that run.
+    The maps are those of the first row of a split, and their mean over the first ``average`` rows. If ``run`` is
+    the folder of a run of `train`, the model, the task's parameters and the scaling come from that run.
 
     Returns
     -------
     Attention
-        Its ``one`` and ``mean`` are arrays (heads, tokens, tokens).
+        Its ``first_row`` (heads, queries, keys) covers the real tokens of the first row, and its ``mean``
+        (heads, tokens, tokens) is the mean over rows.
 
     Examples
     --------

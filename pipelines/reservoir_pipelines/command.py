@@ -140,7 +140,8 @@ def _print(answer: Answer, *, json: bool) -> None:
 def check_names(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """Raise `InputError` for an unknown task or backbone, or a missing file, before anything heavy is imported.
 
-    ``values`` are the arguments of a command and the options that were set.
+    ``arguments`` are the command's own arguments, and ``values`` these and the options that were set. Only an argument
+    called ``readout`` is a folder: the option of that name is a kind of readout.
     """
     if backbone := values.get("backbone"):
         from reservoir.backbone_names import check_backbone_name
@@ -152,15 +153,15 @@ def check_names(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None
         from reservoir_pipelines.data.hub import is_hub
         from reservoir_pipelines.preparation.sources import open_source
 
-        open_source(task)
+        open_source(task)  # raises InputError for an unknown name
         if task not in TASKS and not is_hub(task):
-            source_files(Path(task))
-    for name, what in (("readout", "a folder that fit or train wrote"), ("file", "your data")):
+            source_files(Path(task))  # raises InputError if the path has no data
+    for name, expected in (("readout", "a folder that fit or train wrote"), ("file", "your data")):
         if path := arguments.get(name):
             from reservoir_pipelines.data.table import data_exists
 
             if not data_exists(Path(path)):
-                raise InputError(f"{path}: no such file or folder", f"name {what}")
+                raise InputError(f"{path}: no such file or folder", f"name {expected}")
 
 
 def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, Any]:

@@ -123,7 +123,7 @@ def generic_family(config: Any) -> Family:
         If the model cannot be run on vectors, with the reason.
     """
     model_class = _class_of(config)
-    parts = _parts_of(model_class, config)
+    parts = _parts_of(config)
     takes_embeddings = parts.takes == "inputs_embeds"
     reads = "text" if parts.words or parts.takes == "input_ids" else ""
     if parts.takes == "pixel_values" and parts.has_patches:
@@ -178,7 +178,7 @@ def names_with_heads(config: Any) -> frozenset[str]:
 
 def part_settings(config: Any) -> Any:
     """Return the configuration of the part of a model that runs, such as the half of images."""
-    return _settings_of(_parts_of(_class_of(config), config), config)
+    return _settings_of(_parts_of(config), config)
 
 
 def count_image_tokens(family: Family, config: Any, pixels: tuple[int, int, int]) -> int:
@@ -188,10 +188,11 @@ def count_image_tokens(family: Family, config: Any, pixels: tuple[int, int, int]
         return model.embed(torch.zeros(1, *pixels)).shape[1]
 
 
-def _parts_of(model_class: type[nn.Module], config: Any) -> Parts:
+def _parts_of(config: Any) -> Parts:
+    """Return where the parts of a configuration's model are; they are found once for equal settings."""
     key = json.dumps(config.to_dict(), sort_keys=True, default=str)
     if key not in _PARTS:
-        _PARTS[key] = _find_parts(model_class, config)
+        _PARTS[key] = _find_parts(_class_of(config), config)
     return _PARTS[key]
 
 
@@ -217,7 +218,7 @@ def _class_of(config: Any) -> type[nn.Module]:
         if isinstance(kind, type)
         and issubclass(kind, transformers.PreTrainedModel)
         and kind.config_class is settings_class
-        and not any(what in name for what in ("PreTrained", "For", "With"))
+        and not any(part in name for part in ("PreTrained", "For", "With"))
     ]
     usual_name = settings_class.__name__.removesuffix("Config") + "Model"
     usual = [kind for kind in headless if kind.__name__ == usual_name] or headless

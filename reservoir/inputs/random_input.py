@@ -23,9 +23,14 @@ from reservoir.tasks.picture_windows import Picture
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
-# Images for `edges`: discs drawn over each other, the last one on top, in a square field.
+# Images for `edges`: discs drawn over each other, the last one on top, in a square field. All numbers are chosen
+# by hand.
 DISCS = 40
 FIELD = 48.0  # pixels
+GREY = 128.0  # of the background, and the mean of the discs, in 0..255
+DEVIATION_OF_BRIGHTNESS = 60  # between discs, equal in all channels
+DEVIATION_OF_CHANNELS = 25  # of each channel of a disc from its brightness
+FLATTEST = 0.4  # smallest ratio of the axes of an ellipse
 
 
 class InputLayer(nn.Module):
@@ -178,24 +183,27 @@ def edges(task: Task, width: int, seed: int) -> np.ndarray:
 
 def _windows_of_discs(count: int, side: int, channels: int, draw: np.random.Generator) -> np.ndarray:
     """Return windows (count, side, side, channels) in the middle of fields of discs of all sizes, float64 in 0..255."""
-    windows = np.full((count, side, side, channels), 128.0)
+    windows = np.full((count, side, side, channels), GREY)
     pixels = np.arange(side) + (FIELD - side) / 2
     for _ in range(DISCS):
-        # A disc in each field: its centre, radius and colour. It is an ellipse, turned by an angle.
-        down, right = (pixels - centre[:, None] for centre in draw.uniform(0, FIELD, (2, count)))
-        radius = 4 / (draw.uniform(size=count) ** 0.6 + 0.12)  # few large discs, many small ones
-        flattened, angle = draw.uniform(0.4, 1, count), draw.uniform(0, 2 * np.pi, count)
-        along = (
-            np.cos(angle)[:, None, None] * down[:, :, None]
-            + np.sin(angle)[:, None, None] * right[:, None, :]
-        )
-        across = (
-            np.cos(angle)[:, None, None] * right[:, None, :]
-            - np.sin(angle)[:, None, None] * down[:, :, None]
-        )
+        # One disc in each field. ``down`` (count, side, 1) and ``right`` (count, 1, side) are the distances of the
+        # window's rows and columns of pixels from its centre.
+        centre_down, centre_right = draw.uniform(0, FIELD, (2, count))
+        down = (pixels - centre_down[:, None])[:, :, None]
+        right = (pixels - centre_right[:, None])[:, None, :]
+        # Few discs are large: radii range from 3.6 to 33 pixels, and half of them are below 5.1.
+        radius = (4 / (draw.uniform(size=count) ** 0.6 + 0.12))[:, None, None]
+        # Each disc is an ellipse: flattened, and turned by an angle. The distances along and across its long axis say
+        # which pixels are inside.
+        flattening = draw.uniform(FLATTEST, 1, count)[:, None, None]
+        angle = draw.uniform(0, 2 * np.pi, count)[:, None, None]
+        along = np.cos(angle) * down + np.sin(angle) * right
+        across = np.cos(angle) * right - np.sin(angle) * down
+        is_inside = along**2 + (across / flattening) ** 2 < radius**2
         # The disc hides what was drawn before it.
-        inside = along**2 + (across / flattened[:, None, None]) ** 2 < radius[:, None, None] ** 2
-        colour = 128 + 60 * draw.standard_normal((count, 1)) + 25 * draw.standard_normal((count, channels))
-        filled = np.broadcast_to(np.clip(colour, 0, 255)[:, None, None], windows.shape)
-        windows = np.where(inside[..., None], filled, windows)
+        brightness = DEVIATION_OF_BRIGHTNESS * draw.standard_normal((count, 1))
+        of_channels = DEVIATION_OF_CHANNELS * draw.standard_normal((count, channels))
+        colour = np.clip(GREY + brightness + of_channels, 0, 255)
+        filled = np.broadcast_to(colour[:, None, None], windows.shape)
+        windows = np.where(is_inside[..., None], filled, windows)
     return windows

@@ -93,7 +93,7 @@ class TextReader:
         content = [type(tokenizer).__name__, rules, names, self.max_tokens, *(rare if any(rare) else ())]
         self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         self.read_rows = self.long = 0
-        self._whole = False  # whether long texts are read in pieces
+        self._reads_in_pieces = False  # whether long texts are read in pieces
         self._without: Counter[str] = Counter()  # texts that have no token of a mask
         self.spaced = _letters_apart(tokenizer, self._words)
 
@@ -103,26 +103,26 @@ class TextReader:
         return rows.ids, rows.lengths
 
     def read(
-        self, x: np.ndarray, lengths: np.ndarray, masks: Sequence[str] = (), *, whole: bool = False
+        self, x: np.ndarray, lengths: np.ndarray, masks: Sequence[str] = (), *, in_pieces: bool = False
     ) -> TokenRows:
         """Return the tokens of stored texts, with the masks that are named, as far as `mask_obstacle` allows them.
 
-        With ``whole``, a text that is too long for the model is read in pieces, else it is cut. The mask ``words``
+        With ``in_pieces``, a text that is too long for the model is read in pieces, else it is cut. The mask ``words``
         comes only with chats; elsewhere ``special`` says as much.
         """
-        if whole and not self._tokenizer.is_fast:
+        if in_pieces and not self._tokenizer.is_fast:
             raise InputError(
                 "--long windows needs a tokenizer.json, which the model does not have", "leave --long out"
             )
-        self._whole = whole
+        self._reads_in_pieces = in_pieces
         texts = self._texts(x, lengths)
         # The places of tokens cost time, so they are asked for only if a mask needs them.
         needs_offsets = any(self._reads_offsets(name) for name in masks)
-        encoding, long = (self._in_pieces if whole else self._cut)(
+        encoding, long = (self._in_pieces if in_pieces else self._cut)(
             [row.text for row in texts], needs_offsets
         )
         self.long += long
-        owner = np.array(encoding["overflow_to_sample_mapping"]) if whole else None
+        owner = np.array(encoding["overflow_to_sample_mapping"]) if in_pieces else None
         of_rows = texts if owner is None else [texts[text] for text in owner]
         ids, tokens = self._padded([row.text for row in of_rows], encoding["input_ids"])
         self.read_rows += len(texts)
@@ -190,10 +190,10 @@ class TextReader:
         by_role = {getattr(tokenizer, f"{role}_token_id") for role in roles} - {None}
         return sorted((added - {tokenizer.unk_token_id}) | by_role)
 
-    def encodings(self, texts: Sequence[str], *, whole: bool) -> Encodings:
+    def encodings(self, texts: Sequence[str], *, in_pieces: bool) -> Encodings:
         """Return the tokens of texts, with special tokens, and the letters that each has read.
 
-        A text with too many tokens is cut, or has several pieces if it is read as a ``whole``.
+        With ``in_pieces``, a text with too many tokens has several pieces, else it is cut.
         """
         if not self._tokenizer.is_fast:
             raise InputError(
@@ -202,7 +202,7 @@ class TextReader:
         # A tokenizer that needs spaces between letters reads letter n at position 2 n.
         spread = 2 if self.spaced else 1
         as_read = [" ".join(text) for text in texts] if self.spaced else list(texts)
-        encoding, long = (self._in_pieces if whole else self._cut)(as_read, needs_offsets=True)
+        encoding, long = (self._in_pieces if in_pieces else self._cut)(as_read, needs_offsets=True)
         owner = encoding.get("overflow_to_sample_mapping", range(len(texts)))
         pieces: list[list[tuple[list[int], np.ndarray]]] = [[] for _ in texts]
         for text, ids, offsets in zip(
@@ -348,7 +348,7 @@ class TextReader:
     def _note_on_long_texts(self) -> str:
         how = (
             "read in pieces, with features averaged"
-            if self._whole
+            if self._reads_in_pieces
             else "cut (extract --long windows reads all)"
         )
         return f"{self.long:,} of {self.read_rows:,} texts have more than {self.max_tokens:,} tokens and are {how}"
@@ -382,13 +382,17 @@ def _words(tokenizer: Any) -> list[str]:
 
 def _special_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[int, int]:
     """Return how many special tokens a tokenizer adds before and after a text."""
-    for word in words[:100]:  # some are not texts, such as the parts of a letter of several bytes
-        plain, whole = (tokenizer(word, add_special_tokens=add)["input_ids"] for add in (False, True))
-        added = len(whole) - len(plain)
-        for before in range(added + 1) if plain else ():
-            if whole[before : before + len(plain)] == plain:
+    # Whatever stands before and after the tokens of a word is special. The first word that shows it is enough.
+    for word in words[:100]:
+        plain = tokenizer(word, add_special_tokens=False)["input_ids"]
+        with_special = tokenizer(word, add_special_tokens=True)["input_ids"]
+        if not plain:
+            continue  # no text, such as part of a letter of several bytes
+        added = len(with_special) - len(plain)
+        for before in range(added + 1):
+            if with_special[before : before + len(plain)] == plain:
                 return before, added - before
-    return 0, 0
+    return 0, 0  # no word shows any
 
 
 def _letters_apart(tokenizer: Any, words: Sequence[str]) -> bool:

@@ -98,7 +98,7 @@ class TextTokens:
 
 
 def read_tokens(
-    reader: TextReader, batches: Iterable[tuple[np.ndarray, np.ndarray]], *, words: bool, whole: bool
+    reader: TextReader, batches: Iterable[tuple[np.ndarray, np.ndarray]], *, words: bool, in_pieces: bool
 ) -> TextTokens:
     """Tokenize texts, and return their words or tokens.
 
@@ -110,10 +110,12 @@ def read_tokens(
         Texts as code points (texts, letters), zero after their ends, and their lengths (texts,).
     words : bool
         Whether white space divides the texts into words; else every token stands for itself.
-    whole : bool
+    in_pieces : bool
         Whether texts that are too long are read in several pieces; else they are cut.
     """
-    parts = [_read_batch(reader, codes, lengths, words=words, whole=whole) for codes, lengths in batches]
+    parts = [
+        _read_batch(reader, codes, lengths, words=words, in_pieces=in_pieces) for codes, lengths in batches
+    ]
     counts = np.concatenate([part.counts for part in parts])
     sequence_lengths = np.concatenate([part.sequence_lengths for part in parts])
     # The places of a batch count from its first token ID.
@@ -156,11 +158,11 @@ class _Tokens:
 
 
 def _read_batch(
-    reader: TextReader, codes: np.ndarray, lengths: np.ndarray, *, words: bool, whole: bool
+    reader: TextReader, codes: np.ndarray, lengths: np.ndarray, *, words: bool, in_pieces: bool
 ) -> _Batch:
     """Tokenize texts, given by the codes of their letters; find the token of each word, or the label of each token."""
     # A text has one sequence of tokens, or several pieces; the tokens of all pieces stand one after the other.
-    encodings = reader.encodings(texts_of(codes, lengths), whole=whole)
+    encodings = reader.encodings(texts_of(codes, lengths), in_pieces=in_pieces)
     pieces = [piece for of_text in encodings.pieces for piece in of_text]
     owner = np.repeat(np.arange(len(lengths)), [len(of_text) for of_text in encodings.pieces])
     sequence_lengths = np.array([len(ids) for ids, _ in pieces], np.int64)

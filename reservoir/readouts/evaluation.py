@@ -104,19 +104,19 @@ def evaluate_classes(
     y: np.ndarray,
     predicted: np.ndarray,
     classes: Sequence[str],
-    chances: np.ndarray | None = None,
+    ranks: np.ndarray | None = None,
     counts: np.ndarray | None = None,
     groups: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare class numbers (rows, ...) with labels; for two classes, ``chances`` (rows, ...) scores class 1.
+    """Compare class numbers (rows, ...) with labels.
 
-    If the rows of ``y`` are tokens, ``counts`` holds the tokens of each sequence, and ``groups`` the
-    group of each.
+    For two classes, ``ranks`` (rows, ...) are probabilities or scores of class 1, by which labels are ranked. If the
+    rows of ``y`` are tokens, ``counts`` holds the tokens of each sequence, and ``groups`` the group of each.
     """
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     row_scores, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
-    # What ranks the labels, for the area under the curve of two classes.
-    ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
+    # Only two classes have an area under the curve.
+    ranks = None if ranks is None or len(classes) != 2 else ranks.reshape(y.shape)
     # Several labels are scored one by one, because pooling labels with different class shares would
     # reward a constant guess. The scores are means over the labels.
     one_by_one = 1 < y.shape[1] <= MAX_LABELS
@@ -303,12 +303,17 @@ def evaluate_labels(
     counts: np.ndarray | None = None,
     groups: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare predicted labels or values (n, outputs) of samples with the true ones; see `evaluate_blocks`."""
+    """Compare predicted labels or values (n, outputs) of samples with the true ones.
+
+    For two classes, ``ranks`` (n, outputs) are probabilities or scores of class 1. ``counts`` (rows,) is the number of
+    samples per row (default 1), and ``groups`` (rows,) the group of each row.
+    """
     if not classes:
         return evaluate_values(y, predicted, counts, groups)
     y, predicted = y.astype(int), predicted.astype(int)
     if counts is not None and counts.min() == counts.max():
-        # Rows with equally many labels: each row is a sample with several outputs.
+        # Rows with equally many labels: each row is a sample with several outputs. `evaluate_classes` reshapes the
+        # ranks as it does the labels.
         y, predicted = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1)
         counts = None
     return evaluate_classes(y, predicted, classes, ranks, counts, groups)

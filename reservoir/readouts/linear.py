@@ -168,7 +168,7 @@ class Targets:
             if slope == 0:  # also if all logits are equal, for which every temperature is best
                 break
             lowest, highest = (lowest, log_beta) if slope > 0 else (log_beta, highest)
-            newton = beta - slope / curvature if curvature > 0 else 0.0
+            newton = beta - slope / curvature if curvature > 0 else 0.0  # 0 is outside
             is_inside = np.exp(lowest) < newton < np.exp(highest)
             step = (np.log(newton) if is_inside else (lowest + highest) / 2) - log_beta
             log_beta += step
@@ -268,7 +268,8 @@ class LinearReadout:
             arrays[name].astype(np.float64, casting="same_kind") for name in ("coef", "intercept")
         )
         weights = {"coef": coef, "intercept": intercept}
-        check_arrays(weights, {"coef": (len(coef) or 1, targets.columns), "intercept": (targets.columns,)})
+        features = len(coef) or 1  # so that a readout without features is refused
+        check_arrays(weights, {"coef": (features, targets.columns), "intercept": (targets.columns,)})
         link = settings.get("link", "softmax")  # absent from readouts of format 2
         temperature = float(settings["temperature"])
         if not 1e-6 < temperature < 1e6:  # `Targets.fit_temperature` returns values from exp(-7) to exp(7)

@@ -213,12 +213,16 @@ def fold_moments(
     return [accumulator.moments() for accumulator in accumulators]
 
 
-def check_finite(values: np.ndarray, what: str, first: int = 0) -> None:
-    """Raise `InputError` that names the first feature or target, counted from ``first``, that is not finite."""
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if wrong.size:
+def check_finite(values: np.ndarray, kind: str, first: int = 0) -> None:
+    """Raise `InputError` if a value is not finite, with the number of that feature or target, the ``kind`` of values.
+
+    The first value has the number ``first``.
+    """
+    not_finite = np.flatnonzero(~np.isfinite(values))
+    if not_finite.size:
         raise InputError(
-            f"readout: {what} {first + wrong[0]} is not finite, or too large, in some row", "remove the row"
+            f"readout: {kind} {first + not_finite[0]} is not finite, or too large, in some row",
+            "remove the row",
         )
 
 
@@ -231,8 +235,8 @@ def deviation(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Return standard deviations, which are exactly 0 for channels that are constant up to rounding."""
     # Features are float32: what is 0.5 in every row may be 0.50000006 in one. Divided by the standard deviation of such
     # errors, a real difference in a new row would be millions, and so would be its prediction.
-    constant = variance <= np.square(ROUNDING * mean)
-    return np.sqrt(np.where(constant, 0.0, variance))
+    is_constant = variance <= np.square(ROUNDING * mean)
+    return np.sqrt(np.where(is_constant, 0.0, variance))
 
 
 def inverse(std: np.ndarray) -> np.ndarray:

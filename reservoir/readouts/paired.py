@@ -12,6 +12,7 @@ FLIP_CELLS = 2**22  # largest number of random signs in memory
 EXACT_UNITS = 20  # largest number of rows or groups whose sign flips are all enumerated
 FLIPS = 49_999  # random sign flips of more rows or groups
 SIGNIFICANT = 0.05  # p-value below which a difference counts as seen
+ROUNDING_SQUARES = 1e-24  # sum of squared errors, in shares or R², that is taken for errors of rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +64,15 @@ def paired_difference(
     gains, spreads = np.zeros((2, unit_of_sample.max() + 1, int(varies.sum())))
     np.add.at(gains, unit_of_sample, gain[:, varies])
     np.add.at(spreads, unit_of_sample, spread[:, varies])
-    whole = spreads.sum(axis=0)
-    ratios = gains.sum(axis=0) / whole
+    total_spread = spreads.sum(axis=0)
+    ratios = gains.sum(axis=0) / total_spread
     value = float(ratios.mean())
     one_label_per_unit = set(np.unique(gains)) <= {-1.0, 0.0, 1.0} and (spreads == 1).all()
     if evaluations[0].classes and one_label_per_unit:
         interval = paired_interval(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
     else:
         # Both numerator and denominator of a ratio of sums over units vary: linearisation, as for survey data.
-        influences = ((gains - ratios * spreads) / whole).mean(axis=1)
+        influences = ((gains - ratios * spreads) / total_spread).mean(axis=1)
         interval = _student_interval(value, influences)
     return Difference(value=value, interval=interval, p_value=p_value)
 
@@ -83,19 +84,23 @@ def paired_interval(wins: int, losses: int, rows: int) -> tuple[float, float]:
     are few of them. Reference: Bonett and Price (2012), Adjusted Wald confidence interval for a
     difference of binomial proportions based on paired data.
     """
-    more = (wins + 1) / (rows + 2)
-    less = (losses + 1) / (rows + 2)
-    reach = Z95 * math.sqrt((more + less - (more - less) ** 2) / (rows + 2))
-    return max(-1.0, more - less - reach), min(1.0, more - less + reach)
+    win_share = (wins + 1) / (rows + 2)
+    loss_share = (losses + 1) / (rows + 2)
+    centre = win_share - loss_share
+    half_width = Z95 * math.sqrt((win_share + loss_share - centre**2) / (rows + 2))
+    return max(-1.0, centre - half_width), min(1.0, centre + half_width)
 
 
 def _student_interval(value: float, influences: np.ndarray) -> tuple[float, float] | None:
-    """Return Student's 95% interval of a value, from what each independent unit adds to its error, (units,)."""
+    """Return Student's 95% interval of a value, from what each independent unit adds to its error, (units,).
+
+    It is None for too few units, and for units that differ by rounding alone.
+    """
     units, squares = len(influences), float(np.square(influences).sum())
-    if units < MIN_GROUPS or squares <= 1e-24:
+    if units < MIN_GROUPS or squares <= ROUNDING_SQUARES:
         return None
-    reach = float(stdtrit(units - 1, 0.975)) * math.sqrt(squares * units / (units - 1))
-    return value - reach, value + reach
+    half_width = float(stdtrit(units - 1, 0.975)) * math.sqrt(squares * units / (units - 1))
+    return value - half_width, value + half_width
 
 
 def p_value_of_difference(first: Evaluation, second: Evaluation) -> float | None:
@@ -166,19 +171,21 @@ def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> fl
     if len(values) > MAX_UNITS:  # sums of exchangeable rows are exchangeable
         values = np.bincount(np.arange(len(values)) % MAX_UNITS, values)
     # Sums that differ by rounding alone count as equal.
-    least = abs(float(values.sum())) - 1e-10 * float(np.abs(values).sum())
+    observed = abs(float(values.sum())) - 1e-10 * float(np.abs(values).sum())
     # All patterns of signs, if they are few.
     if len(values) <= EXACT_UNITS:
         sums = values[:1]  # the other sign of the first difference gives the negative of each sum
         for value in values[1:]:
             sums = np.concatenate([sums + value, sums - value])
-        return float(np.mean(np.abs(sums) >= least))
+        return float(np.mean(np.abs(sums) >= observed))
     # Else random patterns, some at a time. With positive = 1 or 0, a sum is 2 (positive' values) - (1' values).
     generator = np.random.default_rng(seed)
-    beyond = 0
-    most = max(1, FLIP_CELLS // len(values))
-    for start in range(0, flips, most):
-        positive = generator.integers(0, 2, (min(most, flips - start), len(values)), np.int8)
+    extreme_patterns = 0
+    patterns_at_once = max(1, FLIP_CELLS // len(values))
+    for start in range(0, flips, patterns_at_once):
+        patterns = min(patterns_at_once, flips - start)
+        positive = generator.integers(0, 2, (patterns, len(values)), np.int8)
         sums = 2 * (positive.astype(np.float64) @ values) - values.sum()
-        beyond += int((np.abs(sums) >= least).sum())
-    return (beyond + 1) / (flips + 1)
+        extreme_patterns += int((np.abs(sums) >= observed).sum())
+    # The observed pattern counts as one of them.
+    return (extreme_patterns + 1) / (flips + 1)

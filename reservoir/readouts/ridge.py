@@ -254,8 +254,10 @@ def kernel_fold_scores(
     Samples have products ZZ' (n, n), ``weights`` (n,), targets ``y`` (n, t) and a ``fold`` (n,).
     """
     scores = np.empty((len(alphas), *y.shape))
+    all_penalties = slice(None)
     for k in np.unique(fold):
         is_fitted, is_held_out = fold != k, fold == k
+        # `dual_system` centres the products of the fitted samples itself; those of held-out samples are centred below.
         among_fitted = products[np.ix_(is_fitted, is_fitted)]
         system = dual_system(among_fitted, weights[is_fitted], y[is_fitted])
         scorer = system.scorer(alphas, is_held_out.sum())
@@ -263,10 +265,12 @@ def kernel_fold_scores(
         #   (z - m)'(z_j - m) = z'z_j - z'm - m'z_j + m'm
         share = weights[is_fitted] / weights[is_fitted].sum()
         with blas_threads(many=len(products) >= LARGE_MATRIX):
-            with_mean = among_fitted @ share
             held_out = products[np.ix_(is_held_out, is_fitted)]
-            held_out = held_out - (held_out @ share)[:, None] - with_mean + share @ with_mean
-        scores[:, is_held_out] = scorer(held_out, slice(None))
+            held_out_times_mean = held_out @ share
+            fitted_times_mean = among_fitted @ share
+            mean_times_mean = share @ fitted_times_mean
+            held_out = held_out - held_out_times_mean[:, None] - fitted_times_mean + mean_times_mean
+        scores[:, is_held_out] = scorer(held_out, all_penalties)
     return scores
 
 

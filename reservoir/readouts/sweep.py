@@ -235,19 +235,20 @@ def _fit_moments(
     feature_weights: np.ndarray | None,
 ) -> _FittedFolds:
     """Fit all folds from the moments of each fold in each repeat, ``parts``."""
-    whole = functools.reduce(operator.add, parts[:folds])  # the folds of one repeat have all samples
-    scale = whole.scale(feature_weights)
+    # The folds of one repeat have all samples.
+    of_all_samples = functools.reduce(operator.add, parts[:folds])
+    scale = of_all_samples.scale(feature_weights)
     scorers: list[list[FoldScorer]] = []
     for start in range(0, len(parts), folds):
-        repeat = parts[start : start + folds]
+        of_folds = parts[start : start + folds]  # of one repeat
         # The moments of the other folds are added: differences from the total give constant
         # channels some variance.
         scorers_of_folds: list[FoldScorer] = []
-        for k, part in enumerate(repeat):
-            rest = functools.reduce(operator.add, [*repeat[:k], *repeat[k + 1 :]])
-            scorers_of_folds.append(primal_system(rest, scale).scorer(alphas, part.count, targets))
+        for k, held_out in enumerate(of_folds):
+            fitted = functools.reduce(operator.add, [*of_folds[:k], *of_folds[k + 1 :]])
+            scorers_of_folds.append(primal_system(fitted, scale).scorer(alphas, held_out.count, targets))
         scorers.append(scorers_of_folds)
-    path = DeferredPath(alphas, functools.partial(path_from_moments, whole, scale=scale))
+    path = DeferredPath(alphas, functools.partial(path_from_moments, of_all_samples, scale=scale))
     return _FittedFolds(path=path, scorers=scorers, samples=train)
 
 

@@ -52,8 +52,9 @@ class Reduction:
         # above the rounding error of the largest one is used as it is; a smaller one is raised until
         # it does: T + alpha I must be definite.
         lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
-        top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max()
-        self._least_penalty = n * np.finfo(np.float64).eps * top - lowest
+        # No eigenvalue is larger than the largest sum of absolute values in a row of T (Gershgorin).
+        bound = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max()
+        self._least_penalty = n * np.finfo(np.float64).eps * bound - lowest
         self._rotated_b = self.rotate(b)
 
     def rotate(self, b: np.ndarray, trans: bytes = b"T") -> np.ndarray:

@@ -305,23 +305,25 @@ def values_of(
     An infinite number, and an empty cell unless ``fill`` keeps it as NaN, make the row bad. ``data`` is
     the path of the data if the table is only a part of it.
     """
-    # Read column by column. A cell that is not a number makes its row bad, but most cells make it another column.
+    # Read column by column. A few cells that are not numbers make their rows bad; if most filled cells are not
+    # numbers, the column does not hold values and is refused.
     x = np.empty((len(table.frame), len(names)))
     for place, name in enumerate(names):
-        numbers, wrong, filled_cells = _numbers_of_column(table, name)
-        for row in wrong:
+        numbers, not_numbers, filled_cells = _numbers_of_column(table, name)
+        for row in not_numbers:
             cell = str(table.frame[name][row]).strip()[:40]
             table.bad.add(row, f"{cell!r} is not a number in column {name!r}")
-        if len(wrong) > MOST * filled_cells:
-            _refuse_column(table, names, name, int(wrong[0]), options, data or str(table.path))
+        if len(not_numbers) > MOST * filled_cells:
+            _refuse_column(table, names, name, int(not_numbers[0]), options, data or str(table.path))
         x[:, place] = numbers
     if lengths is not None:
         x[np.arange(len(names)) >= lengths[:, None]] = 0
-    # A bad row is noted with its first wrong value.
+    # Infinite and empty cells make a row bad, which is noted with the first of them. Cells that are not numbers are NaN
+    # too, but their rows have a reason already, and a row keeps its first reason.
     refuses_empty = not fill
-    wrong = np.isinf(x) | (np.isnan(x) & refuses_empty)
-    for row in np.flatnonzero(wrong.any(axis=1)):
-        place = int(np.argmax(wrong[row]))
+    is_refused = np.isinf(x) | (np.isnan(x) & refuses_empty)
+    for row in np.flatnonzero(is_refused.any(axis=1)):
+        place = int(np.argmax(is_refused[row]))
         problem = EMPTY_CELL if np.isnan(x[row, place]) else f"{x[row, place]} in column"
         table.bad.add(row, f"{problem} {names[place]!r}")
     return x
@@ -336,10 +338,10 @@ def _numbers_of_column(table: Table, name: str) -> tuple[np.ndarray, np.ndarray,
         return column.to_numpy(np.float64), np.empty(0, np.int64), len(column)
     texts = table.with_points(as_texts(column).str.lower())
     cells = texts.map(lambda cell: SWITCHES.get(cell, cell))
-    empty = (cells == "nan").to_numpy()
+    is_empty = (cells == "nan").to_numpy()  # `SWITCHES` gives every empty cell this text
     numbers: Any = pd.to_numeric(cells, errors="coerce")
-    wrong = np.flatnonzero(numbers.isna() & ~empty)
-    return numbers.to_numpy(np.float64), wrong, int((~empty).sum())
+    not_numbers = np.flatnonzero(numbers.isna() & ~is_empty)
+    return numbers.to_numpy(np.float64), not_numbers, int((~is_empty).sum())
 
 
 def _refuse_column(

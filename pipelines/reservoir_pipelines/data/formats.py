@@ -27,7 +27,7 @@ from reservoir_pipelines.data import (
 from reservoir_pipelines.data.columns import FILES
 from reservoir_pipelines.data.media import media_files
 from reservoir_pipelines.data.recordings import prepare_recordings
-from reservoir_pipelines.data.rows import COLUMN_FLAGS, Rows
+from reservoir_pipelines.data.rows import COLUMN_FLAGS, OR_PASS, Rows
 from reservoir_pipelines.data.table_labels import labels_path
 from reservoir_pipelines.data.values import encode
 
@@ -151,13 +151,15 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
     """
     # New rows are read with the options and choices that the task was read with.
     parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
-    # Without a table of labels, these options named columns of another table, or were patterns of headers.
+    # If the fit had no table of labels, its --label, --id and --group name columns of the data, or are patterns of
+    # headers. They do not name columns of this table.
     if labels and "labels" not in task.parameters:
         parameters |= {"label": None, "id": None, "group": None}
     try:
         rows = open_rows(str(path), as_group(parameters, OwnDataOptions), task)
-    except InputError as error:  # flags of `extract` do not apply to new data
-        raise InputError(str(error).partition(", or pass --")[0]) from None
+    except InputError as error:
+        # `predict` has no flags that say how data are read, so the alternative that is such a flag is cut off.
+        raise InputError(str(error).partition(OR_PASS)[0]) from None
     rows.refuse_unused(str(path), ["labels"] if labels else [])
     are_images, read_images = rows.holds == "images", task.pictures > 0
     if are_images != read_images:

@@ -238,15 +238,15 @@ def _refuse_forgotten_label(table: Table, roles: Roles, options: OwnDataOptions)
         refuse_unlabelled(table, roles.values, options)
     # A few whole numbers among numbers with decimals may be classes.
     kinds = {name: table.frame[name].dtype.kind for name in values}
-    whole = [
+    like_classes = [
         name
         for name, kind in kinds.items()
         if kind in "biu" and read_labels(table.frame[name].to_numpy()).names
     ]
-    if whole and "f" in kinds.values() and not options.values:
-        command = example(table.path, options, label=_likely_labels(table, whole)[0])
+    if like_classes and "f" in kinds.values() and not options.values:
+        command = example(table.path, options, label=_likely_labels(table, like_classes)[0])
         raise InputError(
-            f"{table.path}: {no_label_among(table)}, but {listed(whole)} may be classes (few whole numbers)",
+            f"{table.path}: {no_label_among(table)}, but {listed(like_classes)} may be classes (few whole numbers)",
             f"pass --label NAME if one is the label, or --values if all are values, for example: {command}",
         )
 
@@ -297,16 +297,17 @@ def _refuse_collisions(
         columns = [*matches, *(outputs if role == "label" and matches else ())]
         if len(columns) < 2:
             continue
+        # A split has no flag that names its column.
         changes = {} if role == "split" else {role: columns[0]}
-        ways = f"pass --{role} NAME" if changes else "pass --drop NAME"
+        flags = f"pass --{role} NAME" if changes else "pass --drop NAME"
         # Without --drop, the other columns of a table would be read as values.
         if not data:
             changes["drop"] = ",".join([*separated(options.drop), *columns[1:]])
-            ways += ", and --drop the others if they are not values" if role in changes else ""
+            flags += ", and --drop the others if they are not values" if role in changes else ""
         role_name = "sequence" if role == "text" else role
         raise InputError(
             f"{path}: the columns {listed(columns)} all have conventional names of the {role_name}",
-            f"{ways}, for example: {example(data or path, options, **changes)}",
+            f"{flags}, for example: {example(data or path, options, **changes)}",
         )
 
 
@@ -344,26 +345,36 @@ def _likely_labels(table: Table, candidates: Sequence[str]) -> list[str]:
 def _refuse_odd_sequences(table: Table, name: str, options: OwnDataOptions) -> None:
     """Refuse a column that no flag or name makes a sequence if most cells are numbers with units, marks or dates.
 
-    ``1,037`` may be one number or two, and ``1.2 mV`` is not a word.
+    ``1,037`` may be one number or two, and ``1.2 mV`` is not a word. Lists of numbers without commas are accepted.
     """
     column = table.frame[name]
     if holds_lists(column) or names_files(table.path.parent, filled(column)):
         return
+    # Cells of which most start otherwise are letters or words.
     texts = as_texts(filled(column))
-    odd = texts.str.match(STARTS_LIKE_A_NUMBER)
-    unambiguous = holds_sequences(column) and not texts.str.contains(",").any()
-    if odd.mean() <= MOST or unambiguous:
+    starts_like_number = texts.str.match(STARTS_LIKE_A_NUMBER)
+    if starts_like_number.mean() <= MOST:
         return
-    if table.decimal == "." and texts.str.contains(",").any() and may_separate_thousands(column):
+    # Lists of numbers separated by spaces or semicolons can be read in one way only. In 1,037 the comma may separate
+    # two numbers, be a decimal mark, or separate thousands.
+    has_commas = texts.str.contains(",").any()
+    are_number_lists = holds_sequences(column)
+    if are_number_lists and not has_commas:
+        return
+    # Every comma may separate thousands: no example may choose what it means.
+    first_cell = texts[starts_like_number].iloc[0][:40]
+    if table.decimal == "." and has_commas and may_separate_thousands(column):
         raise InputError(
-            f"{table.path}: the comma of cells of {name!r} such as {texts[odd].iloc[0][:40]!r} may separate thousands",
+            f"{table.path}: the comma of cells of {name!r} such as {first_cell!r} may separate thousands",
             f"remove such commas, or pass --decimal , if they are decimal marks, or --text {quote(name)} for sequences",
         )
+    # If some cells are like 1,5, all may be decimals or sequences, else only sequences.
+    flags = f"--text {quote(name)} for sequences"
+    changes = {"text": name}
     if table.decimal == "." and texts.str.fullmatch(r"[-+]?\d*,\d+").any():
-        ways, changes = f"--decimal , for decimals, or --text {quote(name)} for sequences", {"decimal": ","}
-    else:
-        ways, changes = f"--text {quote(name)} for sequences", {"text": name}
+        flags = f"--decimal , for decimals, or {flags}"
+        changes = {"decimal": ","}
     raise InputError(
-        f"{table.path}: cells of {name!r} such as {texts[odd].iloc[0][:40]!r} are neither single numbers nor letters",
-        f"write one number in each, or pass {ways}, for example: {example(table.path, options, **changes)}",
+        f"{table.path}: cells of {name!r} such as {first_cell!r} are neither single numbers nor letters",
+        f"write one number in each, or pass {flags}, for example: {example(table.path, options, **changes)}",
     )

@@ -220,7 +220,10 @@ MAX_NAMED = 5
 EMPTY_CELL = "an empty cell in column"
 """Begins the reason why a row with a missing value cannot be read."""
 
-OR_FILL = ", or pass --missing interpolate or mask for missing values"
+OR_PASS = ", or pass --"
+"""Begins an alternative that is a flag, in every message about data, so that `read_new` can cut it off."""
+
+OR_FILL = f"{OR_PASS}missing interpolate or mask for missing values"
 """Ends the remedy of an empty cell."""
 
 
@@ -284,7 +287,7 @@ class BadRows:
         skipping_helps = not all_bad or len(self.places) == 1
         has_option = self.skip is not None  # None: the caller has no --skip-bad-rows
         if has_option and not self.skip and skipping_helps:
-            remedy += ", or pass --skip-bad-rows"
+            remedy += f"{OR_PASS}skip-bad-rows"
         if len(self.reasons) == 1:
             ((row, reason),) = self.reasons.items()
             raise InputError(f"{self.where}, {self.places[row]}: {reason}", remedy)

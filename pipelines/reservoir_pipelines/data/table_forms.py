@@ -383,11 +383,14 @@ def read_long_form(reading: TableArrays) -> Skipped:
 def _labels_steps(reading: TableArrays, ids: np.ndarray) -> bool:
     """Return whether the label belongs to each step, not to the whole sequence: it changes in most sequences.
 
-    In fewer, the steps with another label are taken for mistakes, and refused.
+    If it changes in at most half of the sequences, the differing labels are taken for mistakes, which `_check_constant`
+    refuses.
     """
+    if reading.new:
+        return reading.remembered.get("each") == "token"  # as in the fit
     labels = [name for name in reading.roles.labels if name in reading.table.frame]
-    if reading.new or len(labels) != 1:
-        return reading.remembered.get("each") == "token"
+    if len(labels) != 1:
+        return False  # there is no label, or several, which belong to the sequence
     cells = as_texts(reading.table.frame[labels[0]])
     different_labels = cells[cells != ""].groupby(ids[cells != ""]).nunique()
     return bool((different_labels > 1).mean() > MOST)
@@ -417,7 +420,7 @@ def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
         if not differs.any():
             continue
         row = int(np.argmax(differs))
-        what = {"y": "label", "groups": "group"}.get(array, array)
+        role = {"y": "label", "groups": "group"}.get(array, array)  # ``split`` is called like its role
         flags = f"--group {quote(name)} or --drop {quote(name)}"
         remedy = f"make them equal, or pass {flags} if each row is a whole sequence"
         if array == "groups":
@@ -427,6 +430,6 @@ def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
         if array == "y":
             remedy += ", or write an .npz with y (sequences, steps) beside x if every step has a label"
         raise InputError(
-            f"{table.path}, {table.bad.places[row]}: the {what} differs from earlier rows with this {name!r}",
+            f"{table.path}, {table.bad.places[row]}: the {role} differs from earlier rows with this {name!r}",
             remedy,
         )

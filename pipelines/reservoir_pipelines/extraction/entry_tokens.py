@@ -26,24 +26,26 @@ class EntryTokens:
     rows: Mapping[str, np.ndarray]  # the numbers of the texts of each split
     tokens: Mapping[str, TextTokens]  # by split
     reader: TextReader
-    whole: bool  # whether texts that are too long are read in pieces
+    in_pieces: bool  # whether texts that are too long are read in pieces
 
     @classmethod
     def read(
         cls, prepared: Prepared, task: Task, rows: Mapping[str, np.ndarray], model: LoadedModel
     ) -> "EntryTokens":
         """Tokenize texts of each split, given by their ``rows``; ``task`` is that of the words or tokens."""
-        reader, whole = model.tokenizer, model.settings.long == "windows"
+        reader, in_pieces = model.tokenizer, model.settings.long == "windows"
         tokens: dict[str, TextTokens] = {}
         for split, index in rows.items():
             texts = ((part.x, part.lengths) for part in _parts(prepared, split, index))
-            tokens[split] = read_tokens(reader, texts, words=task.labels_words, whole=whole)
+            tokens[split] = read_tokens(reader, texts, words=task.labels_words, in_pieces=in_pieces)
         for split, of_split in tokens.items():
             if not len(of_split):
                 raise InputError(
                     f"{prepared.task.name}: no text of {split} has a token of the model", "give other texts"
                 )
-        return cls(prepared=prepared, task=task, rows=rows, tokens=tokens, reader=reader, whole=whole)
+        return cls(
+            prepared=prepared, task=task, rows=rows, tokens=tokens, reader=reader, in_pieces=in_pieces
+        )
 
     @property
     def counts(self) -> dict[str, int]:
@@ -67,7 +69,7 @@ class EntryTokens:
         lines = [line]
         unread = sum(of_split.unread for of_split in self.tokens.values())
         if long := sum(of_split.long for of_split in self.tokens.values()):
-            how = "read in pieces" if self.whole else "cut (--long windows reads all)"
+            how = "read in pieces" if self.in_pieces else "cut (--long windows reads all)"
             limit = self.reader.max_tokens
             lines.append(f"{long:,} of {texts:,} texts have more than {limit:,} tokens and are {how}")
         if unread:

@@ -48,7 +48,8 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     fit_of_raw = next((fit for fit in fits if fit.columns == (RAW,)), None)
     # The baseline reads each token with its neighbours. The fit of the columns, to single tokens, has another input.
     if task.labels_each_token:
-        raw, fit_of_raw = _with_windows(raw, known, task), None
+        raw = _with_windows(raw, known, task)
+        fit_of_raw = None
     ridge = _ridge_of(fitter, chooses=chooses)
     if fitter.kind == "ridge" and ridge is not fitter:
         # That fit tried only the penalty that the user chose for the columns, while the baseline tries all.

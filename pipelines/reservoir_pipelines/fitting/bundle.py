@@ -344,9 +344,10 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         try:
             files = {name: read_regular(folder / Path(name).name) for name in card["files"]}
         except FileNotFoundError:
+            # If the card has changed, another process has just replaced the bundle: read the new one.
             if read_checked(folder / CARD) == card:
                 raise
-            continue  # another process has just replaced the bundle
+            continue
         for name, data in files.items():
             if hashlib.sha256(data).hexdigest() != card["files"][name]:
                 raise InputError(f"readout {folder / name}: damaged (checksum mismatch)", "fit it again")

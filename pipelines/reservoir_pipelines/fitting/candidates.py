@@ -166,8 +166,8 @@ def make_fitter(
         )
     if readout.partition(":")[0] == "arccos":
         if balanced or gap is not None:
-            what = "--class-weight balanced" if balanced else "forecasts"
-            raise InputError(f"--readout arccos: not for {what}", "use --readout ridge")
+            unsupported = "--class-weight balanced" if balanced else "forecasts"
+            raise InputError(f"--readout arccos: not for {unsupported}", "use --readout ridge")
         kernel_alphas = parse_alphas(options.alphas) if options.alphas else KERNEL_ALPHAS
         return KernelFitter(
             classes=classes,

@@ -58,9 +58,11 @@ class Control:
         self, samples: EntrySamples[TestSplit], predicted: np.ndarray, names: list[str], metric: str
     ) -> float:
         """Return the mean score of the labels that each readout predicts for the test samples, (draws, n, outputs)."""
-        truths = [samples.labels("test")] * len(predicted)
+        # Random labels of symbols hold on test too; permuted labels of training rows do not, so true ones are compared.
         if self.symbol_labels:
             truths = self.symbol_labels.of(symbols_of_samples(samples, "test"))
+        else:
+            truths = [samples.labels("test")] * len(predicted)
         counts = samples.counts("test")
         scores = [
             evaluate_labels(y, labels, names, None, counts).scores[metric]

@@ -67,9 +67,10 @@ class RidgeSize:
 
     def _fold_work(self, size: int) -> float:
         """Return the multiplications of all folds, each with a system of some ``size``, and of their scores."""
-        held_out, coded = self.samples // self.folds, self.penalties * self.targets
+        held_out = self.samples // self.folds
+        solutions = self.penalties * self.targets
         # Either all solutions are rotated, or the rows that they score, whichever are fewer.
-        system = self._solution_work(size) + size**2 * (self.targets + min(held_out, coded))
+        system = self._solution_work(size) + size**2 * (self.targets + min(held_out, solutions))
         return self.folds * system + self._score_work(self.samples, size)
 
     def _solution_work(self, size: int) -> float:
@@ -87,18 +88,18 @@ class RidgeSize:
     def bytes(self) -> float:
         """Estimated memory of the largest arrays."""
         n, w = self.samples, self.width
-        coded = self.penalties * self.targets
+        scores_per_sample = self.penalties * self.targets
         systems = max(1, self.folds)
         # The solutions of all penalties, in float64: of folds, for samples if they are fewer than features.
-        solutions = 8 * coded * (min(n, w) if self.folds else w)
+        solutions = 8 * scores_per_sample * (min(n, w) if self.folds else w)
         # With a kernel: the features in float32, three matrices of products of samples, and the scores of samples.
         if self.has_kernel:
-            scores = 8 * n * coded * (1 + (self.repeats if self.folds else 0))
+            scores = 8 * n * scores_per_sample * (1 + (self.repeats if self.folds else 0))
             return 4 * n * w + 3 * 8 * n**2 + 2 * solutions + scores
         # Otherwise: the moments of each system, with three more while they are solved.
         moments = 8 * w * (w + self.targets) * (systems + 3)
         # The solutions of all folds wait for their rows, in float64 and float32.
-        return moments + systems * 1.5 * solutions + 3 * 4 * min(n, BLOCK_ROWS) * coded
+        return moments + systems * 1.5 * solutions + 3 * 4 * min(n, BLOCK_ROWS) * scores_per_sample
 
 
 def size_of(source: Source, fitter: Fitter) -> RidgeSize:

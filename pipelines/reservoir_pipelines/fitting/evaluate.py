@@ -75,6 +75,12 @@ class Scores:
     units: np.ndarray | None  # as `Test.units`
     rows: LabelledRows
 
+    @property
+    def test_score(self) -> float:
+        """The score on test."""
+        assert self.result.test_score is not None, "`evaluate` adds it to the result"
+        return self.result.test_score
+
 
 def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     """Return the scores of a final readout on the test rows, which are read once."""

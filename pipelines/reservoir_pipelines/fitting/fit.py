@@ -158,14 +158,19 @@ class SeedsFit:
     fits: tuple[Fit, ...]
 
     @property
+    def test_scores(self) -> list[float]:
+        """The test score of each seed; every chosen readout has one."""
+        return [fit.best.test_score for fit in self.fits if fit.best.test_score is not None]
+
+    @property
     def mean(self) -> float:
         """Mean test score."""
-        return fmean(fit.best.test_score or 0.0 for fit in self.fits)
+        return fmean(self.test_scores)
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the test score over seeds; 0 for a single seed."""
-        return stdev(fit.best.test_score or 0.0 for fit in self.fits) if len(self.fits) > 1 else 0.0
+        return stdev(self.test_scores) if len(self.fits) > 1 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return as JSON values the fields of the seed with the best validation score, and all seeds."""

@@ -165,10 +165,13 @@ class Known:
         names = [joined_name(columns) for columns in candidates]
         settings = [names, options.readout, options.alphas, options.select, options.class_weight]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-        kind = options.readout.partition(":")[0].rpartition(".")[2]
-        path = self.view.path.resolve()
+        # "sklearn.svm.LinearSVC:C=0.1,1" becomes "LinearSVC"; "ridge" stays as it is.
+        class_path, _, _settings = options.readout.partition(":")
+        kind = class_path.split(".")[-1]
         name = f"{self.title}-{kind}-{digest}"
-        if path.parent.parent.name != "features":
+        path = self.view.path.resolve()
+        is_in_cache = path.parent.parent.name == "features"  # <cache>/features/<task>/<entry>
+        if not is_in_cache:
             return path_below(path.parent, name)
         return path_below(path.parents[2], "readouts", self.view.spec.task_name, name)
 

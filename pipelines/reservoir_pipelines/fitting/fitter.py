@@ -207,6 +207,11 @@ def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:
     return readout.targets.sample_scores(np.concatenate(scores), np.concatenate(labels))
 
 
+def penalty_of(alpha: float | None) -> float:
+    """Return the penalty of a result; 1 for the baseline of a constant feature, which is the same under any penalty."""
+    return 1.0 if alpha is None else alpha
+
+
 @dataclass(frozen=True, kw_only=True)
 class PenaltyFitter(Fitter):
     """Linear readouts of every penalty."""
@@ -224,14 +229,14 @@ class PenaltyFitter(Fitter):
         if not self.refits:
             return chosen
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
-        return self._fit_all(source, chosen, float(alpha or 1))
+        return self._fit_all(source, chosen, penalty_of(alpha))
 
     def holdout(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
         """Return the chosen readout; one that cross-validation chose is fitted to train alone."""
         if not self.folds:
             return chosen
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
-        return self._fit_train(source, chosen, float(alpha or 1))
+        return self._fit_train(source, chosen, penalty_of(alpha))
 
     @property
     def fitted_splits(self) -> Sequence[KnownSplit]:
@@ -244,7 +249,7 @@ class PenaltyFitter(Fitter):
         """Return a readout of the chosen penalty for each of several labellings, fitted as the final readout is."""
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
         fit = self._fit_all if len(self.fitted_splits) > 1 else self._fit_train
-        return [fit(Relabelled(source, labels), chosen, float(alpha or 1)) for labels in labellings]
+        return [fit(Relabelled(source, labels), chosen, penalty_of(alpha)) for labels in labellings]
 
     @abstractmethod
     def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:

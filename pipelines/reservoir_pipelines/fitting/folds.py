@@ -125,8 +125,8 @@ def code_length(source: Source, classes: int) -> CodeLength:
     starts[order] = ends_of_rows - counts[order]
     units = unit_of_row[order]
     rows_at_ends = np.flatnonzero(np.append(units[1:] != units[:-1], True)) + 1
-    of_portions = np.searchsorted(rows_at_ends, portion_ends(len(counts), classes))
-    ends = np.unique(ends_of_rows[rows_at_ends[of_portions] - 1])
+    unit_of_portion_end = np.searchsorted(rows_at_ends, portion_ends(len(counts), classes))
+    ends = np.unique(ends_of_rows[rows_at_ends[unit_of_portion_end] - 1])
     blocks = RereadableBlocks(ranked_blocks, (source, starts))
     targets = Targets(source.labels("train").shape[1], classes)
     return prequential_code(blocks, ends, targets, source.feature_weights)
@@ -160,13 +160,18 @@ def draw_folds(
     scikit-learn cannot provide them: every class has fewer rows than there are folds, or
     `StratifiedGroupKFold` leaves a fold empty. The folds are then drawn without regard to classes.
     """
-    units, what = (rows, "rows") if groups is None else (len(np.unique(groups)), "groups")
+    # Every fold needs a row, or a group, of its own.
+    units = rows if groups is None else len(np.unique(groups))
+    units_name = "rows" if groups is None else "groups"
     if units < 2:
-        raise InputError(f"cross-validation needs two {what} or more, but there is {units}", "add some")
+        raise InputError(
+            f"cross-validation needs two {units_name} or more, but there is {units}", "add some"
+        )
     if not 2 <= folds <= units:
         raise InputError(
-            f"cross-validation cannot use {folds} folds for {units} {what}", f"use 2 to {units}"
+            f"cross-validation cannot use {folds} folds for {units} {units_name}", f"use 2 to {units}"
         )
+    # Folds have equal shares of each class if some class has a row for each fold.
     largest_class = 0 if labels is None else int(np.unique(labels, return_counts=True)[1].max())
     stratified_labels = labels if largest_class >= folds else None
     # Folds of rows are drawn here as scikit-learn draws them, because its import takes as long as a small fit.

@@ -173,24 +173,27 @@ class IdentityFitter(Fitter):
                     valid_loss=float(tally.loss()[0]),
                 )
             )
-        best = max(results, key=lambda result: result.sort_key)
+        best = results.index(max(results, key=lambda result: result.sort_key))
+        best_smoothing = SMOOTHINGS[best]
         return ColumnFit(
             columns=source.columns,
             results=tuple(results),
-            best=results.index(best),
-            solve=partial(self._fitted, source, targets, best.alpha, ("train",)),
-            held_out=(lambda: (held_out_scores[best.alpha or 0.0], y)) if self.folds else None,
+            best=best,
+            solve=partial(self._fitted, source, targets, best_smoothing, ("train",)),
+            held_out=(lambda: (held_out_scores[best_smoothing], y)) if self.folds else None,
         )
 
     def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
-        """Return the means over all rows that may be used."""
+        """Return the means over all rows that may be used; ``alpha`` is the chosen smoothing."""
+        assert alpha is not None, "every result of `fit` has a smoothing"
         splits: Sequence[KnownSplit] = KNOWN if self.folds or self.refits else ("train",)
         return self._fitted(source, chosen.targets, alpha, splits)
 
     def refit_labels(
         self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
     ) -> list[Readout]:
-        """Return the means of other labels, with the chosen smoothing."""
+        """Return the means of other labels; ``alpha`` is the chosen smoothing."""
+        assert alpha is not None, "every result of `fit` has a smoothing"
         splits: Sequence[KnownSplit] = KNOWN if self.folds or self.refits else ("train",)
         x, _ = _samples(source, splits)
         labels = [np.concatenate([labelling[split] for split in splits]) for labelling in labellings]
@@ -209,7 +212,7 @@ class IdentityFitter(Fitter):
         return self
 
     def _fitted(
-        self, source: Source, targets: Targets, smoothing: float | None, splits: Sequence[KnownSplit]
+        self, source: Source, targets: Targets, smoothing: float, splits: Sequence[KnownSplit]
     ) -> IdentityReadout:
         return _readout(*_samples(source, splits), targets, smoothing)
 
@@ -231,9 +234,11 @@ def _samples(source: Source, splits: Sequence[KnownSplit]) -> tuple[np.ndarray, 
     return np.concatenate([x for x, _ in blocks]), np.concatenate([y for _, y in blocks])
 
 
-def _readout(x: np.ndarray, y: np.ndarray, targets: Targets, smoothing: float | None) -> IdentityReadout:
-    """Return the means of the labels (n, outputs) of numbers (n, 1), each with some occurrences of the mean of all."""
-    assert smoothing, "means are smoothed"
+def _readout(x: np.ndarray, y: np.ndarray, targets: Targets, smoothing: float) -> IdentityReadout:
+    """Return the mean label of each word or token, as if ``smoothing`` more occurrences had the mean of all.
+
+    ``x`` (n, 1) holds the number of the word or token of each occurrence, and ``y`` (n, outputs) its labels.
+    """
     coded = targets.coded(y).astype(np.float64)
     weights = targets.weights(y)
     weights = np.ones(len(y)) if weights is None else weights
@@ -242,4 +247,5 @@ def _readout(x: np.ndarray, y: np.ndarray, targets: Targets, smoothing: float | 
     sums = np.stack([np.bincount(x[:, 0], weights * column, words) for column in coded.T], axis=1)
     mean = weights @ coded / weights.sum()
     means = (sums + smoothing * mean) / (counts + smoothing)[:, None]
+    # The last row is for words or tokens that are not among these: the mean of all.
     return IdentityReadout(np.vstack([means, mean]), targets)

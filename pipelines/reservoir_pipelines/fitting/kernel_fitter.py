@@ -102,10 +102,14 @@ class KernelFitter(Fitter):
             chosen = training.readout(self.kind, duals[best])
         else:
             # The readout of all rows has the penalty that is best for some of them, and a result of its own.
-            results = self._results_of_some(source, training) if self.settings > 1 else []
-            alphas = self.alphas[[best_of(results) if results else 0]]
-            dual = self._solved(source, training, float(alphas[0]))
-            results += self._results(source, training, dual[None], alphas, name)
+            # A single penalty needs no choice.
+            results: list[Result] = []
+            chosen_alpha = self.alphas[:1]
+            if self.settings > 1:
+                results = self._results_of_some(source, training)
+                chosen_alpha = self.alphas[[best_of(results)]]
+            dual = self._solved(source, training, float(chosen_alpha[0]))
+            results += self._results(source, training, dual[None], chosen_alpha, name)
             best = len(results) - 1
             chosen = training.readout(self.kind, dual)
         return ColumnFit(columns=source.columns, results=tuple(results), best=best, solve=lambda: chosen)
@@ -115,8 +119,9 @@ class KernelFitter(Fitter):
         if not self.refits:
             return chosen
         assert isinstance(chosen, KernelReadout)
+        assert alpha is not None, "every result of `fit` has a penalty"
         _, training = self._drawn(TrainingRows.of(source, KNOWN, chosen.targets), self.rows)
-        readout = training.readout(self.kind, self._solved(source, training, float(alpha or 1)))
+        readout = training.readout(self.kind, self._solved(source, training, alpha))
         return replace(readout, temperature=chosen.temperature)
 
     def _results_of_some(self, source: Source, training: "TrainingRows") -> list[Result]:

@@ -49,27 +49,28 @@ class LogisticFitter(PenaltyFitter):
 
         If the source has only some of the rows, readouts are fitted to these, and score all rows.
         """
-        # The source of all rows, and which of its samples are fitted.
-        whole, fitted = source, slice(None)
+        # The source of all rows, and the index of those of its samples that are fitted.
+        all_rows = source
+        fitted_index: slice | np.ndarray = slice(None)
         if isinstance(source, RawSource) and source.some:
-            whole = replace(source, some=None)
-            fitted = fitted_samples(source, whole)
+            all_rows = replace(source, some=None)
+            fitted_index = fitted_samples(source, all_rows)
         targets = targets_of(source, self.classes, balanced=self.balanced, splits=KNOWN)
-        numbers = assign_folds(whole, self.folds, self.classes, self.repeats)
+        fold_of_sample = assign_folds(all_rows, self.folds, self.classes, self.repeats)
         x, y = map(np.concatenate, zip(*all_blocks(source), strict=True))
-        labels = np.concatenate([whole.labels(split) for split in KNOWN])
+        labels = np.concatenate([all_rows.labels(split) for split in KNOWN])
         tally = Tally(targets)
         sample_scores: list[np.ndarray] = []  # (alphas, n) of each repeat
         scores_of_first_repeat: list[np.ndarray] = []  # (n, T) of each penalty
-        for fold in numbers.T:
+        for fold in fold_of_sample.T:  # of one repeat
             # Fit a path without each fold, and score each sample by the path without its own.
             scorers: list[Scorer] = []
             for k in range(self.folds):
-                in_other_folds = fold[fitted] != k
+                in_other_folds = fold[fitted_index] != k
                 train = [(x[in_other_folds], y[in_other_folds])]
                 path = logistic_path(train, targets, self.alphas, gather(train, targets))
                 scorers.append(Scorer(path))
-            scores = _scores_by_fold(scorers, whole, fold, len(self.alphas), targets.columns)
+            scores = _scores_by_fold(scorers, all_rows, fold, len(self.alphas), targets.columns)
             tally.update(scores, labels)
             sample_scores.append(np.stack([targets.sample_scores(of_alpha, labels) for of_alpha in scores]))
             scores_of_first_repeat = scores_of_first_repeat or [*scores]
@@ -85,16 +86,16 @@ class LogisticFitter(PenaltyFitter):
         return column_fit(self.kind, source.columns, sweep_result)
 
 
-def fitted_samples(source: RawSource[KnownSplit], whole: RawSource[KnownSplit]) -> np.ndarray:
-    """Return the index of each sample of ``source`` among the samples of ``whole``, (n,), train before valid.
+def fitted_samples(source: RawSource[KnownSplit], all_rows: RawSource[KnownSplit]) -> np.ndarray:
+    """Return the index of each sample of ``source`` among the samples of ``all_rows``, (n,), train before valid.
 
-    ``source`` has some of the rows of ``whole``. A row has one sample, or one for each labelled token.
+    ``source`` has some of the rows of ``all_rows``. A row has one sample, or one for each labelled token.
     """
     selected_samples: list[np.ndarray] = []
     first_sample = 0  # index of the first sample of a split
     for split in KNOWN:
         # Cut the indices of the split's samples at the ends of its rows, and take those of the selected rows.
-        ends = np.cumsum(whole.counts(split))
+        ends = np.cumsum(all_rows.counts(split))
         samples_by_row = np.split(first_sample + np.arange(ends[-1]), ends[:-1])
         selected_rows = np.arange(len(ends))[source.selected_rows(split)]
         selected_samples += [samples_by_row[row] for row in selected_rows]

@@ -170,7 +170,8 @@ class _PredictionLines:
             return texts
         covered = lines.covered[chunk].tolist()
         return [
-            [cell if shown else "" for cell, shown in zip(column, covered, strict=True)] for column in texts
+            [cell if is_covered else "" for cell, is_covered in zip(column, covered, strict=True)]
+            for column in texts
         ]
 
     def _names(self, numbers: np.ndarray) -> list[Any]:
@@ -191,12 +192,13 @@ def _on_lines(readout: ReadoutPredictions, split: str, row: np.ndarray, rows: in
     if (predicted := readout.of_splits.get(split)) is None:
         return None
     labels = predicted.labels.ravel()
-    chances = None if predicted.probabilities is None else predicted.probabilities.ravel()
+    probabilities = None if predicted.probabilities is None else predicted.probabilities.ravel()
     if isinstance(readout.rows[split], slice):
-        return _Lines(labels, chances, None)
+        return _Lines(labels, probabilities, None)
     has_prediction = np.zeros(rows, bool)
     has_prediction[readout.rows[split]] = True
     covered = has_prediction[row]
     # The number of each line's prediction; lines without one get that of another line, and are left empty.
     number = np.maximum(np.cumsum(covered) - 1, 0)
-    return _Lines(labels[number], None if chances is None else chances[number], covered)
+    of_lines = None if probabilities is None else probabilities[number]
+    return _Lines(labels[number], of_lines, covered)

@@ -150,8 +150,8 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
     )
     if extras.mdl and fitter.has_code:
         # Logistic regression of the raw input may be fitted to some rows, but the labels of all rows are coded.
-        whole = replace(source, some=None) if isinstance(source, RawSource) else source
-        code = code_length(whole, task.classes)
+        all_rows = replace(source, some=None) if isinstance(source, RawSource) else source
+        code = code_length(all_rows, task.classes)
         result = replace(result, description_bits=code.bits, compression=code.compression)
     final = fitter.refit(source, readout, alpha)
     if isinstance(final, LinearReadout):
@@ -224,28 +224,28 @@ def _predicted_rows(source: EntrySource, split: KnownSplit, samples: int) -> sli
 
 def predict_block(readout: Readout, x: np.ndarray) -> Predicted:
     """Return the predictions for features (m, width)."""
-    chances = readout.probabilities(x) if readout.has_probabilities else None
-    return _predicted(readout.predict(x), chances)
+    probabilities = readout.probabilities(x) if readout.has_probabilities else None
+    return _predicted(readout.predict(x), probabilities)
 
 
 def join_predictions(parts: Sequence[Predicted]) -> Predicted:
     """Return the predictions of blocks, one after the other."""
     labels = np.concatenate([part.labels for part in parts])
-    chances = [part.probabilities for part in parts if part.probabilities is not None]
-    return Predicted(labels, np.concatenate(chances) if chances else None)
+    probabilities = [part.probabilities for part in parts if part.probabilities is not None]
+    return Predicted(labels, np.concatenate(probabilities) if probabilities else None)
 
 
-def _predicted(labels: np.ndarray, chances: np.ndarray | None) -> Predicted:
+def _predicted(labels: np.ndarray, probabilities: np.ndarray | None) -> Predicted:
     """Return the prediction for labels (n, outputs) and the probabilities of all classes, (n, outputs, classes).
 
     It has the probability of class 1 of two classes, else that of the label.
     """
-    if chances is None:
+    if probabilities is None:
         return Predicted(labels, None)
     labels = labels.astype(np.int32)
-    if chances.shape[-1] == 2:
-        return Predicted(labels, chances[..., 1].astype(np.float32))
-    of_labels = np.take_along_axis(chances, labels[..., None].astype(np.int64), axis=-1)[..., 0]
+    if probabilities.shape[-1] == 2:
+        return Predicted(labels, probabilities[..., 1].astype(np.float32))
+    of_labels = np.take_along_axis(probabilities, labels[..., None].astype(np.int64), axis=-1)[..., 0]
     return Predicted(labels, of_labels.astype(np.float32))
 
 
@@ -292,11 +292,11 @@ def _held_out_negatives(
 ) -> np.ndarray:
     """Return the probability of the second of two classes for each held-out row of the first; see `FinalReadout`."""
     has_one_label_per_row = source.tokens() == 1 and labels.shape[1] == 1
-    chances = [part.probabilities for part in predictions.values() if part.probabilities is not None]
-    if task.classes != 2 or not has_one_label_per_row or len(chances) < len(predictions):
+    probabilities = [part.probabilities for part in predictions.values() if part.probabilities is not None]
+    if task.classes != 2 or not has_one_label_per_row or len(probabilities) < len(predictions):
         return np.zeros(0)
     # Rounded as predict does, so that equal probabilities compare equal.
-    return np.round(np.concatenate(chances)[labels == 0].astype(np.float64), 6)
+    return np.round(np.concatenate(probabilities)[labels == 0].astype(np.float64), 6)
 
 
 def nonconformity_scores(
@@ -315,8 +315,8 @@ def nonconformity_scores(
     for x, y in source.blocks("valid"):
         if targets.classes:
             # Rounded as predict does, so that equal probabilities compare equal.
-            chances = np.round(readout.probabilities(x)[:, 0], 6)
-            scores.append(1 - np.take_along_axis(chances, y.astype(int), axis=1)[:, 0])
+            probabilities = np.round(readout.probabilities(x)[:, 0], 6)
+            scores.append(1 - np.take_along_axis(probabilities, y.astype(int), axis=1)[:, 0])
         else:
             scores.append(np.abs(readout.predict(x) - y)[:, 0])
     return np.sort(np.concatenate(scores).astype(np.float64))

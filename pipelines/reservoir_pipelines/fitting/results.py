@@ -97,7 +97,7 @@ class Result(Record):
 
     @property
     def sort_key(self) -> tuple[float, float, float]:
-        """What ranks results: validation score, then smaller loss, then larger penalty."""
+        """What ranks results: validation score, then smaller loss, then larger penalty (0 for estimators)."""
         return self.valid_score, -self.valid_loss, self.alpha or 0.0
 
     @property
@@ -117,10 +117,12 @@ class Result(Record):
 
     @property
     def setting(self) -> str:
-        """The penalty, or the parameters of an estimator."""
+        """The penalty, the parameters of an estimator, or without parameters the name of its class."""
         if self.alpha is not None:
             return f"{self.alpha:.3g}"
-        return self.readout.partition("(")[2].rstrip(")") or self.readout.rpartition(".")[2]
+        # "sklearn.svm.LinearSVC(C=0.1)" has the setting "C=0.1", and "sklearn.svm.LinearSVC" the setting "LinearSVC".
+        _class_path, _, parameters = self.readout.partition("(")
+        return parameters.rstrip(")") or self.readout.split(".")[-1]
 
 
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:

@@ -77,8 +77,8 @@ class EstimatorFitter(Fitter):
             with as_input_error(problem, "correct its parameters"):
                 model, converged = self._pipeline(settings, targets, x, y)
             # Coefficients are saved without code, so a linear estimator becomes a linear readout.
-            whole = EstimatorReadout(model=model, targets=targets, name=self.path)
-            readouts.append(linear_form(whole, x) or whole)
+            fitted = EstimatorReadout(model=model, targets=targets, name=self.path)
+            readouts.append(linear_form(fitted, x) or fitted)
             values = ", ".join(f"{name}={value}" for name, value in settings.items())
             name = f"{self.path}({values})" if values else self.path
             score = accuracy_of(readouts[-1], source.blocks("valid"))
@@ -134,8 +134,8 @@ def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..
         raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor", "name one")
     suits_labels = is_classifier if classes else is_regressor
     with as_input_error(f"--readout {path}: cannot be created", "correct its parameters"):
-        suits = suits_labels(kind().set_params(**settings))
-    if not suits:
+        is_suitable = suits_labels(kind().set_params(**settings))
+    if not is_suitable:
         needed = "classifier" if classes else "regressor"
         raise InputError(f"--readout {path}: not a {needed}, which the labels need", "name another class")
     return kind
@@ -175,13 +175,13 @@ class EstimatorReadout:
         if not self.has_probabilities:
             return np.eye(classes)[self.predict(x).astype(int)]
         # With several outputs, both are lists. A class that no training row has gets the probability 0.
-        chances, names = self.model.predict_proba(x), self.model.classes_
-        outputs = [(chances, names)]
-        if isinstance(chances, list):
-            outputs = list(zip(chances, names, strict=True))
+        of_model, classes_of_model = self.model.predict_proba(x), self.model.classes_
+        outputs = [(of_model, classes_of_model)]
+        if isinstance(of_model, list):
+            outputs = list(zip(of_model, classes_of_model, strict=True))
         probabilities = np.zeros((len(x), len(outputs), classes))
-        for number, (of_output, names_of_output) in enumerate(outputs):
-            probabilities[:, number, np.asarray(names_of_output).astype(int)] = of_output
+        for number, (of_output, classes_of_output) in enumerate(outputs):
+            probabilities[:, number, np.asarray(classes_of_output).astype(int)] = of_output
         return probabilities
 
 
@@ -198,13 +198,13 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
         coef = np.concatenate([coef for coef, _ in parts]).astype(np.float64).T / scaler.scale_[:, None]
         readout = LinearReadout(coef=coef, intercept=offsets - scaler.mean_ @ coef, targets=targets)
         if coef.shape[1] != targets.columns:
-            return None
+            return None  # such as one score for each pair of classes
         if not targets.classes:
             return readout if _close(readout.predict(x), fitted.predict(x)) else None
         decision = getattr(fitted.model, "decision_function", None)
-        same = decision is None or _close(readout.scores(x), decision(x).reshape(len(x), -1))
+        same_scores = decision is None or _close(readout.scores(x), decision(x).reshape(len(x), -1))
         # Rounding may decide ties, for example between classes with equal features.
-        if not same or np.mean(readout.predict(x) == fitted.predict(x)) < 0.99:
+        if not same_scores or np.mean(readout.predict(x) == fitted.predict(x)) < 0.99:
             return None
         if not fitted.has_probabilities:
             return replace(readout, link="none")

@@ -75,7 +75,7 @@ def compared_with(other: Scores, ours: Scores, name: str) -> Against:
         name=name,
         verdict=verdict_of_difference(ours.evaluation, other.evaluation, p_value),
         metric=ours.result.metric,
-        difference=float(ours.result.test_score or 0) - float(other.result.test_score or 0),
+        difference=ours.test_score - other.test_score,
         p_value=p_value,
         rows=ours.evaluation.rows,
         groups=ours.evaluation.groups,
@@ -130,9 +130,7 @@ def cautions(scores: Scores, valid_error: float | None) -> list[str]:
     ``valid_error`` is the standard error of the validation score.
     """
     result, evaluation = scores.result, scores.evaluation
-    test = result.test_score
-    if test is None:
-        return []
+    test = scores.test_score
     lines = _constant_label(scores)
     name, constant = _constant_score(evaluation, result.metric)
     rows, metric = count_text(evaluation.rows, "test row"), result.metric.replace("_", " ")
@@ -176,16 +174,18 @@ def _constant_score(evaluation: Evaluation, metric: str) -> tuple[str, float]:
 
 def operating_points(final: FinalReadout, scores: Scores) -> tuple[OperatingPoint, ...]:
     """Return the thresholds that keep rates of false positives, from held-out rows, with their scores on test."""
-    negatives, chances = final.held_out_negatives, scores.predicted.probabilities
-    if not len(negatives) or chances is None:
+    negatives, probabilities = final.held_out_negatives, scores.predicted.probabilities
+    if not len(negatives) or probabilities is None:
         return ()
-    chances, is_positive = np.round(chances[:, 0].astype(np.float64), 6), scores.labels[:, 0] == 1
+    # Of the second class, rounded as those of held-out rows are, so that equal probabilities compare equal.
+    probabilities = np.round(probabilities[:, 0].astype(np.float64), 6)
+    is_positive = scores.labels[:, 0] == 1
     points: list[OperatingPoint] = []
     for rate in FALSE_POSITIVE_RATES:
         threshold = threshold_for_rate(negatives, rate)
         if threshold is None or is_positive.all() or not is_positive.any():
             continue
-        exceeds = chances > threshold
+        exceeds = probabilities > threshold
         intervals = [
             accuracy_interval(exceeds[rows], None if scores.units is None else scores.units[rows])
             for rows in (is_positive, ~is_positive)

@@ -53,7 +53,7 @@ class NewTexts:
                 model.tokenizer,
                 ((x[start : start + TEXTS], lengths[start : start + TEXTS]) for start in starts),
                 words=task.labels_words,
-                whole=model.settings.long == "windows",
+                in_pieces=model.settings.long == "windows",
             )
             for model in models
         ]
