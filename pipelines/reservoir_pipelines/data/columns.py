@@ -122,12 +122,13 @@ def holds_single_numbers(table: Table, name: str) -> bool:
 
 
 def holds_sequences(column: Any) -> bool:
-    """Return whether each filled cell is a list or a text of numbers, and one of them has several."""
+    """Return whether a cell is a list, or all filled cells are texts of numbers and at least one has a separator."""
     if holds_lists(column):
         return True
     texts = as_texts(filled(column))
-    several = texts.str.contains(r"[\s,;\[]").any()
-    return bool(several) and all(numbers_of_text(text) is not None for text in texts)
+    # A bracket counts as a separator: it begins a list, also one of a single number.
+    has_separator = bool(texts.str.contains(r"[\s,;\[]").any())
+    return has_separator and all(numbers_of_text(text) is not None for text in texts)
 
 
 def holds_digits(column: Any) -> bool:

@@ -310,16 +310,22 @@ def ridge_curve(
 
 def _nested_rows(
     source: Source, sizes: Sequence[int], targets: Targets, draw: int
-) -> Iterator[tuple[Iterable[Any], Moments | None]]:
-    """Yield the training rows of each size: their blocks, or their moments."""
+) -> Iterator[tuple[Iterable[Block], Moments | None]]:
+    """Yield the training samples of each size as arguments of `sweep`.
+
+    They are blocks of samples and None, or no blocks and the moments of the samples.
+    """
+    # Each sample comes with the number of the size that adds it. A size contains the samples that it and all smaller
+    # sizes add. If samples are fewer than features, `head` returns all of them; else None, and their blocks.
     few_samples, blocks = head(stage_blocks(source, np.asarray(sizes), targets.classes, draw))
     if few_samples is None:
-        # One pass gives the moments of the rows that each size adds; running sums are those of a size.
-        for moments in itertools.accumulate(fold_moments(blocks, targets, len(sizes))):
+        # One pass gives the moments of the samples that each size adds; their running sums are those of the sizes.
+        added_moments = fold_moments(blocks, targets, len(sizes))
+        for moments in itertools.accumulate(added_moments):
             yield (), moments
         return
     # With fewer samples than features, moments would take hours.
-    x, y, stage = few_samples
-    for last in range(len(sizes)):
-        is_used = stage <= last
-        yield [(x[is_used], y[is_used])], None
+    x, y, number_of_size = few_samples
+    for number in range(len(sizes)):
+        is_in_size = number_of_size <= number
+        yield [(x[is_in_size], y[is_in_size])], None

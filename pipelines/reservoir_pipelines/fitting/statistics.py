@@ -159,10 +159,16 @@ def _letters(rows: ReadRows) -> np.ndarray:
 
 
 def _learn_k_mers(name: str, letters: np.ndarray, rows: ReadRows) -> Statistic:
-    """Return the counts of the most frequent k-mers of the training rows; equally frequent ones in ascending order."""
+    """Return the statistic that counts the `MAX_FEATURES` most frequent k-mers of the training rows.
+
+    ``letters`` are those of the rows, the most frequent ones first. Of k-mers that are equally frequent, those with the
+    lowest numbers are counted.
+    """
     sizes = SIZES[name]
-    # A table counts all k-mers of the letters, of which there are many.
-    most_letters = MAX_FEATURES if sizes == (1,) else MAX_LETTERS
+    # The table of counts has letters ** k cells for the k-mers of each size, so the most frequent letters alone are
+    # counted.
+    counts_single_letters = sizes == (1,)
+    most_letters = MAX_FEATURES if counts_single_letters else MAX_LETTERS
     letters = np.sort(letters[:most_letters])
     counts = np.zeros(sum(len(letters) ** size for size in sizes), np.int64)
     for x, lengths in rows():
