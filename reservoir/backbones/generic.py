@@ -128,6 +128,12 @@ def generic_family(config: Any) -> Family:
     reads = "text" if parts.words or parts.takes == "input_ids" else ""
     if parts.takes == "pixel_values" and parts.has_patches:
         reads = "pixels"
+    if takes_embeddings:
+        blocks, native_input = parts.blocks, parts.words
+    else:
+        # A `VectorModel` takes the vectors. Its attribute ``model`` is the model, ``front_end`` the model's own input.
+        blocks = f"model.{parts.blocks}"
+        native_input = "front_end" if reads else ""
     return Family(
         name=config.model_type,
         loader=HubLoader(
@@ -139,16 +145,16 @@ def generic_family(config: Any) -> Family:
         ),
         shape=partial(_shape, parts),
         run=partial(_run, parts) if takes_embeddings else run_vectors,
-        blocks=parts.blocks if takes_embeddings else f"model.{parts.blocks}",
+        blocks=blocks,
         stored_blocks=f"{parts.part}.{parts.blocks}".lstrip("."),
         groups=GROUPS,
         draw=partial(_draw, parts),
         scheme="matrices normal with standard deviation initializer_range, all else as the model's class sets it",
         unused=(parts.words,) if parts.words else (),
-        native_input=parts.words if takes_embeddings else "front_end" if reads else "",
+        native_input=native_input,
         reads=reads,
         is_generic=True,
-        reads_values=True,  # nobody knows
+        reads_values=True,  # unknown, so the safe value: its steps are not captured in CUDA graphs
     )
 
 

@@ -41,7 +41,10 @@ class LastValue:
         With weights w of the changes x_i - x_last, the forecast is
 
             x_last scale + offset + sum_i w_i (x_i - x_last)  =  offset + sum_i w_i x_i + (scale - sum_i w_i) x_last .
+
+        The coefficients are changed in place.
         """
+        # The change of the last value is always 0, so its weight in ``path`` is 0 and is replaced.
         path.coef[:, self.number] = self.scale - path.coef[:, self.past].sum(axis=1)
         path.intercept = path.intercept + self.offset
         return path

@@ -289,7 +289,7 @@ def write_entry(
     def read_later(
         place: tuple[str, int, int], columns: Sequence[str], _count_rows: Callable[[int], None]
     ) -> Callable[[], dict[str, np.ndarray]]:
-        """Return a function that reads a part; the writer calls it in its own thread."""
+        """Return a function that reads a part; the writer calls it in another thread."""
         return partial(read, place, columns)
 
     splits = [*spec.data.rows]

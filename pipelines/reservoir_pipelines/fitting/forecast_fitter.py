@@ -173,7 +173,7 @@ class ForecastFitter(RidgeFitter):
         return sum(len(fold.held_out) for fold in self._folds(source))
 
     def _folds(self, source: Source) -> list[TimeFold]:
-        """Return the folds of train and valid in time; without folds, the only one is fitted to train."""
+        """Return the folds of train and valid in time; with ``folds`` 0 one, whose held-out windows are valid."""
         train, valid = (len(source.labels(split)) for split in KNOWN)
         if self.folds:
             return time_folds(train + valid, self.folds, self.gap)

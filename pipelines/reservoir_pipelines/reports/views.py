@@ -46,16 +46,20 @@ Values = Mapping[str, Any]
 def fit_values(summary: Values, results: Path) -> dict[str, Any]:
     """Return the values of a fit for the page, from its summary and the table of its readouts."""
     best, evaluation = summary["best"], summary["evaluation"]
+    # Estimators of scikit-learn and repetitions of a series have no penalty.
+    penalty = "" if best["alpha"] is None else f" {best['alpha']:.3g}"
+    # An evaluation names the number of groups only if the rows have groups.
+    test_groups = {"test_groups": evaluation["groups"]} if "groups" in evaluation else {}
     return {
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
         **{name: best[name] for name in ("metric", "test_score", "test_interval", "valid_score")},
-        "test_rows": evaluation.get("rows"),
-        **({"test_groups": evaluation["groups"]} if "groups" in evaluation else {}),
+        "test_rows": evaluation["rows"],
+        **test_groups,
         "layers": summary.get("layers", {}),
         "baselines": {
             _baseline_name(baseline): baseline["test_score"] for baseline in summary["baselines"]
         },
-        "readout": f"{summary['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
+        "readout": f"{summary['title']}, {best['readout']}{penalty}",
         **{name: summary[name] for name in ("curve", "adds_nothing_to", "tried")},
         "sweep": _read_sweep(results, {baseline["name"] for baseline in summary["baselines"]}),
     }
