@@ -156,10 +156,10 @@ def _check(manifest: Manifest, page: int, blocks: int) -> None:
         numbers += [shape.tokens - 1, shape.width - 1]
     for shard in manifest.shards:
         cells = {(shard.block, name) for name in shard.columns}
-        elsewhere = (
+        is_misplaced = (
             block_of(shard.file) != shard.block or page_of(shard.block) != page or shard.block >= blocks
         )
-        if elsewhere or seen & cells or not shard.columns.keys() <= manifest.columns.keys():
+        if is_misplaced or seen & cells or not shard.columns.keys() <= manifest.columns.keys():
             raise CacheError(
                 f"{shard.file} is of another block, or has a column that is repeated or not listed"
             )

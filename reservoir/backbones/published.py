@@ -113,8 +113,8 @@ def _draw_t5(
         ".o.": config.num_heads * config.d_kv,
         ".wo.": config.d_ff,
     }
-    size = next((fan_in for part, fan_in in fan_ins.items() if part in name), config.d_model)
-    return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_factor * size**-0.5)
+    fan_in = next((fan_in for part, fan_in in fan_ins.items() if part in name), config.d_model)
+    return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_factor * fan_in**-0.5)
 
 
 _T5 = Family(

@@ -462,9 +462,9 @@ def standard_error(differences: np.ndarray, units: np.ndarray) -> float:
     It is infinite for fewer than 6 units, which are too few to be evidence.
     """
     _, unit = np.unique(units, return_inverse=True)
-    number = int(unit.max()) + 1
-    if number < MIN_UNITS:
+    unit_count = int(unit.max()) + 1
+    if unit_count < MIN_UNITS:
         return math.inf
     # Variance of a ratio of sums over units, which may differ in their number of samples.
     sums = np.bincount(unit, differences - differences.mean())
-    return math.sqrt(number / (number - 1) * float(np.square(sums).sum())) / len(differences)
+    return math.sqrt(unit_count / (unit_count - 1) * float(np.square(sums).sum())) / len(differences)

@@ -30,10 +30,10 @@ class LastValue:
     def changes(self, blocks: Iterable[Block]) -> Iterator[Block]:
         """Yield samples whose past values and labels are relative to the last value."""
         for x, y in blocks:
-            last = x[:, [self.number]]
+            last_values = x[:, [self.number]]
             relative = x.copy()
-            relative[:, self.past] -= last
-            yield relative, y - (last.astype(np.float64) * self.scale + self.offset)
+            relative[:, self.past] -= last_values
+            yield relative, y - (last_values.astype(np.float64) * self.scale + self.offset)
 
     def of_values(self, path: LinearPath) -> LinearPath:
         """Return readouts of `changes` as readouts of the features and labels themselves.

@@ -56,9 +56,10 @@ def require_column(
             f"{path}: no column {name!r}, which the readout was fitted on, among {listed(names)}; "
             f"rename the column that holds it to {name!r}"
         )
-    several = separated(name)
-    if len(several) > 1 and {*several} <= {*names}:
-        hint = f"; give one column: add one that joins the cells of {listed(several)}"
+    parts = separated(name)
+    names_several = len(parts) > 1 and {*parts} <= {*names}
+    if names_several:
+        hint = f"; give one column: add one that joins the cells of {listed(parts)}"
     else:
         hint = nearest(name, [other for other in names if other not in fitted])
     raise InputError(problem + hint)
@@ -369,8 +370,8 @@ def _refuse_column(
     else:
         flag, value = "drop", ",".join([*separated(options.drop), name])
     command = example(data, options, **{flag: value})
-    others = "or the flag of its role (--id, --group, --time or --text)"
+    other_flags = "or the flag of its role (--id, --group, --time or --text)"
     raise InputError(
         f"{table.path}, {table.bad.places[row]}: {cell[:40]!r} is not a number in column {name!r}",
-        f"write numbers there, or pass --{flag} {quote(value)}, {others}, for example: {command}",
+        f"write numbers there, or pass --{flag} {quote(value)}, {other_flags}, for example: {command}",
     )

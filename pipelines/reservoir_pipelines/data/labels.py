@@ -102,11 +102,11 @@ def _encode_token_labels(
     where: str, y: np.ndarray, options: OwnDataOptions, units: np.ndarray, label: str
 ) -> Labels:
     """Return labels of tokens (rows, longest, outputs); those after the end of a row are marked as missing."""
-    present = np.arange(y.shape[1]) < units[:, None]
-    labels = encode_labels(where, y[present], options, None, label)
+    is_token = np.arange(y.shape[1]) < units[:, None]
+    labels = encode_labels(where, y[is_token], options, None, label)
     missing = MISSING if labels.classes else np.nan
-    padded_y = np.full((*present.shape, labels.y.shape[2]), missing, labels.y.dtype)
-    padded_y[present] = labels.y[:, 0]
+    padded_y = np.full((*is_token.shape, labels.y.shape[2]), missing, labels.y.dtype)
+    padded_y[is_token] = labels.y[:, 0]
     return replace(labels, y=padded_y)
 
 
@@ -219,13 +219,13 @@ def _as_float32(where: str, y: np.ndarray, label: str) -> np.ndarray:
 
 def _refuse_constant(where: str, targets: np.ndarray, label: str) -> None:
     """Refuse targets (rows, readout_tokens, outputs) of which an output is the same everywhere."""
-    flat = targets.reshape(-1, targets.shape[2])
-    for output in np.flatnonzero((flat == flat[0]).all(axis=0)).tolist():
-        if flat.shape[1] > 1:
+    flat_targets = targets.reshape(-1, targets.shape[2])
+    for output in np.flatnonzero((flat_targets == flat_targets[0]).all(axis=0)).tolist():
+        if flat_targets.shape[1] > 1:
             which, remedy = f"all values of output {output} of {label}", "leave the output out"
         else:
             which, remedy = "all labels", "give rows with different labels"
-        raise InputError(f"{where}: {which} are the same ({flat[0, output]:g})", remedy)
+        raise InputError(f"{where}: {which} are the same ({flat_targets[0, output]:g})", remedy)
 
 
 # ---- splits
@@ -300,6 +300,7 @@ def _refuse_empty_splits(where: str, names: np.ndarray, classes: int, groups: np
 
 
 def _refuse_divided_groups(where: str, groups: np.ndarray, names: np.ndarray) -> None:
+    """Refuse groups (rows,) with rows in several splits; ``names`` (rows,) are the splits of the rows."""
     split_of_group: dict[str, str] = {}
     for group, name in zip(groups.tolist(), names.tolist(), strict=True):
         first = split_of_group.setdefault(group, name)

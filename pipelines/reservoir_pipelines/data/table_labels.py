@@ -132,11 +132,11 @@ def _as_names(
     texts = [str(label) for label in labels.flat]
     look_like_numbers = all(re.fullmatch(WITH_MARKS, text) for text in texts) and not are_numbers(texts)
     if look_like_numbers and not options.classes:
-        other = "." if table.decimal == "," else ","
+        other_mark = "." if table.decimal == "," else ","
         raise InputError(
             f"{table.path}, column {name!r}: labels like {cells_as_written.iloc[0]!r} are not numbers "
             f"with the decimal mark {table.decimal!r}",
-            f"write numbers, or pass --decimal {other} if they are, or --classes if they are names",
+            f"write numbers, or pass --decimal {other_mark} if they are, or --classes if they are names",
         )
     if table.decimal == ",":  # in ``labels``, the commas of the cells have become points
         return np.array([str(cell).strip() for cell in cells_as_written])
@@ -175,12 +175,12 @@ def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> n
 def padded_labels(where: str, labels: Sequence[Sequence[Any]], options: OwnDataOptions) -> np.ndarray:
     """Return labels of all tokens of each row as an array (rows, longest) with zeros at the ends."""
     counts = np.array([len(parts) for parts in labels], np.int64)
-    flat = typed_labels(where, [cell for parts in labels for cell in parts], options)
-    if flat.ndim != 1:
+    flat_labels = typed_labels(where, [cell for parts in labels for cell in parts], options)
+    if flat_labels.ndim != 1:
         raise InputError(f"{where}: a token has a list of labels", "give one label for each")
-    check_padding(where, counts, flat.dtype.itemsize)
-    y = np.zeros((len(counts), counts.max()), flat.dtype)
-    y[np.arange(counts.max()) < counts[:, None]] = flat
+    check_padding(where, counts, flat_labels.dtype.itemsize)
+    y = np.zeros((len(counts), counts.max()), flat_labels.dtype)
+    y[np.arange(counts.max()) < counts[:, None]] = flat_labels
     return y
 
 

@@ -224,13 +224,14 @@ def _write(
     """Write features as an entry, whose key is their digest; return it and the number of rows written."""
     assert incoming.data
     features, rows = incoming.features, dict(incoming.data.rows)
-    first = next(iter(rows))
-    shapes = {column: _shape(splits[first].shape) for column, splits in sorted(features.items())}
+    first_split = next(iter(rows))
+    shapes = {column: _shape(splits[first_split].shape) for column, splits in sorted(features.items())}
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
     block_rows = rows_per_block(row_bytes, 1, max(rows.values()))
     layout = incoming.layout or Layout(block_rows=block_rows, batch_rows=block_rows)
 
     def read(place: tuple[str, int, int], columns: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return some columns of the rows of a split from one number to another; see `write_entry`."""
         split, low, high = place
         values = {
             column: _finite(file, features[column][split], split, column, low, high) for column in columns

@@ -206,11 +206,11 @@ def last_value_of(source: Source) -> LastValue | None:
 
 def raw_part_of(source: Source) -> RawPart | None:
     """Return the raw past among the features of a source; None if it is not a feature."""
-    first = 0  # number of the first feature of a part
+    first_feature = 0  # of a part
     for part in source.parts if isinstance(source, JoinedSource) else (source,):
         if isinstance(part, RawSource) and part.columns == (RAW,):
-            return RawPart(part, slice(first, first + part.width()))
-        first += part.width()
+            return RawPart(part, slice(first_feature, first_feature + part.width()))
+        first_feature += part.width()
     return None
 
 

@@ -181,9 +181,9 @@ class _Builder:
         spots = self._selected([spot for row in rows for spot in self._spots(row, columns, numbers)], only)
         places = {(spot["row"], spot["column"]): spot for spot in spots}
         columns_with_spots = {column for _, column in places}
-        shown = [column["name"] for column in columns if column["name"] in columns_with_spots]
-        used = {key for spot in spots for keys in spot["cells"] for key in keys}
-        used |= {need.key for key in used for need in self.cells[key].needs}
+        shown_columns = [column["name"] for column in columns if column["name"] in columns_with_spots]
+        used_keys = {key for spot in spots for keys in spot["cells"] for key in keys}
+        used_keys |= {need.key for key in used_keys for need in self.cells[key].needs}
         table = {
             "name": name,
             "title": self.table["title"],
@@ -191,15 +191,15 @@ class _Builder:
             "note": self.table.get("note", ""),
             "drawn": self.table.get("drawn", ""),
             "unit": "; ".join(dict.fromkeys(unit for spot in spots if (unit := MEASURES[spot["measure"]]))),
-            "keys": [key for key in self.cells if key in used],
-            "columns": shown,
+            "keys": [key for key in self.cells if key in used_keys],
+            "columns": shown_columns,
             "rows": [
-                {"name": row, "spots": [places.get((row, column)) for column in shown]}
+                {"name": row, "spots": [places.get((row, column)) for column in shown_columns]}
                 for row in dict.fromkeys(row for row, _ in places)
             ],
             "claims": self._claims(places),
         }
-        return Recipe(table, [cell for key, cell in self.cells.items() if key in used])
+        return Recipe(table, [cell for key, cell in self.cells.items() if key in used_keys])
 
     def _check_table(self) -> None:
         """Raise `InputError` unless the recipe has its keys, with values of their types."""

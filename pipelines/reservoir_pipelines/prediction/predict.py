@@ -233,17 +233,19 @@ def _reads_by_position(name: str) -> bool:
 def _warn(bundle: Bundle, file: Path, rows: Rows, *, symbols: bool) -> None:
     """Print reasons why predictions are less reliable than they look; ``symbols`` if letters are read as symbols."""
     most, lengths = bundle.task.max_tokens, np.asarray(rows.lengths)
-    long = int((lengths > most).sum())
+    long_rows = int((lengths > most).sum())
     by_position = [name for part in bundle.parts for name in part.columns if _reads_by_position(name)]
-    if long and by_position and not bundle.task.labels_each_token:
+    if long_rows and by_position and not bundle.task.labels_each_token:
         read = f"{', '.join(by_position)} read the first {most:,} tokens"
-        notify(f"{file}: {long:,} rows are longer than any that the readout was fitted on; {read}")
+        notify(f"{file}: {long_rows:,} rows are longer than any that the readout was fitted on; {read}")
     if symbols and (alphabet := bundle.task.alphabet.removeprefix(UNKNOWN)):
         codes, numbers = np.unique(rows.x[:], return_counts=True)
-        new = np.isin(codes, [0, *map(ord, alphabet)], invert=True)  # 0 is padding
-        if number := int(numbers[new].sum()):
-            share = f"{number:,} of {lengths.sum():,} letters ({number / lengths.sum():.1%})"
-            notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[new])))}")
+        is_unknown = np.isin(codes, [0, *map(ord, alphabet)], invert=True)  # 0 is padding
+        if unknown_letters := int(numbers[is_unknown].sum()):
+            share = (
+                f"{unknown_letters:,} of {lengths.sum():,} letters ({unknown_letters / lengths.sum():.1%})"
+            )
+            notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[is_unknown])))}")
     if rows.y is not None and bundle.origin and str(file.resolve()) == bundle.origin:
         fitted, by = ("run was trained", "train") if bundle.parts[0].run else ("readout was fitted", "fit")
         notify(f"{file}: the {fitted} on rows of this file; for new data trust the test score of {by}")

@@ -76,13 +76,13 @@ class Prediction:
             "label": self.as_text(self.label),
             "probabilities": _named_by_class(self.probabilities, self.classes),
         }
-        others = {
+        optional_values = {
             "set": self.set,
             "interval": self.interval,
             "truth": self.as_text(self.truth),
             "problem": self.problem,
         }
-        return values | {name: value for name, value in others.items() if value is not None}
+        return values | {name: value for name, value in optional_values.items() if value is not None}
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""

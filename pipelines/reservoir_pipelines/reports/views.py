@@ -75,9 +75,9 @@ def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
     """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices."""
     text = io.StringIO(read_regular(results).decode(), newline="")
     lines = list(csv.DictReader(text))
-    best = next((line for line in lines if line["chosen"] == "1"), lines[0])
+    chosen_line = next((line for line in lines if line["chosen"] == "1"), lines[0])
     # Baselines are not drawn, unless one is the chosen readout.
-    lines = [line for line in lines if line["columns"] not in baselines - {best["columns"]}]
+    lines = [line for line in lines if line["columns"] not in baselines - {chosen_line["columns"]}]
     results_of_lines = [
         Result(
             columns=names_of(parse_columns(line["columns"])),
@@ -88,7 +88,7 @@ def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
         for line in lines
     ]
     columns, settings, scores = score_matrix(results_of_lines)
-    chosen = results_of_lines[lines.index(best)]
+    chosen = results_of_lines[lines.index(chosen_line)]
     place = [columns.index(chosen.title), settings.index(chosen.setting)]
     return {"columns": columns, "settings": settings, "scores": as_json(scores.tolist()), "best": place}
 
