@@ -44,6 +44,8 @@ MEANINGS = {
     "none": "the class with the greatest value is the label; there are no probabilities",
 }
 
+Shapes = dict[str, dict[int, Any]]  # the variable axes of each input, for torch.export
+
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Record):
@@ -162,9 +164,6 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     _remove_traces_of_machine(program)
     axes = {name: {axis: dim.__name__ for axis, dim in dims.items()} for name, dims in shapes.items()}
     return Traced(program, example, axes, (shortest, longest))
-
-
-Shapes = dict[str, dict[int, Any]]  # the variable axes of each input, for torch.export
 
 
 def _dynamic_shapes(
