@@ -157,7 +157,8 @@ class Crew:
         new = [worker for worker in present if worker not in self.names.keys() | self.left_out.keys()]
         if not new:
             return
-        run: Callable[..., Any] = self.client.run  # whose annotations lack the answers of the workers
+        # Without this annotation, type checkers take the answers of `Client.run` for a coroutine.
+        run: Callable[..., Any] = self.client.run
         for worker, answer in run(program_versions, workers=new, on_error="return").items():
             if isinstance(answer, OSError):
                 continue  # it ended meanwhile, or is asked again
