@@ -128,9 +128,13 @@ def page_of(file: str | int) -> int:
 def block_of(file: str) -> int:
     """Return the block of a shard by its file's name; raises CacheError for any other name."""
     match = _SHARD_FILE.fullmatch(file)
-    if not match or match[1] != f"{int(match[1]):05d}":
-        raise CacheError(f"{file!r} is not the name of a shard")
-    return int(match[1])
+    if match:
+        block = int(match[1])
+        # A block has only one name: its number has at least five digits, and no zeros in front of six or more.
+        is_its_only_name = match[1] == f"{block:05d}"
+        if is_its_only_name:
+            return block
+    raise CacheError(f"{file!r} is not the name of a shard")
 
 
 def check_column_name(name: str) -> None:
@@ -152,10 +156,10 @@ def _check(manifest: Manifest, page: int, blocks: int) -> None:
         numbers += [shape.tokens - 1, shape.width - 1]
     for shard in manifest.shards:
         cells = {(shard.block, name) for name in shard.columns}
-        elsewhere = (
+        is_misplaced = (
             block_of(shard.file) != shard.block or page_of(shard.block) != page or shard.block >= blocks
         )
-        if elsewhere or seen & cells or not shard.columns.keys() <= manifest.columns.keys():
+        if is_misplaced or seen & cells or not shard.columns.keys() <= manifest.columns.keys():
             raise CacheError(
                 f"{shard.file} is of another block, or has a column that is repeated or not listed"
             )

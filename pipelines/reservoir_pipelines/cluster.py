@@ -51,8 +51,8 @@ def compute_on_cluster(
     ):
         from distributed import CancelledError, Client, KilledWorker
         from distributed.comm.core import CommClosedError
-    left = dict(tasks)
-    while left:
+    unfinished = dict(tasks)
+    while unfinished:
         try:
             client = Client(address, timeout=PATIENCE, set_as_default=False)
         except (OSError, ValueError) as error:
@@ -61,8 +61,8 @@ def compute_on_cluster(
             ) from None
         with client:
             try:
-                for number, result in _results(Crew(client, address), work, left):
-                    del left[number]
+                for number, result in _results(Crew(client, address), work, unfinished):
+                    del unfinished[number]
                     yield number, result
             except KilledWorker as error:
                 raise InputError(
@@ -134,30 +134,38 @@ class Crew:
     left_out: dict[str, str] = field(default_factory=dict)  # reason for each other worker by its address
     threads: int = 0
     _updated: float = 0.0
-    _waits: bool = False
+    _waiting_was_reported: bool = False  # since there was a worker
 
     def update(self) -> None:
         """Ask for the present workers, compare the programs of new ones with this one, and report changes."""
+        # Without a worker that it may use, the caller pauses by itself, so the scheduler is asked at every call.
         if self.names and time.monotonic() < self._updated + CHECK:
             return
         present = self.present()
         self._updated = time.monotonic()
         self.report_lost(present)
-        new = [worker for worker in present if worker not in self.names.keys() | self.left_out.keys()]
-        ask: Callable[..., Any] = self.client.run
-        answers = ask(program_versions, workers=new, on_error="return") if new else {}
-        for worker, answer in answers.items():
-            if isinstance(answer, OSError):
-                continue  # it ended meanwhile, or is asked again
-            self.names[worker] = str(present[worker]["name"])
-            if problem := difference(answer):
-                self.leave_out(worker, f"worker {self.names[worker]}: {problem}; {REMEDY}")
+        self._check_new_workers(present)
         self.threads = sum(present[worker]["nthreads"] for worker in self.names)
         if not self.names and (reasons := [self.left_out[w] for w in present if w in self.left_out]):
             raise InputError(f"{self.scheduler}: no worker can be used", reasons[0])
-        if not present and not self._waits:
+        if not present and not self._waiting_was_reported:
             notify(f"{self.scheduler}: waiting for a worker")
-        self._waits = not present
+        self._waiting_was_reported = not present
+
+    def _check_new_workers(self, present: Mapping[str, Any]) -> None:
+        """Ask the workers that are new among those ``present`` for their programs; leave out those of another one."""
+        new = [worker for worker in present if worker not in self.names.keys() | self.left_out.keys()]
+        if not new:
+            return
+        # Without this annotation, type checkers take the answers of `Client.run` for a coroutine.
+        run: Callable[..., Any] = self.client.run
+        for worker, answer in run(program_versions, workers=new, on_error="return").items():
+            if isinstance(answer, OSError):
+                continue  # it ended meanwhile, or is asked again
+            # `leave_out` removes a worker from the names, so it must be among them first.
+            self.names[worker] = str(present[worker]["name"])
+            if problem := difference(answer):
+                self.leave_out(worker, f"worker {self.names[worker]}: {problem}; {REMEDY}")
 
     def present(self) -> Mapping[str, Any]:
         """Ask the scheduler for its workers, each with its name and its number of threads, by address."""
@@ -167,12 +175,12 @@ class Crew:
         """Forget the workers that are no longer ``present``, and say of each that it was lost."""
         for worker in [worker for worker in self.names if worker not in present]:
             name = self.names.pop(worker)
-            left = (
+            others = (
                 count_text(len(self.names), "other worker") if self.names else "the next worker that joins"
             )
             notify(
                 f"{self.scheduler}: worker {name} was lost with the pieces that it was computing; "
-                f"the job goes on with {left}"
+                f"the job goes on with {others}"
             )
 
     def leave_out(self, worker: str, problem: str) -> None:

@@ -128,6 +128,12 @@ def generic_family(config: Any) -> Family:
     reads = "text" if parts.words or parts.takes == "input_ids" else ""
     if parts.takes == "pixel_values" and parts.has_patches:
         reads = "pixels"
+    if takes_embeddings:
+        blocks, native_input = parts.blocks, parts.words
+    else:
+        # A `VectorModel` takes the vectors. Its attribute ``model`` is the model, ``front_end`` the model's own input.
+        blocks = f"model.{parts.blocks}"
+        native_input = "front_end" if reads else ""
     return Family(
         name=config.model_type,
         loader=HubLoader(
@@ -139,16 +145,16 @@ def generic_family(config: Any) -> Family:
         ),
         shape=partial(_shape, parts),
         run=partial(_run, parts) if takes_embeddings else run_vectors,
-        blocks=parts.blocks if takes_embeddings else f"model.{parts.blocks}",
+        blocks=blocks,
         stored_blocks=f"{parts.part}.{parts.blocks}".lstrip("."),
         groups=GROUPS,
         draw=partial(_draw, parts),
         scheme="matrices normal with standard deviation initializer_range, all else as the model's class sets it",
         unused=(parts.words,) if parts.words else (),
-        native_input=parts.words if takes_embeddings else "front_end" if reads else "",
+        native_input=native_input,
         reads=reads,
         is_generic=True,
-        reads_values=True,  # nobody knows
+        reads_values=True,  # unknown, so the safe value: its steps are not captured in CUDA graphs
     )
 
 
@@ -164,11 +170,11 @@ def names_with_heads(config: Any) -> frozenset[str]:
     # The class may be that of a kind of model with the same parts, whose configuration is another.
     models: list[Any] = [_class_of(config)]
     for name in getattr(config, "architectures", None) or ():
-        named: Any = getattr(transformers, str(name), None)
+        model_class: Any = getattr(transformers, str(name), None)
         # Only classes of this kind of model are built; they may need settings that the configuration lacks.
-        is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
-        if is_model and named.config_class is type(config):
-            models.append(named)
+        is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
+        if is_model and model_class.config_class is type(config):
+            models.append(model_class)
     names: set[str] = set()
     for model in models:
         with torch.device("meta"), SkipInitialisation(), suppress(Exception):
@@ -254,9 +260,9 @@ def excessive_count(settings: Mapping[str, Any]) -> str:
 def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
     """Return where the parts of a model are, which is built without memory."""
     with torch.device("meta"), SkipInitialisation():
-        whole: Any = model_class(deepcopy(config), **_without_pooler(model_class))
-    part = _part_that_runs(whole, config)
-    model: Any = whole.get_submodule(part)
+        whole_model: Any = model_class(deepcopy(config), **_without_pooler(model_class))
+    part = _part_that_runs(whole_model, config)
+    model: Any = whole_model.get_submodule(part)
     inner = model.config.get_text_config() if not part else model.config
     settings = _path_of_settings(config, type(inner)) or ""
     arguments = inspect.signature(model.forward).parameters
@@ -303,23 +309,23 @@ def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
     )
 
 
-def _part_that_runs(whole: Any, config: Any) -> str:
+def _part_that_runs(whole_model: Any, config: Any) -> str:
     """Return the path of the part of a model that runs, by the table above; empty for all of it."""
-    paths = {module: path for path, module in whole.named_modules()}
+    paths = {module: path for path, module in whole_model.named_modules()}
     if getattr(config, "is_encoder_decoder", False):
-        encoder = whole.get_encoder()
-        if encoder is whole or encoder not in paths:
+        encoder = whole_model.get_encoder()
+        if encoder is whole_model or encoder not in paths:
             raise refusal(config, "it is an encoder with a decoder, and its encoder is not found")
         return paths[encoder]
     halves = [
         (path, module)
-        for path, module in whole.named_modules()
+        for path, module in whole_model.named_modules()
         if path
         and hasattr(module, "main_input_name")
         and type(module.config) is not type(config)
         and "For" not in type(module).__name__  # a model with a head
     ]
-    if "inputs_embeds" in inspect.signature(whole.forward).parameters:
+    if "inputs_embeds" in inspect.signature(whole_model.forward).parameters:
         text_settings = type(config.get_text_config())
         texts = (path for path, module in halves if type(module.config) is text_settings)
         return next(texts, "")

@@ -44,7 +44,7 @@ def check_backbone(backbone: Backbone) -> None:
             backbone.allows_bfloat16 = False
             halves = []
         if not halves:
-            _test(backbone)
+            _check_and_describe(backbone)
 
 
 def convert_to_bfloat16(backbone: Backbone) -> None:
@@ -72,8 +72,11 @@ def _half_matrices(backbone: Backbone) -> list[nn.Module]:
     ]
 
 
-def _test(backbone: Backbone) -> None:
-    """Test a backbone whose products are in float32."""
+def _check_and_describe(backbone: Backbone) -> None:
+    """Test a backbone whose products are in float32, and set the attributes that say what the tests found.
+
+    They are ``causal`` and ``can_pad`` of the backbone, and ``stand_in`` and ``adds_positions`` of a `VectorModel`.
+    """
     if isinstance(backbone.model, VectorModel):
         _choose_stand_in(backbone, backbone.model)
         backbone.model.adds_positions = not _sees_order(backbone)
@@ -84,16 +87,17 @@ def _test(backbone: Backbone) -> None:
 
 
 def _runs_in_half(backbone: Backbone, halves: Sequence[nn.Module]) -> bool:
-    """Test a backbone in float32, and return whether its layers are almost the same in half precision."""
+    """Check and describe a backbone in float32, and return whether its layers are almost the same in half precision."""
     embeds = _random_embeds(backbone)
     try:
         with _in_float32(halves):
-            _test(backbone)
+            _check_and_describe(backbone)
             exact = _recorded_layers(backbone, embeds)
         backbone.compute = "bfloat16"
         rounded = _recorded_layers(backbone, embeds)
-    # Of a model that looks at the type of its matrices; the test in float32 tells what is wrong.
     except Exception:
+        # The model may look at the type of its matrices, or break for another reason. `check_backbone` then tests it
+        # with all matrices in float32, and that test tells what is wrong.
         return False
     finally:
         backbone.compute = "float32"

@@ -74,9 +74,10 @@ def _bert(name: str, **facts: Any) -> Family:
 
 
 def _esm_shape(config: Any) -> Shape:
-    before = config.pad_token_id + 1 if config.position_embedding_type == "absolute" else 0
+    # Absolute positions start at the number of the padding token plus one, rotary ones at 0.
+    offset = config.pad_token_id + 1 if config.position_embedding_type == "absolute" else 0
     return Shape(
-        config.num_hidden_layers, config.hidden_size, config.max_position_embeddings - before, causal=False
+        config.num_hidden_layers, config.hidden_size, config.max_position_embeddings - offset, causal=False
     )
 
 
@@ -112,8 +113,8 @@ def _draw_t5(
         ".o.": config.num_heads * config.d_kv,
         ".wo.": config.d_ff,
     }
-    size = next((fan_in for part, fan_in in fan_ins.items() if part in name), config.d_model)
-    return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_factor * size**-0.5)
+    fan_in = next((fan_in for part, fan_in in fan_ins.items() if part in name), config.d_model)
+    return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_factor * fan_in**-0.5)
 
 
 _T5 = Family(
@@ -246,9 +247,11 @@ def _adapt_audio(model: Any, config: Any) -> nn.Module:
 
 def _run_audio(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
     """Return the last hidden states; the convolution that gives positions reads zeros at padding."""
-    real = None if mask is None else mask.bool()
-    embeds = embeds.clone() if real is None else embeds.masked_fill(~real[:, :, None], 0)
-    return model.final(model.encoder(embeds, attention_mask=real).last_hidden_state)
+    is_real = None if mask is None else mask.bool()
+    if is_real is not None:
+        # In a copy, because transformers also writes zeros at padding, into the vectors that it is given.
+        embeds = embeds.masked_fill(~is_real[:, :, None], 0)
+    return model.final(model.encoder(embeds, attention_mask=is_real).last_hidden_state)
 
 
 def _audio_shape(config: Any) -> Shape:

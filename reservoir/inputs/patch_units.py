@@ -27,7 +27,7 @@ from reservoir.tasks.picture_windows import Picture
 
 # Windows for the mean and the whitening matrix: two thousand for each of a hundred values, as for 6 x 6 pixels in
 # colour, so that a covariance is known to 2%.
-WHITENED = 200_000
+WHITENING_WINDOWS = 200_000
 # Added to the eigenvalues of the covariance, whose mean is 1, so that the finest, noisy directions are not amplified.
 LEAST_EIGENVALUE = 0.05
 # Added to the variance of a window, as a share of the variance of pixels: 10 for bytes, as Coates et al. have it, of
@@ -37,6 +37,7 @@ NOISE = 1 / 400
 LEAST_CONTRAST = 1 / 8
 UNITS = "patch-units"  # name of the arrays of an entry that hold its units
 LEAST_VARIANCE = 1e-12  # of the pixels of uniform pictures, which would be divided by 0
+LEAST_NORM = 1e-12  # of a whitened patch without contrast, which would be divided by 0
 CANDIDATES = 4  # patches that are drawn for each unit, so that enough of them have contrast
 
 
@@ -127,30 +128,59 @@ def _draw_size(
 ) -> UnitsOfSize:
     """Return units for windows of one size, of pictures whose pixels have a ``variance``."""
     noise = NOISE * variance
-    # The mean and the covariance of windows anywhere in the framed pictures, and of their mirror images. So the mirror
-    # image of a whitened window is the whitened mirror image.
-    windows = _windows_at_random(framed(pictures), WHITENED, window, draw)
-    normalised = contrast_normalised(windows, noise).astype(np.float64)
     mirror = mirrored_places(window, pictures.shape[3])
-    mean = normalised.mean(axis=0)
-    normalised -= mean
-    covariance = normalised.T @ normalised / len(normalised)
-    mean = (mean + mean[mirror]) / 2
-    covariance = (covariance + covariance[np.ix_(mirror, mirror)]) / 2
-    # With eigenvalues l, of mean s, and vectors V of the covariance, P = V (l / s + LEAST_EIGENVALUE)^-1/2 V' / sqrt s.
-    eigenvalues, vectors = np.linalg.eigh(covariance)
-    average = max(eigenvalues.mean(), LEAST_VARIANCE)
-    roots = np.sqrt(np.maximum(eigenvalues / average, 0) + LEAST_EIGENVALUE) * math.sqrt(average)
-    whitening = (vectors / roots) @ vectors.T
-    # Patches lie inside the pictures. Those with contrast come first, in the order in which they were drawn.
-    patches = _windows_at_random(pictures, CANDIDATES * units // 2, window, draw)
-    is_flat = patches.std(axis=1) < LEAST_CONTRAST * math.sqrt(variance)
-    patches = patches[np.argsort(is_flat, kind="stable")[: units // 2]]
+    # The mean m and the whitening matrix P, from windows anywhere in the framed pictures.
+    windows = _windows_at_random(framed(pictures), WHITENING_WINDOWS, window, draw)
+    mean, covariance = _mirrored_moments(windows, noise, mirror)
+    whitening = _whitening_matrix(covariance)
+    # Patches, and their mirror images: w = P (u - m), divided by its norm, and a = P w.
+    patches = _draw_patches(pictures, units // 2, window, variance, draw)
     patches = np.concatenate([patches, patches[:, mirror]])
     whitened = (contrast_normalised(patches, noise) - mean) @ whitening
     norms = np.linalg.norm(whitened, axis=1, keepdims=True)
-    weights = (whitened / np.maximum(norms, LEAST_VARIANCE)) @ whitening
+    weights = (whitened / np.maximum(norms, LEAST_NORM)) @ whitening
     return UnitsOfSize(weights=weights.astype(np.float32), offsets=(weights @ mean).astype(np.float32))
+
+
+def _mirrored_moments(
+    windows: np.ndarray, noise: float, mirror: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean (values,) and the covariance (values, values) of contrast-normalised windows and mirror images.
+
+    ``mirror`` (values,) has the places from which a mirror image takes its values. With such moments, the mirror image
+    of a whitened window is the whitened mirror image.
+    """
+    normalised = contrast_normalised(windows, noise).astype(np.float64)
+    mean = normalised.mean(axis=0)
+    # Windows and mirror images are each centred by their own mean. The mean of both would add to the covariance what
+    # the two means differ by, which is no variance within either.
+    normalised -= mean
+    covariance = normalised.T @ normalised / len(normalised)
+    return (mean + mean[mirror]) / 2, (covariance + covariance[np.ix_(mirror, mirror)]) / 2
+
+
+def _whitening_matrix(covariance: np.ndarray) -> np.ndarray:
+    """Return the matrix (values, values) that whitens centred windows with this covariance.
+
+    With eigenvalues l, of mean s, and vectors V of the covariance, it is
+
+        P = V (l / s + LEAST_EIGENVALUE)^-1/2 V' / sqrt s .
+    """
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    average = max(eigenvalues.mean(), LEAST_VARIANCE)
+    roots = np.sqrt(np.maximum(eigenvalues / average, 0) + LEAST_EIGENVALUE) * math.sqrt(average)
+    return (vectors / roots) @ vectors.T
+
+
+def _draw_patches(
+    pictures: np.ndarray, count: int, window: int, variance: float, draw: np.random.Generator
+) -> np.ndarray:
+    """Return ``count`` patches (count, values) from inside the pictures, with contrast if there are enough of these."""
+    candidates = _windows_at_random(pictures, CANDIDATES * count, window, draw)
+    is_flat = candidates.std(axis=1) < LEAST_CONTRAST * math.sqrt(variance)
+    # Candidates with contrast come first, in the order in which they were drawn.
+    order = np.argsort(is_flat, kind="stable")
+    return candidates[order[:count]]
 
 
 def framed(pictures: np.ndarray) -> np.ndarray:

@@ -26,6 +26,10 @@ Z95 = 1.96  # standard deviations on each side of a 95% interval
 MIN_GROUPS = 3
 
 
+CalibrationBin = tuple[int, float, float]
+"""The labels whose probability is in a bin: their number, their mean probability, and the share that is correct."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
     """Scores of predictions against labels.
@@ -49,9 +53,8 @@ class Evaluation:
     row_scores: np.ndarray
     rows: int = 0  # number of rows with a label
     groups: int = 0  # number of groups of these rows, 0 without groups
-    # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels,
-    # their mean probability, and the share that is correct. Empty bins are left out.
-    reliability: tuple[tuple[int, float, float], ...] = ()
+    # Calibration in bins of the probability of the predicted label, up to 0.1, up to 0.2 ... 1, without empty bins.
+    reliability: tuple[CalibrationBin, ...] = ()
     # True and predicted values of a regression, the first 2,000, (2, n).
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
@@ -249,16 +252,23 @@ def evaluate_values(
     )
 
 
-def reliability(chances: np.ndarray, is_right: np.ndarray) -> tuple[tuple[int, float, float], ...]:
-    """Return the calibration bins of `Evaluation`, from probabilities and correctness (n,) of labels."""
-    if np.all(chances == 1):  # the model has no probabilities
+def reliability(largest_probabilities: np.ndarray, is_right: np.ndarray) -> tuple[CalibrationBin, ...]:
+    """Return the calibration bins of `Evaluation`.
+
+    ``largest_probabilities`` (n,) are those of the predicted labels, and ``is_right`` (n,) says which of these are
+    correct.
+    """
+    # Some estimators, such as decision trees, are sure of every label. Their only bin would repeat the accuracy.
+    is_always_sure = bool(np.all(largest_probabilities == 1))
+    if is_always_sure:
         return ()
-    bin_numbers = np.clip(np.ceil(chances * 10).astype(int), 1, 10)
-    bins: list[tuple[int, float, float]] = []
+    bin_numbers = np.clip(np.ceil(largest_probabilities * 10).astype(int), 1, 10)
+    bins: list[CalibrationBin] = []
     for number in range(1, 11):
         in_bin = bin_numbers == number
         if in_bin.any():
-            bins.append((int(in_bin.sum()), float(chances[in_bin].mean()), float(is_right[in_bin].mean())))
+            mean_probability = float(largest_probabilities[in_bin].mean())
+            bins.append((int(in_bin.sum()), mean_probability, float(is_right[in_bin].mean())))
     return tuple(bins)
 
 
@@ -270,11 +280,12 @@ def evaluate_blocks(
     groups: np.ndarray | None = None,
 ) -> Evaluation:
     """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1)."""
-    # The arrays of each block. Classes also have the probability of the predicted one, and what ranks the samples.
+    # The arrays of each block. Probabilities also give that of the predicted class, and what ranks the samples.
     labels: list[np.ndarray] = []
     predictions: list[np.ndarray] = []
-    largest_chances: list[np.ndarray] = []
+    largest_probabilities: list[np.ndarray] = []
     ranks: list[np.ndarray] = []
+    has_probabilities = bool(classes) and readout.has_probabilities
     # Scores of these readouts rank as their probabilities do, many of which may be exactly 0 or 1.
     ranks_by_scores = isinstance(readout, LinearReadout | KernelReadout) and len(classes) == 2
     for x, y in blocks:
@@ -282,17 +293,19 @@ def evaluate_blocks(
         if not classes:
             predictions.append(readout.predict(x))
             continue
-        scores, chances = readout.scores(x), readout.probabilities(x)
+        scores = readout.scores(x)
         predictions.append(readout.targets.predict(scores))
-        largest_chances.append(chances.max(axis=-1))
-        ranks.append(scores if ranks_by_scores else chances[..., 1])
+        if has_probabilities:
+            probabilities = readout.probabilities(x)
+            largest_probabilities.append(probabilities.max(axis=-1))
+            ranks.append(scores if ranks_by_scores else probabilities[..., 1])
     y, predicted = np.concatenate(labels), np.concatenate(predictions)
-    if not classes:
+    if not has_probabilities:
         return evaluate_labels(y, predicted, classes, None, counts, groups)
-    ranks_of_samples = np.concatenate(ranks) if readout.has_probabilities else None
-    evaluation = evaluate_labels(y, predicted, classes, ranks_of_samples, counts, groups)
+    evaluation = evaluate_labels(y, predicted, classes, np.concatenate(ranks), counts, groups)
     is_right = (y == predicted).ravel()
-    return replace(evaluation, reliability=reliability(np.concatenate(largest_chances).ravel(), is_right))
+    bins = reliability(np.concatenate(largest_probabilities).ravel(), is_right)
+    return replace(evaluation, reliability=bins)
 
 
 def evaluate_labels(
@@ -454,9 +467,9 @@ def standard_error(differences: np.ndarray, units: np.ndarray) -> float:
     It is infinite for fewer than 6 units, which are too few to be evidence.
     """
     _, unit = np.unique(units, return_inverse=True)
-    number = int(unit.max()) + 1
-    if number < MIN_UNITS:
+    unit_count = int(unit.max()) + 1
+    if unit_count < MIN_UNITS:
         return math.inf
     # Variance of a ratio of sums over units, which may differ in their number of samples.
     sums = np.bincount(unit, differences - differences.mean())
-    return math.sqrt(number / (number - 1) * float(np.square(sums).sum())) / len(differences)
+    return math.sqrt(unit_count / (unit_count - 1) * float(np.square(sums).sum())) / len(differences)

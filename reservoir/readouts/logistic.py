@@ -145,14 +145,15 @@ class _Problem:
 
     def models(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return standardised weights (w, p * columns) and intercepts (p * columns,) of the points of some problems."""
-        along, offset = self._weights_along_axes(points)
-        return self.axes @ along, offset
+        weights, offset = self._weights_along_axes(points)
+        return self.axes @ weights, offset
 
     def _weights_along_axes(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return weights along the axes (r, p * columns) and intercepts (p * columns,) of the points of p problems."""
-        along = np.stack([self._along(number, point) for number, point in points.items()], axis=1)
-        flat = along.reshape(len(along), len(points) * self.columns)
-        return flat[:-1], flat[-1]
+        # (r + 1, p, columns); the last row has the intercepts. Then the columns of all problems side by side.
+        stacked = np.stack([self._weights_of(number, point) for number, point in points.items()], axis=1)
+        side_by_side = stacked.reshape(len(stacked), len(points) * self.columns)
+        return side_by_side[:-1], side_by_side[-1]
 
     def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, ValueAndGradient]:
         """Return the value and gradient of some problems, in one pass over the features.
@@ -170,12 +171,12 @@ class _Problem:
         losses = np.zeros(len(points))
         gradient = np.zeros(weights.shape)
         intercept_gradient = np.zeros(len(offset))
-        for whole, labels in self.train:
+        for features, labels in self.train:
             # Without an axis, all features are constant: then every row must be rounded to the same value.
-            dtype = np.result_type(whole.dtype, np.float32) if self.axes.size else np.float64
-            for start in range(0, len(whole), BLOCK_ROWS):
+            dtype = np.result_type(features.dtype, np.float32) if self.axes.size else np.float64
+            for start in range(0, len(features), BLOCK_ROWS):
                 block = slice(start, start + BLOCK_ROWS)
-                x, y = whole[block].astype(dtype, copy=False), labels[block]
+                x, y = features[block].astype(dtype, copy=False), labels[block]
                 sample_weights, centred = self.targets.weights(y), np.subtract(x, mean.astype(dtype))
                 report_work(2 * centred.size * weights.shape[1])
                 scores = centred @ weights.astype(dtype) + offset.astype(dtype)
@@ -184,9 +185,9 @@ class _Problem:
                     loss *= sample_weights[:, None]
                     residual *= sample_weights[:, None, None].astype(dtype)
                 losses += loss.sum(axis=0, dtype=np.float64)
-                flat = residual.reshape(len(x), -1)
-                gradient += centred.T @ flat
-                intercept_gradient += flat.sum(axis=0, dtype=np.float64)
+                residual = residual.reshape(len(x), -1)  # (m, p * columns), as the weights are
+                gradient += centred.T @ residual
+                intercept_gradient += residual.sum(axis=0, dtype=np.float64)
         # By the chain rule: along the axes, and then along the unknowns, which the steps multiply.
         of_axes = gradient if self.reads_coordinates else self.axes.T @ (gradient * self.scale[:, None])
         gradient_along_axes = np.concatenate([of_axes, intercept_gradient[None]])
@@ -194,7 +195,7 @@ class _Problem:
         # Add the penalty alpha / 2 || W ||^2 and its derivative alpha W, without the intercept.
         evaluations = {}
         for i, (number, point) in enumerate(points.items()):
-            penalised, alpha = self._along(number, point), self.alphas[number]
+            penalised, alpha = self._weights_of(number, point), self.alphas[number]
             penalised[-1] = 0  # the intercept
             value = losses[i] + alpha / 2 * float(np.square(penalised).sum())
             gradient_of_point = (gradient_along_axes[:, i] + alpha * penalised) * self.steps[number][
@@ -203,7 +204,7 @@ class _Problem:
             evaluations[number] = value, gradient_of_point.ravel()
         return evaluations
 
-    def _along(self, number: int, point: np.ndarray) -> np.ndarray:
+    def _weights_of(self, number: int, point: np.ndarray) -> np.ndarray:
         """Return a problem's weights along the axes, and its intercepts: (r + 1, columns)."""
         return point.reshape(-1, self.columns) * self.steps[number][:, None]
 

@@ -115,25 +115,27 @@ def _prefixes(blocks: Iterable[RankedBlock], ends: np.ndarray, targets: Targets)
     """Return the training data of the first portion, of the first two, and so on, without the last portion."""
     # Prefixes of fewer samples than features are kept as samples, others as moments of the portions that they add.
     last = len(ends) - 1
-    few: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    many: dict[int, Accumulator] = {}
+    sample_blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    accumulators: dict[int, Accumulator] = {}  # by portion
     for portion, x, y, ranks in _by_portion(blocks, ends):
         if portion == last:
             continue
         if ends[portion] < x.shape[1]:
-            few.append((x, targets.coded(y), ranks))
+            sample_blocks.append((x, targets.coded(y), ranks))
         else:
-            many.setdefault(portion, Accumulator()).update(x, targets.coded(y))
+            accumulators.setdefault(portion, Accumulator()).update(x, targets.coded(y))
     prefixes: list[TrainingData] = []
     moments: Moments | None = None
-    if few:
-        x, y, ranks = (np.concatenate(arrays) for arrays in zip(*few, strict=True))
+    if sample_blocks:
+        x, y, ranks = (np.concatenate(arrays) for arrays in zip(*sample_blocks, strict=True))
+        # All portions but those of the accumulators, which come after them, and the last one.
         prefixes = [
-            FewSamples(x=x[ranks < end], y=y[ranks < end], weights=None) for end in ends[: last - len(many)]
+            FewSamples(x=x[ranks < end], y=y[ranks < end], weights=None)
+            for end in ends[: last - len(accumulators)]
         ]
         moments = accumulate([(x, y)])
-    for portion in sorted(many):
-        added = many[portion].moments()
+    for portion in sorted(accumulators):
+        added = accumulators[portion].moments()
         moments = added if moments is None else moments + added
         prefixes.append(moments)
     return prefixes
@@ -146,24 +148,29 @@ def _choose_settings(
 
     It is the one that would have coded the portion before in the fewest bits, with the readout before.
     """
-    # The scores, under every penalty, of the first samples of each portion but the first and the last.
-    scores: dict[int, list[np.ndarray]] = {}
+    # Readout k is fitted to the portions from 0 to k, and codes portion k + 1. Its setting is the best one for the
+    # scores that readout k - 1 gives the first samples of portion k. So the first portion, which no readout codes, and
+    # the last, after which none follows, choose no setting.
+    scores: dict[int, list[np.ndarray]] = {}  # by portion, under every penalty
     labels: dict[int, list[np.ndarray]] = {}
     for portion, x, y, ranks in _by_portion(blocks, ends):
         if 0 < portion < len(scorers):
-            tunes = ranks < ends[portion - 1] + MAX_TUNED
-            scores.setdefault(portion, []).append(scorers[portion - 1](x[tunes], slice(None)))
-            labels.setdefault(portion, []).append(y[tunes])
-    # Nothing has been coded by a readout when the first one is used.
-    settings = [_Setting(int(np.argmin(np.abs(np.log(ALPHAS / FIXED_ALPHA)))), 1.0)]
+            is_tuned_on = ranks < ends[portion - 1] + MAX_TUNED
+            scores.setdefault(portion, []).append(scorers[portion - 1](x[is_tuned_on], slice(None)))
+            labels.setdefault(portion, []).append(y[is_tuned_on])
+    # No readout has coded anything when the first one is used, so its penalty is fixed: the one that equals
+    # `FIXED_ALPHA` up to rounding.
+    fixed_index = int(np.argmin(np.abs(np.log(ALPHAS / FIXED_ALPHA))))
+    settings = [_Setting(fixed_index, temperature=1.0)]
     for portion in range(1, len(scorers)):
-        of_penalties, y = np.concatenate(scores[portion], axis=1), np.concatenate(labels[portion])
-        temperatures = [targets.fit_temperature(of_penalty, y) for of_penalty in of_penalties]
-        lengths = [
-            _bits(targets, of_penalty, y, temperature)
-            for of_penalty, temperature in zip(of_penalties, temperatures, strict=True)
+        scores_by_penalty = np.concatenate(scores[portion], axis=1)
+        y = np.concatenate(labels[portion])
+        temperatures = [targets.fit_temperature(penalty_scores, y) for penalty_scores in scores_by_penalty]
+        bits_by_penalty = [
+            _bits(targets, penalty_scores, y, temperature)
+            for penalty_scores, temperature in zip(scores_by_penalty, temperatures, strict=True)
         ]
-        best = int(np.argmin(lengths))
+        best = int(np.argmin(bits_by_penalty))
         settings.append(_Setting(best, temperatures[best]))
     return settings
 

@@ -30,10 +30,10 @@ class LastValue:
     def changes(self, blocks: Iterable[Block]) -> Iterator[Block]:
         """Yield samples whose past values and labels are relative to the last value."""
         for x, y in blocks:
-            last = x[:, [self.number]]
+            last_values = x[:, [self.number]]
             relative = x.copy()
-            relative[:, self.past] -= last
-            yield relative, y - (last.astype(np.float64) * self.scale + self.offset)
+            relative[:, self.past] -= last_values
+            yield relative, y - (last_values.astype(np.float64) * self.scale + self.offset)
 
     def of_values(self, path: LinearPath) -> LinearPath:
         """Return readouts of `changes` as readouts of the features and labels themselves.
@@ -41,7 +41,10 @@ class LastValue:
         With weights w of the changes x_i - x_last, the forecast is
 
             x_last scale + offset + sum_i w_i (x_i - x_last)  =  offset + sum_i w_i x_i + (scale - sum_i w_i) x_last .
+
+        The coefficients are changed in place.
         """
+        # The change of the last value is always 0, so its weight in ``path`` is 0 and is replaced.
         path.coef[:, self.number] = self.scale - path.coef[:, self.past].sum(axis=1)
         path.intercept = path.intercept + self.offset
         return path

@@ -43,7 +43,7 @@ SMALL = {"input": "patches", "backbone": f"kernels:width={WIDTH}", "patch": 4, "
 def _few_windows():
     """Estimate means and covariances from a tenth of the windows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patch_units, "WHITENED", 20_000)
+        patch.setattr(patch_units, "WHITENING_WINDOWS", 20_000)
         yield
 
 

@@ -26,7 +26,7 @@ from reservoir_pipelines.paper.page import _draw_costs, leave_out_answered_claim
 from reservoir_pipelines.paper.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.plots import PagePlot, draw_confusion, shorten_all
-from reservoir_pipelines.reports.views import _read_sweep
+from reservoir_pipelines.reports.views import _read_sweep, fit_values
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
@@ -715,6 +715,31 @@ def test_the_page_circles_the_raw_input_only_if_it_is_chosen(tmp_path, chosen, c
     (tmp_path / "results.csv").write_text("\n".join(["columns,readout,alpha,valid_score,chosen", *lines]))
     found = _read_sweep(tmp_path / "results.csv", {"raw"})
     assert (found["columns"], found["best"]) == (columns, [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("readout", "alpha", "expected"),
+    [
+        ("ridge", 10.0, "raw, ridge 10"),
+        ("ridge", 0.0, "raw, ridge 0"),
+        ("sklearn.svm.LinearSVC", None, "raw, sklearn.svm.LinearSVC"),
+    ],
+)
+def test_the_page_names_a_penalty_only_if_the_readout_has_one(tmp_path, readout, alpha, expected):
+    penalty = "" if alpha is None else alpha
+    (tmp_path / "results.csv").write_text(f"columns,readout,alpha,valid_score,chosen\nraw,{readout},{penalty},1.0,1\n")
+    scores = {"metric": "accuracy", "test_score": 0.5, "test_interval": None, "valid_score": 1.0}
+    evaluation = {"rows": 2, "recall": {}, "classes": [], "confusion": None, "reliability": []}
+    summary = {
+        "best": {"readout": readout, "alpha": alpha, **scores},
+        "title": "raw",
+        "evaluation": evaluation,
+        "baselines": [],
+        **dict.fromkeys(("curve", "adds_nothing_to", "tried")),
+    }
+    values = fit_values(summary, tmp_path / "results.csv")
+    assert values["readout"] == expected
+    assert values["test_rows"] == 2 and "test_groups" not in values
 
 
 def test_labels_in_plots_are_complete_and_literal(painted):

@@ -93,6 +93,16 @@ def test_features_equal_a_model_run_by_hand(kind, model, batch, by_hand):
             np.testing.assert_allclose(values[row], expected, atol=1e-5, rtol=1e-5, err_msg=f"{column}, row {row}")
 
 
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+def test_the_vectors_that_enter_a_model_stay_as_they_are(model, lengths):
+    draw = torch.Generator().manual_seed(0)
+    embeds = torch.randn(len(LENGTHS), TOKENS, model.backbone.width, generator=draw)
+    before = embeds.clone()
+    with torch.no_grad():
+        model.backbone(embeds, None if lengths is None else torch.tensor(lengths))
+    assert torch.equal(embeds, before)
+
+
 def test_embeddings_alone_run_no_block(model, batch):
     columns, ran = [Column("embed", pooling) for pooling in POOLINGS], []
     whole = model.features(*batch, all_columns(model))

@@ -132,17 +132,18 @@ def _reads_sequences(rows: Rows, options: OwnDataOptions) -> bool:
 
 
 def _holds_images(rows: Rows, options: OwnDataOptions, task: Task | None) -> bool:
-    """Return whether rows are images in an array: bytes with channels last, or square ones of one channel.
+    """Return whether rows are to be read as images: arrays of four axes, or square bytes of three.
 
-    Square bytes are steps of several channels if every step has a label, or with an option of sequences, such as
-    ``--values``. New rows are read as those of their ``task``.
+    `_as_images` refuses those that are not bytes, or whose channels are not last. Square bytes are steps of several
+    channels if every step has a label, or with an option of sequences, such as ``--values``. New rows are read as those
+    of their ``task``.
     """
     x = rows.x
-    is_of_bytes, has_channels = x.dtype == np.uint8, len(x.shape) == 4
+    is_of_bytes, has_four_axes = x.dtype == np.uint8, len(x.shape) == 4
     is_square = len(x.shape) == 3 and x.shape[1] == x.shape[2] >= MIN_SIDE
     if task is not None:
         return task.pictures > 0 and len(x.shape) in (3, 4)
-    return has_channels or (is_of_bytes and is_square and not _reads_sequences(rows, options))
+    return has_four_axes or (is_of_bytes and is_square and not _reads_sequences(rows, options))
 
 
 def _as_images(where: str, rows: Rows) -> Rows:

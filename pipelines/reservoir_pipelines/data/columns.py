@@ -56,9 +56,10 @@ def require_column(
             f"{path}: no column {name!r}, which the readout was fitted on, among {listed(names)}; "
             f"rename the column that holds it to {name!r}"
         )
-    several = separated(name)
-    if len(several) > 1 and {*several} <= {*names}:
-        hint = f"; give one column: add one that joins the cells of {listed(several)}"
+    parts = separated(name)
+    names_several = len(parts) > 1 and {*parts} <= {*names}
+    if names_several:
+        hint = f"; give one column: add one that joins the cells of {listed(parts)}"
     else:
         hint = nearest(name, [other for other in names if other not in fitted])
     raise InputError(problem + hint)
@@ -122,12 +123,13 @@ def holds_single_numbers(table: Table, name: str) -> bool:
 
 
 def holds_sequences(column: Any) -> bool:
-    """Return whether each filled cell is a list or a text of numbers, and one of them has several."""
+    """Return whether a cell is a list, or all filled cells are texts of numbers and at least one has a separator."""
     if holds_lists(column):
         return True
     texts = as_texts(filled(column))
-    several = texts.str.contains(r"[\s,;\[]").any()
-    return bool(several) and all(numbers_of_text(text) is not None for text in texts)
+    # A bracket counts as a separator: it begins a list, also one of a single number.
+    has_separator = bool(texts.str.contains(r"[\s,;\[]").any())
+    return has_separator and all(numbers_of_text(text) is not None for text in texts)
 
 
 def holds_digits(column: Any) -> bool:
@@ -370,8 +372,8 @@ def _refuse_column(
     else:
         flag, value = "drop", ",".join([*separated(options.drop), name])
     command = example(data, options, **{flag: value})
-    others = "or the flag of its role (--id, --group, --time or --text)"
+    other_flags = "or the flag of its role (--id, --group, --time or --text)"
     raise InputError(
         f"{table.path}, {table.bad.places[row]}: {cell[:40]!r} is not a number in column {name!r}",
-        f"write numbers there, or pass --{flag} {quote(value)}, {others}, for example: {command}",
+        f"write numbers there, or pass --{flag} {quote(value)}, {other_flags}, for example: {command}",
     )

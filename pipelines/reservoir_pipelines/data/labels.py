@@ -7,7 +7,7 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
-from reservoir.tasks.task import MISSING, Task
+from reservoir.tasks.task import MISSING, SPLITS, Task
 from reservoir_pipelines.data.columns import EMPTY
 from reservoir_pipelines.data.rows import MAX_NAMED
 from reservoir_pipelines.data.table_labels import are_numbers, is_usual_number
@@ -102,11 +102,11 @@ def _encode_token_labels(
     where: str, y: np.ndarray, options: OwnDataOptions, units: np.ndarray, label: str
 ) -> Labels:
     """Return labels of tokens (rows, longest, outputs); those after the end of a row are marked as missing."""
-    present = np.arange(y.shape[1]) < units[:, None]
-    labels = encode_labels(where, y[present], options, None, label)
+    is_token = np.arange(y.shape[1]) < units[:, None]
+    labels = encode_labels(where, y[is_token], options, None, label)
     missing = MISSING if labels.classes else np.nan
-    padded_y = np.full((*present.shape, labels.y.shape[2]), missing, labels.y.dtype)
-    padded_y[present] = labels.y[:, 0]
+    padded_y = np.full((*is_token.shape, labels.y.shape[2]), missing, labels.y.dtype)
+    padded_y[is_token] = labels.y[:, 0]
     return replace(labels, y=padded_y)
 
 
@@ -194,13 +194,13 @@ def _read_floats(where: str, y: np.ndarray, options: OwnDataOptions, label: str)
     """Return floats as targets, or as classes (integers) if the user asks for them and all are whole."""
     if not np.isfinite(y).all():
         return y, ""  # targets, which are refused with the row
-    whole = bool((y % 1 == 0).all())
-    if options.classes and not whole:
+    are_whole = bool((y % 1 == 0).all())
+    if options.classes and not are_whole:
         raise InputError(f"{where}: {label} holds numbers that are not whole", "leave out --classes")
     if options.classes:
         return y.astype(np.int64), ""
     note = f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
-    return y, note if whole else ""
+    return y, note if are_whole else ""
 
 
 def _as_float32(where: str, y: np.ndarray, label: str) -> np.ndarray:
@@ -219,13 +219,13 @@ def _as_float32(where: str, y: np.ndarray, label: str) -> np.ndarray:
 
 def _refuse_constant(where: str, targets: np.ndarray, label: str) -> None:
     """Refuse targets (rows, readout_tokens, outputs) of which an output is the same everywhere."""
-    flat = targets.reshape(-1, targets.shape[2])
-    for output in np.flatnonzero((flat == flat[0]).all(axis=0)).tolist():
-        if flat.shape[1] > 1:
+    flat_targets = targets.reshape(-1, targets.shape[2])
+    for output in np.flatnonzero((flat_targets == flat_targets[0]).all(axis=0)).tolist():
+        if flat_targets.shape[1] > 1:
             which, remedy = f"all values of output {output} of {label}", "leave the output out"
         else:
             which, remedy = "all labels", "give rows with different labels"
-        raise InputError(f"{where}: {which} are the same ({flat[0, output]:g})", remedy)
+        raise InputError(f"{where}: {which} are the same ({flat_targets[0, output]:g})", remedy)
 
 
 # ---- splits
@@ -258,10 +258,10 @@ def split_rows(
         names = divide(np.arange(len(classes)), SHARES)
         # With two or three rows in every class, rounding leaves a split empty: 60% and 80% of three rows are two.
         is_classified = groups is None and labels.classes > 1 and np.bincount(classes).min() > 1
-        if is_classified and len(np.unique(names)) < len(SHARES):
+        if is_classified and len(np.unique(names)) < len(SPLITS):
             names = stratified(classes, SHARES, spread=True)
     else:
-        names = _usual_names(where, split)
+        names = _known_splits(where, split)
         if "valid" not in names:
             train = np.flatnonzero(names == "train")
             shares = {"train": 1 - HELD_OUT, "valid": HELD_OUT}
@@ -275,12 +275,14 @@ def split_rows(
     return names
 
 
-def _usual_names(where: str, split: np.ndarray) -> np.ndarray:
+def _known_splits(where: str, split: np.ndarray) -> np.ndarray:
+    """Return the split of each row as train, valid or test, (rows,) of str; refuse any other name."""
+    # Longer texts are cut to 16 letters, which is more than any known name has, so that the message is short.
     written = np.asarray(split).astype("U16")
     names = np.array([SPLIT_NAMES.get(name.lower(), name) for name in written.tolist()])
-    unknown = ~np.isin(names, list(SHARES))
-    if unknown.any():
-        row = int(np.argmax(unknown))
+    is_unknown = ~np.isin(names, SPLITS)
+    if is_unknown.any():
+        row = int(np.argmax(is_unknown))
         raise InputError(f"{where}: split is {str(names[row])!r} in row {row}", "give train, valid or test")
     return names
 
@@ -290,7 +292,7 @@ def _refuse_empty_splits(where: str, names: np.ndarray, classes: int, groups: np
     units = f"{len(names)} rows" if groups is None else f"rows of the {len(np.unique(groups))} groups"
     more = "rows" if groups is None else "groups (recordings, if --window cuts them)"
     of_classes = f" of each of the {classes} classes" if classes else ""
-    for name in SHARES:
+    for name in SPLITS:
         if name not in names:
             raise InputError(
                 f"{where}: none of the {units} is for the split {name!r}", f"give more {more}{of_classes}"
@@ -298,6 +300,7 @@ def _refuse_empty_splits(where: str, names: np.ndarray, classes: int, groups: np
 
 
 def _refuse_divided_groups(where: str, groups: np.ndarray, names: np.ndarray) -> None:
+    """Refuse groups (rows,) with rows in several splits; ``names`` (rows,) are the splits of the rows."""
     split_of_group: dict[str, str] = {}
     for group, name in zip(groups.tolist(), names.tolist(), strict=True):
         first = split_of_group.setdefault(group, name)

@@ -31,9 +31,12 @@ def joined_labels(
 ) -> np.ndarray:
     """Return columns of labels, (rows,) or (rows, outputs); refuse texts and numbers together."""
     columns = [labels_of(table, name, options, required=required) for name in names]
-    kinds = {y.dtype.kind for y in columns}
+    kinds = {y.dtype.kind for y in columns}  # NumPy's kinds: U for texts, i for integers
+    mixes_texts_and_integers = kinds == {"U", "i"}
     texts_are_numbers = all(are_numbers(y.ravel().tolist()) for y in columns if y.dtype.kind == "U")
-    if kinds == {"U", "i"} and texts_are_numbers:  # 07 in one column makes 7 a text in another
+    if mixes_texts_and_integers and texts_are_numbers:
+        # A column with a cell such as 07 is read as texts, to keep its zero. Columns of whole numbers beside it then
+        # become texts, too.
         columns = [y.astype(str) for y in columns]
     elif "U" in kinds and len(kinds) > 1:
         raise InputError(
@@ -110,16 +113,16 @@ def _odd_labels(texts: Any, options: OwnDataOptions) -> np.ndarray:
     import pandas as pd
 
     numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
-    odd = ~np.isfinite(numbers)
-    if not len(odd) or odd.mean() > MOST:
-        return np.zeros_like(odd)
+    is_odd = ~np.isfinite(numbers)
+    if not len(is_odd) or is_odd.mean() > MOST:
+        return np.zeros_like(is_odd)
     if not np.isnan(numbers).any():
-        return odd
+        return is_odd
     # Names such as "unknown" beside whole numbers are classes, if the numbers are.
-    finite = numbers[~odd]
-    whole = bool((finite % 1 == 0).all())
-    classes = options.classes or (whole and not options.regression and read_labels(finite).names)
-    return np.zeros_like(odd) if classes else odd
+    finite = numbers[~is_odd]
+    are_whole = bool((finite % 1 == 0).all())
+    are_classes = options.classes or (are_whole and not options.regression and read_labels(finite).names)
+    return np.zeros_like(is_odd) if are_classes else is_odd
 
 
 def _as_names(
@@ -129,11 +132,11 @@ def _as_names(
     texts = [str(label) for label in labels.flat]
     look_like_numbers = all(re.fullmatch(WITH_MARKS, text) for text in texts) and not are_numbers(texts)
     if look_like_numbers and not options.classes:
-        other = "." if table.decimal == "," else ","
+        other_mark = "." if table.decimal == "," else ","
         raise InputError(
             f"{table.path}, column {name!r}: labels like {cells_as_written.iloc[0]!r} are not numbers "
             f"with the decimal mark {table.decimal!r}",
-            f"write numbers, or pass --decimal {other} if they are, or --classes if they are names",
+            f"write numbers, or pass --decimal {other_mark} if they are, or --classes if they are names",
         )
     if table.decimal == ",":  # in ``labels``, the commas of the cells have become points
         return np.array([str(cell).strip() for cell in cells_as_written])
@@ -155,11 +158,11 @@ def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> n
         return np.array(texts, str) if numbers is None else numbers
     values = [value for cell in cells for value in _leaves(cell)]
     kinds = {type(value) for value in values}
-    booleans_and_others = bool in kinds and len(kinds) > 1
-    large = float not in kinds and any(map(is_large, values))
-    as_texts = kinds <= {bool, int, float, str} and (booleans_and_others or large)
+    mixes_booleans_and_others = bool in kinds and len(kinds) > 1
+    has_large = float not in kinds and any(map(is_large, values))
+    become_texts = kinds <= {bool, int, float, str} and (mixes_booleans_and_others or has_large)
     try:
-        array = np.array(list(cells), dtype=str if as_texts else None)
+        array = np.array(list(cells), dtype=str if become_texts else None)
     except (ValueError, OverflowError):
         array = np.empty(0, object)
     if array.dtype.kind not in "biufU":
@@ -172,12 +175,12 @@ def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> n
 def padded_labels(where: str, labels: Sequence[Sequence[Any]], options: OwnDataOptions) -> np.ndarray:
     """Return labels of all tokens of each row as an array (rows, longest) with zeros at the ends."""
     counts = np.array([len(parts) for parts in labels], np.int64)
-    flat = typed_labels(where, [cell for parts in labels for cell in parts], options)
-    if flat.ndim != 1:
+    flat_labels = typed_labels(where, [cell for parts in labels for cell in parts], options)
+    if flat_labels.ndim != 1:
         raise InputError(f"{where}: a token has a list of labels", "give one label for each")
-    check_padding(where, counts, flat.dtype.itemsize)
-    y = np.zeros((len(counts), counts.max()), flat.dtype)
-    y[np.arange(counts.max()) < counts[:, None]] = flat
+    check_padding(where, counts, flat_labels.dtype.itemsize)
+    y = np.zeros((len(counts), counts.max()), flat_labels.dtype)
+    y[np.arange(counts.max()) < counts[:, None]] = flat_labels
     return y
 
 
@@ -223,9 +226,9 @@ def written_numbers(texts: Sequence[str], *, classes: bool = False) -> np.ndarra
     numbers = np.array([float(text) for text in texts])
     if not np.isfinite(numbers).all() or (numbers % 1 != 0).any():
         return numbers  # targets: equal numbers are equal targets, however they are written
-    unusual = any(PADDED.fullmatch(text) and not is_usual_number(text) for text in texts)
-    several_ways = classes and len(set(texts)) > len(set(numbers.tolist()))
-    return None if unusual or several_ways else numbers
+    has_unusual = any(PADDED.fullmatch(text) and not is_usual_number(text) for text in texts)
+    has_several_ways = classes and len(set(texts)) > len(set(numbers.tolist()))
+    return None if has_unusual or has_several_ways else numbers
 
 
 # ---- a table of labels (--labels)

@@ -192,7 +192,7 @@ def _from_folder(
 def _checked_labels(task: Task, labels: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return labels as an entry stores them; raise an error for labels that the task cannot have."""
     rows = len(labels["index"])
-    whole = {
+    integers = {
         name: array.astype(np.int64, casting="safe")
         for name, array in labels.items()
         if name not in ("ids", "y")
@@ -202,10 +202,11 @@ def _checked_labels(task: Task, labels: Mapping[str, np.ndarray]) -> dict[str, n
     least = MISSING if task.labels_each_token else 0
     if task.classes and not (y.min() >= least and y.max() < task.classes):
         raise ValueError(f"a label is not a class from 0 to {task.classes - 1}")
-    if whole["lengths"].min() < 1 or whole["lengths"].max() > task.max_tokens or whole["index"].min() < 0:
+    lengths, index = integers["lengths"], integers["index"]
+    if lengths.min() < 1 or lengths.max() > task.max_tokens or index.min() < 0:
         raise ValueError("a length or a row number is out of range")
     ids = labels["ids"] if labels["ids"].dtype.kind == "i" else labels["ids"].astype(str)
-    return {"y": y, **whole, "lengths": whole["lengths"].astype(np.int32), "ids": ids}
+    return {"y": y, **integers, "lengths": lengths.astype(np.int32), "ids": ids}
 
 
 def _write_labels(entry: Entry, labels: Mapping[str, Mapping[str, np.ndarray]]) -> None:
@@ -223,13 +224,14 @@ def _write(
     """Write features as an entry, whose key is their digest; return it and the number of rows written."""
     assert incoming.data
     features, rows = incoming.features, dict(incoming.data.rows)
-    first = next(iter(rows))
-    shapes = {column: _shape(splits[first].shape) for column, splits in sorted(features.items())}
+    first_split = next(iter(rows))
+    shapes = {column: _shape(splits[first_split].shape) for column, splits in sorted(features.items())}
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
     block_rows = rows_per_block(row_bytes, 1, max(rows.values()))
     layout = incoming.layout or Layout(block_rows=block_rows, batch_rows=block_rows)
 
     def read(place: tuple[str, int, int], columns: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return some columns of the rows of a split from one number to another; see `write_entry`."""
         split, low, high = place
         values = {
             column: _finite(file, features[column][split], split, column, low, high) for column in columns
@@ -277,20 +279,24 @@ def write_entry(
 ) -> tuple[Entry, int]:
     """Write the blocks that an entry lacks; return it and the number of rows written.
 
-    ``label`` writes the labels, and ``read`` returns some columns of the rows of a split from one number to another.
+    ``label`` writes the labels of an entry. ``read(place, columns)`` returns the arrays (rows, tokens, width) of some
+    columns by name; the ``place`` of their rows is a split, the number of the first row, and that after the last.
     """
+
+    def one_part(split: str, low: int, high: int) -> list[tuple[str, int, int]]:
+        """Return the place of a block as its only part: it is read when its values are fetched, not ahead."""
+        return [(split, low, high)]
+
+    def read_later(
+        place: tuple[str, int, int], columns: Sequence[str], _count_rows: Callable[[int], None]
+    ) -> Callable[[], dict[str, np.ndarray]]:
+        """Return a function that reads a part; the writer calls it in another thread."""
+        return partial(read, place, columns)
+
     splits = [*spec.data.rows]
     entry, missing = start_entry(root, name, spec, layout, shapes, splits, made_with, label)
     with meter("import", row_count(entry, missing)) as bar:
-        # Of the steps, the first passes each block on whole, and the second reads it.
-        written = compute_missing(
-            entry,
-            splits,
-            [*shapes],
-            lambda *place: [place],
-            lambda place, columns, _: partial(read, place, columns),
-            bar.advance,
-        )
+        written = compute_missing(entry, splits, [*shapes], one_part, read_later, bar.advance)
     return entry, written
 
 

@@ -108,8 +108,8 @@ class ForecastFitter(RidgeFitter):
         """Return the fit whose forecasts are the means of those of two fits to a source."""
         assert first.held_out and second.held_out, "folds in time hold out samples"
         scores, labels = first.held_out()
-        others, _ = second.held_out()
-        held_out = (scores + others) / 2, labels
+        scores_of_second, _ = second.held_out()
+        held_out = (scores + scores_of_second) / 2, labels
 
         def solve() -> LinearReadout:
             """Return the readout whose weights are the means of those of both readouts."""
@@ -146,8 +146,7 @@ class ForecastFitter(RidgeFitter):
 
     def units(self, source: Source) -> np.ndarray:
         """Return the unit of each held-out window, (n,): windows whose labels overlap are not independent."""
-        held_out = sum(len(fold.held_out) for fold in self._folds(source))
-        return np.arange(held_out) // (self.gap + 1)
+        return np.arange(self._held_out_count(source)) // (self.gap + 1)
 
     def wins_most_folds(self, fit: ColumnFit, other: ColumnFit, _: np.ndarray) -> bool:
         """Return whether a fit is better than another on the held-out windows, and on those of most folds."""
@@ -159,13 +158,22 @@ class ForecastFitter(RidgeFitter):
         return bool(np.mean(differences) > 0 and np.mean(wins) >= FOLDS_WON)
 
     def held_out(self, source: Source, readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores (n, T) of a readout without a fit on the held-out windows, and their labels."""
+        """Return the scores (n, T) that a readout which needs no fit gives the held-out windows, and their labels.
+
+        Such a readout, for example a repetition of the last value, is the same in all folds.
+        """
         scores = np.concatenate([readout.scores(x) for x, _ in all_blocks(source)])
         labels = np.concatenate([source.labels(split) for split in KNOWN])
-        number = len(self.units(source))
-        return scores[-number:], labels[-number:]
+        # The folds follow each other up to the newest window, so the held-out windows are the last ones.
+        held_out_count = self._held_out_count(source)
+        return scores[-held_out_count:], labels[-held_out_count:]
+
+    def _held_out_count(self, source: Source) -> int:
+        """Return the number of windows that are held out in any fold."""
+        return sum(len(fold.held_out) for fold in self._folds(source))
 
     def _folds(self, source: Source) -> list[TimeFold]:
+        """Return the folds of train and valid in time; with ``folds`` 0 one, whose held-out windows are valid."""
         train, valid = (len(source.labels(split)) for split in KNOWN)
         if self.folds:
             return time_folds(train + valid, self.folds, self.gap)
@@ -198,11 +206,11 @@ def last_value_of(source: Source) -> LastValue | None:
 
 def raw_part_of(source: Source) -> RawPart | None:
     """Return the raw past among the features of a source; None if it is not a feature."""
-    first = 0  # number of the first feature of a part
+    first_feature = 0  # of a part
     for part in source.parts if isinstance(source, JoinedSource) else (source,):
         if isinstance(part, RawSource) and part.columns == (RAW,):
-            return RawPart(part, slice(first, first + part.width()))
-        first += part.width()
+            return RawPart(part, slice(first_feature, first_feature + part.width()))
+        first_feature += part.width()
     return None
 
 

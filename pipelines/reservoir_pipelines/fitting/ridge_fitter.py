@@ -93,8 +93,8 @@ class RidgeFitter(PenaltyFitter):
         def sweep_of_some(some: Sequence[Block], alphas: np.ndarray) -> Sweep:
             return sweep(some, valid, targets, alphas, feature_weights=weights)
 
-        first = best_for_some(train, sweep_of_some, self.alphas, samples=samples)
-        return self._fit_around(source, sweep_of, first)
+        best_of_some = best_for_some(train, sweep_of_some, self.alphas, samples=samples)
+        return self._fit_around(source, sweep_of, best_of_some)
 
     def tries_few(self, samples: int, width: int) -> bool:
         """Return whether only the penalties that are promising for some of the training samples are tried on all."""
@@ -106,15 +106,15 @@ class RidgeFitter(PenaltyFitter):
     ) -> ColumnFit:
         """Fit the penalty with a ``number`` in the grid and one on each side, until the middle one is the best."""
         last = len(self.alphas) - 1
-        seen: set[int] = set()
+        middles: set[int] = set()  # numbers of the penalties that have been in the middle
         while True:
-            seen.add(number)
+            middles.add(number)
             neighbours = np.unique(np.clip([number - NEXT, number, number + NEXT], 0, last))
             fit = column_fit(self.kind, source.columns, sweep_of(self.alphas[neighbours]))
             best = int(neighbours[fit.best])
             if best in (0, last) and self.widens:  # all penalties, and wider ones, as without samples
                 return self.best_of(source, sweep_of)
-            if best in seen:
+            if best in middles:
                 return fit
             number = best
 
@@ -159,8 +159,8 @@ class RidgeFitter(PenaltyFitter):
         def sweep_of_some(some: Sequence[FoldBlock], alphas: np.ndarray) -> Sweep:
             return cross_sweep(some, targets, alphas, folds=self.folds, feature_weights=feature_weights)
 
-        first = best_for_some(blocks, sweep_of_some, self.alphas, samples=samples)
-        return self._fit_around(source, sweep_of, first)
+        best_of_some = best_for_some(blocks, sweep_of_some, self.alphas, samples=samples)
+        return self._fit_around(source, sweep_of, best_of_some)
 
     def _kernel_of_first(self, columns: Columns) -> KernelMatrix | None:
         """Return the kernel matrix of the first of some columns, if the last fit left one."""
@@ -273,8 +273,8 @@ def stored_moments(
     else:
         # The digest tells apart the folds of other rows and of other versions of scikit-learn, which draws them.
         folds = int(fold_of_sample.max()) + 1
-        drawn = hashlib.sha256(fold_of_sample.astype("<i8").tobytes()).hexdigest()[:8]
-        names = [f"fold{number}of{folds}-{drawn}{suffix}" for number in range(folds)]
+        folds_digest = hashlib.sha256(fold_of_sample.astype("<i8").tobytes()).hexdigest()[:8]
+        names = [f"fold{number}of{folds}-{folds_digest}{suffix}" for number in range(folds)]
     stored = [source.view.load_arrays(name) for name in names]
     if all(stored):
         return [Moments.from_arrays(arrays) for arrays, _ in filter(None, stored)]
@@ -310,16 +310,22 @@ def ridge_curve(
 
 def _nested_rows(
     source: Source, sizes: Sequence[int], targets: Targets, draw: int
-) -> Iterator[tuple[Iterable[Any], Moments | None]]:
-    """Yield the training rows of each size: their blocks, or their moments."""
+) -> Iterator[tuple[Iterable[Block], Moments | None]]:
+    """Yield the training samples of each size as arguments of `sweep`.
+
+    They are blocks of samples and None, or no blocks and the moments of the samples.
+    """
+    # Each sample comes with the number of the size that adds it. A size contains the samples that it and all smaller
+    # sizes add. If samples are fewer than features, `head` returns all of them; else None, and their blocks.
     few_samples, blocks = head(stage_blocks(source, np.asarray(sizes), targets.classes, draw))
     if few_samples is None:
-        # One pass gives the moments of the rows that each size adds; running sums are those of a size.
-        for moments in itertools.accumulate(fold_moments(blocks, targets, len(sizes))):
+        # One pass gives the moments of the samples that each size adds; their running sums are those of the sizes.
+        added_moments = fold_moments(blocks, targets, len(sizes))
+        for moments in itertools.accumulate(added_moments):
             yield (), moments
         return
     # With fewer samples than features, moments would take hours.
-    x, y, stage = few_samples
-    for last in range(len(sizes)):
-        is_used = stage <= last
-        yield [(x[is_used], y[is_used])], None
+    x, y, number_of_size = few_samples
+    for number in range(len(sizes)):
+        is_in_size = number_of_size <= number
+        yield [(x[is_in_size], y[is_in_size])], None

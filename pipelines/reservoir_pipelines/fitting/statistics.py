@@ -151,7 +151,7 @@ def _letters(rows: ReadRows) -> np.ndarray:
     """Return the letters or symbols of the training rows, the most frequent ones first."""
     counts = np.zeros(1, np.int64)  # of each code point; grows with the largest one
     for x, lengths in rows():
-        counts_of_block = np.bincount(x[_real(x, lengths)].astype(np.int64), minlength=len(counts))
+        counts_of_block = np.bincount(x[_is_real(x, lengths)].astype(np.int64), minlength=len(counts))
         counts_of_block[: len(counts)] += counts
         counts = counts_of_block
     occurring = np.flatnonzero(counts)
@@ -159,10 +159,16 @@ def _letters(rows: ReadRows) -> np.ndarray:
 
 
 def _learn_k_mers(name: str, letters: np.ndarray, rows: ReadRows) -> Statistic:
-    """Return the counts of the most frequent k-mers of the training rows; equally frequent ones in ascending order."""
+    """Return the statistic that counts the `MAX_FEATURES` most frequent k-mers of the training rows.
+
+    ``letters`` are those of the rows, the most frequent ones first. Of k-mers that are equally frequent, those with the
+    lowest numbers are counted.
+    """
     sizes = SIZES[name]
-    # A table counts all k-mers of the letters, of which there are many.
-    most_letters = MAX_FEATURES if sizes == (1,) else MAX_LETTERS
+    # The table of counts has letters ** k cells for the k-mers of each size, so the most frequent letters alone are
+    # counted.
+    counts_single_letters = sizes == (1,)
+    most_letters = MAX_FEATURES if counts_single_letters else MAX_LETTERS
     letters = np.sort(letters[:most_letters])
     counts = np.zeros(sum(len(letters) ** size for size in sizes), np.int64)
     for x, lengths in rows():
@@ -173,7 +179,7 @@ def _learn_k_mers(name: str, letters: np.ndarray, rows: ReadRows) -> Statistic:
     return Statistic(name=name, letters=tuple(letters.tolist()), terms=tuple(terms.tolist()))
 
 
-def _real(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _is_real(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return which tokens are not padding, (rows, tokens)."""
     return np.arange(x.shape[1]) < lengths[:, None]
 
@@ -186,7 +192,7 @@ def _k_mers(
     # A token without one gets the number of another letter, which does not count.
     n = len(letters)
     letter = np.minimum(np.searchsorted(letters, x), n - 1)
-    has_letter = _real(x, lengths) & (letters[letter] == x)
+    has_letter = _is_real(x, lengths) & (letters[letter] == x)
     first = 0  # the number of the first k-mer of a size
     for size in sizes:
         # A k-mer starts at each of these positions. Its letters are the digits of its number in base n.
@@ -203,7 +209,7 @@ def _k_mers(
 def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return mean, deviation, minimum, maximum and slope of each channel of rows, (rows, 5 * channels)."""
     # Padding and missing values become NaN, which the statistics leave out.
-    present = _real(x, lengths)[:, :, None] & np.isfinite(x)
+    present = _is_real(x, lengths)[:, :, None] & np.isfinite(x)
     values = np.where(present, x.astype(np.float64), np.nan)
     time = np.where(present, np.arange(x.shape[1])[:, None], np.nan)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
@@ -228,12 +234,12 @@ def rolling(x: np.ndarray, lengths: np.ndarray, widths: Iterable[int]) -> np.nda
 
     from reservoir.centred_windows import CentredWindows
 
-    real = _real(x, lengths)[:, :, None]
-    values = np.where(real, x.astype(np.float64), np.nan)
+    is_real = _is_real(x, lengths)[:, :, None]
+    values = np.where(is_real, x.astype(np.float64), np.nan)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
         mean = np.nan_to_num(np.nanmean(values, axis=1, keepdims=True))
     # The mean of its row stands in for a missing value.
-    values = np.where(real, np.where(np.isfinite(values), values, mean), 0.0)
+    values = np.where(is_real, np.where(np.isfinite(values), values, mean), 0.0)
     windows = CentredWindows(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)))
     statistics = [torch.from_numpy(values).float()]
     for width in widths:
@@ -243,4 +249,4 @@ def rolling(x: np.ndarray, lengths: np.ndarray, widths: Iterable[int]) -> np.nda
             windows.minimum(width).float(),
             windows.maximum(width).float(),
         ]
-    return np.where(real, torch.cat(statistics, dim=2).numpy(), np.float32(0))
+    return np.where(is_real, torch.cat(statistics, dim=2).numpy(), np.float32(0))

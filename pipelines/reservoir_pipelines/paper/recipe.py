@@ -169,9 +169,10 @@ class _Builder:
         _check_settings(without_where(self.override, "--override"), ALL_GROUPS, "--override")
         for settings in self._settings(self.table):
             self._check_settings(settings, ALL_GROUPS, self.where)
-        named = self.table["columns"]
+        entries = self.table["columns"]
         columns = [
-            self._entry("column", entry) for entry in (self.shared["tasks"] if named == "tasks" else named)
+            self._entry("column", entry)
+            for entry in (self.shared["tasks"] if entries == "tasks" else entries)
         ]
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
         numbers = range(seeds or self._of_scale("seeds"))
@@ -180,9 +181,9 @@ class _Builder:
         spots = self._selected([spot for row in rows for spot in self._spots(row, columns, numbers)], only)
         places = {(spot["row"], spot["column"]): spot for spot in spots}
         columns_with_spots = {column for _, column in places}
-        shown = [column["name"] for column in columns if column["name"] in columns_with_spots]
-        used = {key for spot in spots for keys in spot["cells"] for key in keys}
-        used |= {need.key for key in used for need in self.cells[key].needs}
+        shown_columns = [column["name"] for column in columns if column["name"] in columns_with_spots]
+        used_keys = {key for spot in spots for keys in spot["cells"] for key in keys}
+        used_keys |= {need.key for key in used_keys for need in self.cells[key].needs}
         table = {
             "name": name,
             "title": self.table["title"],
@@ -190,15 +191,15 @@ class _Builder:
             "note": self.table.get("note", ""),
             "drawn": self.table.get("drawn", ""),
             "unit": "; ".join(dict.fromkeys(unit for spot in spots if (unit := MEASURES[spot["measure"]]))),
-            "keys": [key for key in self.cells if key in used],
-            "columns": shown,
+            "keys": [key for key in self.cells if key in used_keys],
+            "columns": shown_columns,
             "rows": [
-                {"name": row, "spots": [places.get((row, column)) for column in shown]}
+                {"name": row, "spots": [places.get((row, column)) for column in shown_columns]}
                 for row in dict.fromkeys(row for row, _ in places)
             ],
             "claims": self._claims(places),
         }
-        return Recipe(table, [cell for key, cell in self.cells.items() if key in used])
+        return Recipe(table, [cell for key, cell in self.cells.items() if key in used_keys])
 
     def _check_table(self) -> None:
         """Raise `InputError` unless the recipe has its keys, with values of their types."""
@@ -242,8 +243,8 @@ class _Builder:
         claims = []
         for claim in self.table.get("claims", []):
             # A claim is shown if the table has all its positions.
-            named = (claim[key] for key in ("more", "less", "near") if key in claim)
-            if all((row, column) in places for row, column in (*named, *claim.get("than", ()))):
+            compared = (claim[key] for key in ("more", "less", "near") if key in claim)
+            if all((row, column) in places for row, column in (*compared, *claim.get("than", ()))):
                 reasons = claim.get("unchecked", {})
                 reason = next((reasons[name] for name in SCALES[self.scale] if name in reasons), "")
                 if not reason and self.scale not in claim.get("scales", SCALES):
@@ -258,18 +259,22 @@ class _Builder:
         The names of tasks select among tasks, those of rows among rows, and those of columns among columns. A kind
         without a name is not filtered.
         """
-        names = {*parts}
-        names_of_tasks = names & {*self.shared["tasks"]}
-        chosen = {kind: names & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
-        # Nothing is selected if the recipe has none of the tasks, or none of the rows and columns, that are named.
-        present = {name for chosen_names in chosen.values() for name in chosen_names}
-        for named in (names_of_tasks, names - names_of_tasks):
-            if named and not named & present:
-                return []
+        requested = {*parts}
+        requested_tasks = requested & {*self.shared["tasks"]}
+        requested_others = requested - requested_tasks  # rows and columns
+        matched_by_kind = {
+            kind: requested & {spot[kind] for spot in spots} for kind in ("row", "column", "task")
+        }
+        matched = {name for names in matched_by_kind.values() for name in names}
+        # Nothing is selected if the recipe has none of the requested tasks, or none of the requested rows and columns.
+        lacks_tasks = bool(requested_tasks) and not requested_tasks & matched
+        lacks_others = bool(requested_others) and not requested_others & matched
+        if lacks_tasks or lacks_others:
+            return []
         return [
             spot
             for spot in spots
-            if all(not chosen_names or spot[kind] in chosen_names for kind, chosen_names in chosen.items())
+            if all(not names or spot[kind] in names for kind, names in matched_by_kind.items())
         ]
 
     def _entry(self, kind: str, entry: Any) -> dict[str, Any]:
@@ -364,8 +369,8 @@ class _Builder:
         needed_by: tuple[str, ...] = (),
     ) -> Cell:
         """Return a cell by its name in ``cells.toml``, after adding the cells that it needs."""
-        named = self._cell_named(name)
-        stage = named["stage"]
+        cell_table = self._cell_named(name)
+        stage = cell_table["stage"]
         allowed = GROUPS[stage]
         # Later settings win over earlier ones: the scale, --override and the table, of which a stage takes what it has;
         # then the cell, the row, the column and the task of the row, which must fit the stage.
@@ -374,7 +379,7 @@ class _Builder:
         for layer in (*sizes, self.override, *self._settings(self.table)):
             settings = _merged(settings, {key: value for key, value in layer.items() if key in allowed})
         of_task = row.get("tasks", {}).get(task, {})
-        for layer in (*self._settings(named), *self._settings(row), *self._settings(column), of_task):
+        for layer in (*self._settings(cell_table), *self._settings(row), *self._settings(column), of_task):
             self._check_settings(layer, allowed, f"{self.where}: {name}")
             settings = _merged(settings, layer)
         settings = {key: value for key, value in settings.items() if value != ""}  # "" removes a setting

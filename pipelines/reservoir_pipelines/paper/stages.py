@@ -119,8 +119,8 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> CellRun:
     mean_map = np.nan_to_num(result.mean.mean(axis=0))
     factor = -(-len(mean_map) // MAX_TOKENS)
     side = len(mean_map) // factor
-    whole = side * factor
-    squares = mean_map[:whole, :whole].reshape(side, factor, side, factor)
+    covered = side * factor  # tokens in whole squares; the last ones, fewer than ``factor``, are left out
+    squares = mean_map[:covered, :covered].reshape(side, factor, side, factor)
     values = {
         "diagonals": result.diagonal_strength,
         "strongest_distance": result.strongest_distance,
@@ -184,9 +184,20 @@ class Cost:
     bytes: float = 0.0
     reason: str = ""
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there is neither an estimated time nor a reason why the cell cannot run, as in `NO_ESTIMATE`."""
+        return not self.seconds and not self.reason
+
+
+NO_ESTIMATE = Cost()
+
 
 def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost]:
-    """Try one cell of each kind, print the total cost, and return the cost of each cell by its key."""
+    """Try one cell of each kind, print the total cost, and return the cost of each cell by its key.
+
+    ``places`` has the user's cache, data and device.
+    """
     cost_of_kind: dict[tuple[Any, ...], Cost] = {}
     costs: dict[str, Cost] = {}
     for cell in cells:
@@ -194,12 +205,12 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
         kind = cell.stage, cell.task, *(str(cell.settings.get(name)) for name in COSTLY)
         if kind not in cost_of_kind:
             notify(f"trying {cell.title}")
-            cost_of_kind[kind] = _try(cell, places)
+            cost_of_kind[kind] = _cost_of_trial(cell, places)
         costs[cell.key] = cost_of_kind[kind]
     if costs:
         seconds = sum(cost.seconds for cost in costs.values())
         size = sum(cost.bytes for cost in costs.values())
-        without_estimate = sum(not cost.seconds and not cost.reason for cost in costs.values())
+        without_estimate = sum(cost.is_unknown for cost in costs.values())
         rest = f"; {without_estimate} without an estimate" if without_estimate else ""
         time = f"{time_text(seconds)} without fitting readouts"
         notify(f"{len(costs)} cells to run: about {time}, {size_text(int(size))}{rest}")
@@ -208,8 +219,11 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
     return costs
 
 
-def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
-    """Return the cost of a cell from a short trial, or the reason why it cannot run."""
+def _cost_of_trial(cell: Cell, places: Mapping[str, Any]) -> Cost:
+    """Return the cost of a cell from a short trial, or the reason why it cannot run.
+
+    ``places`` has the user's cache, data and device.
+    """
     # The backbone of another cell does not exist yet; random weights cost the same.
     settings = {n: v for n, v in cell.settings.items() if not isinstance(v, Cell)} | dict(places)
     if cell.needs:
@@ -218,17 +232,17 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
     try:
         with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as folder:
             if cell.stage == "fit":
-                forecast = plan(task, **_keywords(plan, settings))
-                return Cost(forecast.seconds, forecast.bytes)
+                estimated = plan(task, **_keywords(plan, settings))
+                return Cost(estimated.seconds, estimated.bytes)
             # Attention maps and cards take seconds, and the final scores of a pretraining run are too slow for a trial.
             if cell.stage != "train":
-                return Cost()
-            return _try_training(task, settings, Path(folder))
+                return NO_ESTIMATE
+            return _cost_of_training(task, settings, Path(folder))
     except (InputError, CacheError, OSError, RuntimeError) as error:
         return Cost(reason=str(error).partition("\n")[0])
 
 
-def _try_training(task: str, settings: Mapping[str, Any], folder: Path) -> Cost:
+def _cost_of_training(task: str, settings: Mapping[str, Any], folder: Path) -> Cost:
     """Return the cost of a training run, from the time of its first steps."""
     valid_rows = prepare(task, **_keywords(prepare, settings)).rows["valid"]
     trial = {

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +43,8 @@ MEANINGS = {
     "clipped": "(1 + clip(logit, -1, 1)) / 2, divided by its sum over the last axis, gives probabilities",
     "none": "the class with the greatest value is the label; there are no probabilities",
 }
+
+Shapes = dict[str, dict[int, Any]]  # the variable axes of each input, for torch.export
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,36 +143,59 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     # torch.export treats sizes 0 and 1 as constants, so a variable length starts at two.
     fewest = max(task.readout_tokens, 2)
     longest = module.reader.max_tokens if module.reader else task.max_tokens
-    whole, example = _inputs(module, task, longest)
-    tokens = {1: Dim("tokens", min=fewest, max=max(fewest, longest))}
-    fixed: dict[str, dict[int, Any]] = {name: {0: Dim("batch")} for name in example}
-    variable = {name: axes | (tokens if example[name].ndim > 1 else {}) for name, axes in fixed.items()}
-    # One window around every value gives as many tokens as values.
-    keeps_length = all(
-        branch.windows.plain or (branch.windows.pad == "same" and branch.windows.stride == 1)
-        for branch in branches
-    )
-    varies = fewest < longest and not isinstance(whole, PixelsModel) and keeps_length
-    shape, shortest = (variable, fewest) if varies else (fixed, longest)
-    inputs = (*example.values(),)
+    exported, example = _inputs(module, task, longest)
+    fixed_length, variable_length = _dynamic_shapes(example, fewest, longest)
+    # All images of a model have one size.
+    may_vary = fewest < longest and not isinstance(exported, PixelsModel) and _keep_length(branches)
+    shapes, shortest = (variable_length, fewest) if may_vary else (fixed_length, longest)
+    # The blocks above the last one that the readout reads are not exported.
     for branch in branches:
         branch.fpt.backbone.cut_above({column.layer for column in branch.shapes})
+    inputs = (*example.values(),)
     with (
         warnings.catch_warnings(action="ignore"),
         as_input_error("torch.export cannot trace the backbone", "use another"),
     ):
         try:
-            program = torch.export.export(whole, inputs, dynamic_shapes=shape, strict=False)
+            program = torch.export.export(exported, inputs, dynamic_shapes=shapes, strict=False)
         except Exception:  # recurrent backbones need one length; the tracer raises many types of errors
-            shape, shortest = fixed, longest
-            program = torch.export.export(whole, inputs, dynamic_shapes=shape, strict=False)
-    # Otherwise a pickle of the example and paths of this machine would be written with the program.
+            shapes, shortest = fixed_length, longest
+            program = torch.export.export(exported, inputs, dynamic_shapes=shapes, strict=False)
+    _remove_traces_of_machine(program)
+    axes = {name: {axis: dim.__name__ for axis, dim in dims.items()} for name, dims in shapes.items()}
+    return Traced(program, example, axes, (shortest, longest))
+
+
+def _dynamic_shapes(
+    example: Mapping[str, torch.Tensor], fewest: int, longest: int
+) -> tuple[Shapes, Shapes]:
+    """Return the variable axes of inputs of any batch size: with one length, and with ``fewest`` to ``longest`` tokens.
+
+    The number of tokens is the second axis of an input that has one.
+    """
+    tokens = {1: Dim("tokens", min=fewest, max=max(fewest, longest))}
+    fixed_length: Shapes = {name: {0: Dim("batch")} for name in example}
+    variable_length = {
+        name: axes | (tokens if example[name].ndim > 1 else {}) for name, axes in fixed_length.items()
+    }
+    return fixed_length, variable_length
+
+
+def _keep_length(branches: Iterable[Branch]) -> bool:
+    """Return whether all models make as many tokens as a sequence has values."""
+    # One window around every value does so; with others, the tracer cannot bound the number of tokens.
+    return all(
+        branch.windows.plain or (branch.windows.pad == "same" and branch.windows.stride == 1)
+        for branch in branches
+    )
+
+
+def _remove_traces_of_machine(program: ExportedProgram) -> None:
+    """Remove what would be written with a program: a pickle of the example, and paths of this machine."""
     program.example_inputs = None
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)
-    axes = {name: {axis: dim.__name__ for axis, dim in dims.items()} for name, dims in shape.items()}
-    return Traced(program, example, axes, (shortest, longest))
 
 
 def _inputs(module: SequenceModel, task: Task, longest: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:

@@ -101,9 +101,12 @@ class NewTexts:
     @property
     def unread(self) -> int:
         """The number of words that a model does not read, or of texts without a token."""
+        tokens = self.tokens[0]
         if self.task.labels_words:
-            return self.tokens[0].unread
-        return self.tokens[0].unread + int((np.diff(self.tokens[0].pointers) == 0).sum())
+            return tokens.unread
+        # A text has the tokens from one pointer to the next. `TextTokens.unread` counts words alone.
+        has_no_token = np.diff(tokens.pointers) == 0
+        return int(has_no_token.sum())
 
     def features(
         self,

@@ -44,10 +44,10 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
             f"coverage {options.coverage:g} is approximate, because validation rows also chose the readout"
         )
     if any(part.engine for part in bundle.parts):
-        rows, requests = _request_rows(file, bundle, options.labels)
+        rows, engine_folder = _request_rows(file, bundle, options.labels)
         return Predictions(
             bundle=bundle,
-            models=[requests] * len(bundle.parts),
+            models=[engine_folder] * len(bundle.parts),
             file=file,
             rows=rows,
             truths=_truths_of_rows(file, task, rows),
@@ -103,13 +103,14 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
 
 
 def _request_rows(folder: Path, bundle: Bundle, labels: str | None) -> tuple[Rows, EngineFolder]:
-    """Return a row for each request of a folder, and its requests in the same order.
+    """Return a row for each request of an engine's folder, and the folder with its requests in the same order.
 
     The values ``x`` of the rows are placeholders. ``labels`` is a table of labels, joined by the names of the requests.
     Raise `InputError` if the readout reads other features as well, or if the folder has another model or other layers.
     """
-    engines = [part.engine for part in bundle.parts]
-    if any(engine is None or engine != engines[0] for engine in engines) or engines[0] is None:
+    engine = bundle.parts[0].engine
+    reads_one_engine = all(part.engine == engine for part in bundle.parts)
+    if engine is None or not reads_one_engine:
         names = ", ".join(part.columns[0] for part in bundle.parts)
         raise InputError(
             f"{folder}: the readout reads {names}, which are not the requests of one folder alone",
@@ -117,14 +118,14 @@ def _request_rows(folder: Path, bundle: Bundle, labels: str | None) -> tuple[Row
         )
     if not is_engine_folder(folder):
         raise InputError(
-            f"{folder}: the readout reads hidden states of {engines[0].title}, not this kind of data",
+            f"{folder}: the readout reads hidden states of {engine.title}, not this kind of data",
             "give a folder that the engine wrote, with a .safetensors file for each request",
         )
     files = request_files(folder)
-    requests = EngineFolder(folder, [*files.values()])
-    notify(requests.check_model(engines[0]))
+    engine_folder = EngineFolder(folder, [*files.values()])
+    notify(engine_folder.check_model(engine))
     names = [*files]
-    lengths = np.array([request.tokens for request in requests.requests], np.int32)
+    lengths = np.array([request.tokens for request in engine_folder.requests], np.int32)
     rows = Rows(x=np.zeros((len(names), 1)), lengths=lengths, ids=np.array(names))
     if labels:
         options = as_group({"labels": labels, "skip_bad_rows": True}, OwnDataOptions)
@@ -133,7 +134,7 @@ def _request_rows(folder: Path, bundle: Bundle, labels: str | None) -> tuple[Row
         bad.readable()  # refuses requests without a row
         notify(*joined.notes)
         rows = replace(rows, y=joined.arrays["y"], groups=joined.arrays.get("groups"))
-    return rows, requests
+    return rows, engine_folder
 
 
 def _check_flags(task: Task, options: PredictOptions) -> None:
@@ -232,17 +233,19 @@ def _reads_by_position(name: str) -> bool:
 def _warn(bundle: Bundle, file: Path, rows: Rows, *, symbols: bool) -> None:
     """Print reasons why predictions are less reliable than they look; ``symbols`` if letters are read as symbols."""
     most, lengths = bundle.task.max_tokens, np.asarray(rows.lengths)
-    long = int((lengths > most).sum())
+    long_rows = int((lengths > most).sum())
     by_position = [name for part in bundle.parts for name in part.columns if _reads_by_position(name)]
-    if long and by_position and not bundle.task.labels_each_token:
+    if long_rows and by_position and not bundle.task.labels_each_token:
         read = f"{', '.join(by_position)} read the first {most:,} tokens"
-        notify(f"{file}: {long:,} rows are longer than any that the readout was fitted on; {read}")
+        notify(f"{file}: {long_rows:,} rows are longer than any that the readout was fitted on; {read}")
     if symbols and (alphabet := bundle.task.alphabet.removeprefix(UNKNOWN)):
         codes, numbers = np.unique(rows.x[:], return_counts=True)
-        new = np.isin(codes, [0, *map(ord, alphabet)], invert=True)  # 0 is padding
-        if number := int(numbers[new].sum()):
-            share = f"{number:,} of {lengths.sum():,} letters ({number / lengths.sum():.1%})"
-            notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[new])))}")
+        is_unknown = np.isin(codes, [0, *map(ord, alphabet)], invert=True)  # 0 is padding
+        if unknown_letters := int(numbers[is_unknown].sum()):
+            share = (
+                f"{unknown_letters:,} of {lengths.sum():,} letters ({unknown_letters / lengths.sum():.1%})"
+            )
+            notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[is_unknown])))}")
     if rows.y is not None and bundle.origin and str(file.resolve()) == bundle.origin:
         fitted, by = ("run was trained", "train") if bundle.parts[0].run else ("readout was fitted", "fit")
         notify(f"{file}: the {fitted} on rows of this file; for new data trust the test score of {by}")

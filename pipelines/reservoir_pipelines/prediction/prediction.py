@@ -76,18 +76,20 @@ class Prediction:
             "label": self.as_text(self.label),
             "probabilities": _named_by_class(self.probabilities, self.classes),
         }
-        others = {
+        optional_values = {
             "set": self.set,
             "interval": self.interval,
             "truth": self.as_text(self.truth),
             "problem": self.problem,
         }
-        return values | {name: value for name, value in others.items() if value is not None}
+        return values | {name: value for name, value in optional_values.items() if value is not None}
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""
-        letters = self.each and label and all(isinstance(text, str) and len(text) == 1 for text in label)
-        return "".join(label) if letters else label
+        are_letters = (
+            self.each and label and all(isinstance(text, str) and len(text) == 1 for text in label)
+        )
+        return "".join(label) if are_letters else label
 
 
 def _named_by_class(probabilities: list[Any], classes: Sequence[str | int]) -> Any:
@@ -110,12 +112,12 @@ def join_windows(predictions: Iterator[Prediction], windows: RecordingWindows) -
     ``problem`` stands for a recording that cannot be read.
     """
     recordings, first_rows, counts = np.unique(windows.recording, return_index=True, return_counts=True)
-    whole_recordings = zip(recordings.tolist(), first_rows.tolist(), counts.tolist(), strict=True)
+    windows_of_recordings = zip(recordings.tolist(), first_rows.tolist(), counts.tolist(), strict=True)
     for prediction in predictions:
         if prediction.problem:  # all windows of a recording are read, or none is
             yield replace(prediction, id=recording_name(prediction.id))
             continue
-        recording, row, count = next(whole_recordings)
+        recording, row, count = next(windows_of_recordings)
         of_windows = [prediction, *islice(predictions, count - 1)]
         name = windows.names[recording].item()
         yield _joined(name, windows.start[row : row + count].tolist(), of_windows)
@@ -184,21 +186,22 @@ def _labels_of_steps(starts: Sequence[int], labels: Sequence[list[Any] | None], 
 def step_predictions(
     recordings: Iterable[Prediction], steps: RecordingSteps, truths: Sequence[Any], window: int
 ) -> Iterator[Prediction]:
-    """Yield the prediction of each row of a table from that of the recording whose steps the rows are.
+    """Yield the prediction of each row of a table whose rows are the steps of one recording.
 
-    ``truths`` has the label of each row, if any. The recording has the stretches that it would have in a fit with
-    this ``window``, which are the groups of its steps, so that intervals of scores count stretches.
+    ``recordings`` yields the prediction of this recording alone, and ``truths`` has the label of each row, if any. The
+    recording has the stretches that it would have in a fit with this ``window``, which are the groups of its steps, so
+    that intervals of scores count stretches.
     """
     (recording,) = recordings
-    step_count = len(steps.row_of_step)
-    stretch_of_step = stretch_of_steps(step_count, window)
-    step_of_row = np.full(len(steps.names), -1)
-    step_of_row[steps.row_of_step] = np.arange(step_count)
-    for row, (name, step) in enumerate(zip(steps.names.tolist(), step_of_row.tolist(), strict=True)):
+    stretch_of_step = stretch_of_steps(len(steps.row_of_step), window)
+    # Every row that can be read is a step.
+    step_of_row = {row: step for step, row in enumerate(steps.row_of_step.tolist())}
+    for row, name in enumerate(steps.names.tolist()):
         problem = steps.problems.get(row)
         if problem is not None:
             yield Prediction(id=name, label=None, probabilities=[], problem=problem)
             continue
+        step = step_of_row[row]
         yield replace(
             recording,
             id=name,

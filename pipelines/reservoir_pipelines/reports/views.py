@@ -46,16 +46,20 @@ Values = Mapping[str, Any]
 def fit_values(summary: Values, results: Path) -> dict[str, Any]:
     """Return the values of a fit for the page, from its summary and the table of its readouts."""
     best, evaluation = summary["best"], summary["evaluation"]
+    # Estimators of scikit-learn and repetitions of a series have no penalty.
+    penalty = "" if best["alpha"] is None else f" {best['alpha']:.3g}"
+    # An evaluation names the number of groups only if the rows have groups.
+    test_groups = {"test_groups": evaluation["groups"]} if "groups" in evaluation else {}
     return {
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
         **{name: best[name] for name in ("metric", "test_score", "test_interval", "valid_score")},
-        "test_rows": evaluation.get("rows"),
-        **({"test_groups": evaluation["groups"]} if "groups" in evaluation else {}),
+        "test_rows": evaluation["rows"],
+        **test_groups,
         "layers": summary.get("layers", {}),
         "baselines": {
             _baseline_name(baseline): baseline["test_score"] for baseline in summary["baselines"]
         },
-        "readout": f"{summary['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
+        "readout": f"{summary['title']}, {best['readout']}{penalty}",
         **{name: summary[name] for name in ("curve", "adds_nothing_to", "tried")},
         "sweep": _read_sweep(results, {baseline["name"] for baseline in summary["baselines"]}),
     }
@@ -71,9 +75,9 @@ def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
     """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices."""
     text = io.StringIO(read_regular(results).decode(), newline="")
     lines = list(csv.DictReader(text))
-    best = next((line for line in lines if line["chosen"] == "1"), lines[0])
+    chosen_line = next((line for line in lines if line["chosen"] == "1"), lines[0])
     # Baselines are not drawn, unless one is the chosen readout.
-    lines = [line for line in lines if line["columns"] not in baselines - {best["columns"]}]
+    lines = [line for line in lines if line["columns"] not in baselines - {chosen_line["columns"]}]
     results_of_lines = [
         Result(
             columns=names_of(parse_columns(line["columns"])),
@@ -84,7 +88,7 @@ def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
         for line in lines
     ]
     columns, settings, scores = score_matrix(results_of_lines)
-    chosen = results_of_lines[lines.index(best)]
+    chosen = results_of_lines[lines.index(chosen_line)]
     place = [columns.index(chosen.title), settings.index(chosen.setting)]
     return {"columns": columns, "settings": settings, "scores": as_json(scores.tolist()), "best": place}
 
