@@ -159,6 +159,7 @@ def twin(task: str, extraction: ExtractOptions, options: FitOptions, place: Devi
 
     def scored(extracted: Extraction, name: str) -> ScoredFit:
         data = replace(FitData.open_entries(extracted), only=columns)
+        notify(f"fitting readouts of the {name} model")  # so that the lines of both fits can be told apart
         return fit_and_score(data, replace(options, out=folder / name), place, every_column=True)
 
     result = _compare(scored(trained, "trained"), scored(untrained, "untrained"), folder)

@@ -247,14 +247,19 @@ def test_every_column_is_fitted_to_all_rows_and_a_layer_has_its_best_by_validati
     assert of_layer.trained.name == again.best.name and of_layer.trained.alpha == again.best.alpha
 
 
-def test_a_second_call_returns_the_saved_result_unless_an_option_or_the_file_differs(digits_twin, monkeypatch):
+def test_a_second_call_returns_the_saved_result_unless_an_option_or_the_file_differs(
+    digits_twin, monkeypatch, capsys
+):
     result, call = digits_twin
     assert not result.reused
     with monkeypatch.context() as patch:
         patch.setattr("reservoir_pipelines.untrained.fit_and_score", None)  # nothing is fitted again
         again = twin("digits", **call)
     assert again.reused and {**again.to_dict(), "reused": False} == result.to_dict()
+    capsys.readouterr()
     other = twin("digits", **call | {"alphas": "1:1:1"})
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fit")]
+    assert [line.partition(" readouts of ")[2] for line in said[::2]] == ["the trained model", "the untrained model"]
     assert not other.reused and other.saved != result.saved
     saved = result.saved.read_text()
     result.saved.write_text(saved.replace('"metric"', '"metrik"', 1))

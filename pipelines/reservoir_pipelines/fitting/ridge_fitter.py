@@ -22,6 +22,7 @@ from reservoir_pipelines.fitting.fitter import (
     CurveReadout,
     PenaltyFitter,
     column_fit,
+    penalty_of,
     targets_of,
 )
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
@@ -224,7 +225,7 @@ class RidgeFitter(PenaltyFitter):
                 training = FewSamples(x=x, y=y, weights=None)
             else:
                 training = accumulate(stream)
-        path = ridge_path(training, np.array([float(alpha or 1)]), source.feature_weights)
+        path = ridge_path(training, np.array([penalty_of(alpha)]), source.feature_weights)
         # The solution has the targets of each labelling in columns of their own.
         parts = np.split(np.arange(path.coef.shape[2]), len(labellings))
         return [

@@ -45,7 +45,7 @@ class Tally:
         # Numbers of all labels, one after the other: compact arrays, because there may be millions.
         self._truths = array("d")
         self._labels = array("d")
-        self._chances = array("d")  # of class 1 of two classes
+        self._second_class_probabilities = array("d")  # if there are two classes
         self._counts = array("q")  # labels of each row, if each token has one
         self._groups: list[str | int | None] = []
 
@@ -77,7 +77,7 @@ class Tally:
         self._labels.extend(labels)
         if len(prediction.classes) == 2:
             # The probabilities of classes 0 and 1 take turns; there are none if the readout has none.
-            self._chances.extend(_flat(prediction.probabilities)[1::2])
+            self._second_class_probabilities.extend(_flat(prediction.probabilities)[1::2])
         if prediction.each:
             self._counts.append(len(prediction.label))
         if self._first.group is not None:
@@ -89,16 +89,16 @@ class Tally:
         if first is None:
             return None
         shape = -1, 1 if first.each else len(_flat(first.label))
-        truth, label, chances = (
-            np.array(part).reshape(shape) for part in (self._truths, self._labels, self._chances)
-        )
+        truth = np.array(self._truths).reshape(shape)
+        label = np.array(self._labels).reshape(shape)
         counts = np.array(self._counts) if first.each else None
         groups = None if first.group is None else np.array(self._groups)
         if not first.classes:
             return evaluate_values(truth, label, counts, groups)
-        probabilities = chances if chances.size else None
+        probabilities = np.array(self._second_class_probabilities).reshape(shape)
+        ranks = probabilities if probabilities.size else None
         return evaluate_classes(
-            truth.astype(int), label.astype(int), [*self._numbers], probabilities, counts, groups
+            truth.astype(int), label.astype(int), [*self._numbers], ranks, counts, groups
         )
 
 

@@ -128,8 +128,8 @@ class Predictions(Iterator[Prediction]):
             # With coverage: the classes, or the interval of values, whose nonconformity is at most the radius.
             class_set = interval = None
             if self.radius is not None and classes:
-                chances = zip(classes, probabilities, strict=True)
-                class_set = [name for name, chance in chances if 1 - chance <= self.radius]
+                class_probabilities = zip(classes, probabilities, strict=True)
+                class_set = [name for name, p in class_probabilities if 1 - p <= self.radius]
             elif self.radius is not None:
                 interval = np.stack(
                     [np.subtract(label, self.radius), np.add(label, self.radius)], axis=-1
