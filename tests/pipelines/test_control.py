@@ -247,9 +247,7 @@ def test_every_column_is_fitted_to_all_rows_and_a_layer_has_its_best_by_validati
     assert of_layer.trained.name == again.best.name and of_layer.trained.alpha == again.best.alpha
 
 
-def test_a_second_call_returns_the_saved_result_unless_an_option_or_the_file_differs(
-    digits_twin, monkeypatch, capsys
-):
+def test_a_second_call_returns_the_saved_result_unless_an_option_or_the_file_differs(digits_twin, monkeypatch, capsys):
     result, call = digits_twin
     assert not result.reused
     with monkeypatch.context() as patch:
