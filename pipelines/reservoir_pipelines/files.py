@@ -170,14 +170,15 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
     """Write a safetensors file with the permissions of a new file."""
     from safetensors.torch import save_file
 
-    with system_errors():
+    with safetensors_errors_as_os_errors():
         save_file(dict(tensors), path)
-    share(path)
+    # safetensors makes files that only their owner can read.
+    set_default_permissions(path)
 
 
 @contextmanager
-def system_errors() -> Iterator[None]:
-    """Raise errors of the operating system, which safetensors wraps, as OSError."""
+def safetensors_errors_as_os_errors() -> Iterator[None]:
+    """Raise an error of safetensors that names the number of a system error as the `OSError` of this number."""
     from safetensors import SafetensorError
 
     try:
@@ -188,8 +189,9 @@ def system_errors() -> Iterator[None]:
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
-def share(path: Path) -> None:
-    """Give a file the permissions of a new file; safetensors makes its files readable only by the owner."""
+def set_default_permissions(path: Path) -> None:
+    """Give a file the permissions that `open` gives a new file: read and write, without the bits of the umask."""
+    # The umask can only be read by setting another one.
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

@@ -55,25 +55,31 @@ def _in_processes(
     results: dict[int, Any],
     on_result: Callable[[Any], None],
 ) -> None:
-    """Add results to ``results`` by number as long as local processes can compute them."""
+    """Compute pieces in local processes, and add their results by number; the caller computes the missing ones."""
     import dask
     from dask.callbacks import Callback
     from dask.delayed import delayed
 
-    def keep(key: str, result: Any, *_: Any) -> None:
-        results[int(key.rpartition("-")[2])] = result
+    def keep(number: int, result: Any) -> None:
+        results[number] = result
         on_result(result)
 
+    # The time of the first piece, which this process computes, tells whether processes are worth their start.
     started = time.perf_counter()
-    keep("piece-0", work(*tasks[0]))
-    if (time.perf_counter() - started) * (len(tasks) - 1) < PAYS_OFF:
+    keep(0, work(*tasks[0]))
+    seconds_of_others = (time.perf_counter() - started) * (len(tasks) - 1)
+    if seconds_of_others < PAYS_OFF:
         return
+
+    # dask names each task by a key, here "piece-" and the number, and passes it on with the result.
+    def after_task(key: str, result: Any, *_: Any) -> None:
+        keep(int(key.removeprefix("piece-")), result)
+
+    others = list(enumerate(tasks))[1:]
+    graph = [delayed(work)(*task, dask_key_name=f"piece-{number}") for number, task in others]
     settings: dict[str, Any] = {"scheduler": "processes", "initializer": end_with_parent, "chunksize": 1}
-    graph = [
-        delayed(work)(*task, dask_key_name=f"piece-{number}") for number, task in enumerate(tasks) if number
-    ]
     try:
-        with child_environment(), Callback(posttask=keep):
+        with child_environment(), Callback(posttask=after_task):
             dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
     except BrokenProcessPool:
         notify("a worker process was killed; this process computes the rest")  # memory may have run out

@@ -181,10 +181,10 @@ def _write_settings(path: Path, copy: Path) -> None:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     header = _Header(data)
     settings, tensors = header.read()
-    parts = [data[start:end] for start, end in header.short_settings]
+    parts = [data[start:stop] for start, stop in header.short_settings]
     size_name = f"{settings.get('general.architecture')}.vocab_size"
-    if header.tokens is not None and size_name not in settings:
-        parts.append(_packed(size_name) + struct.pack("<II", 4, header.tokens))
+    if header.vocabulary_size is not None and size_name not in settings:
+        parts.append(_packed(size_name) + struct.pack("<II", 4, header.vocabulary_size))
     # Each tensor keeps its name alone: a single float32, the same for all.
     tensor = struct.pack("<IQIQ", 1, 1, 0, 0)
     counts = struct.pack("<IQQ", 3, len(tensors), len(parts))
@@ -204,11 +204,10 @@ class _Header:
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
         self.position = 0
-        self.entries = 0
-        self.short_settings: list[
-            tuple[int, int]
-        ] = []  # first and last byte of settings without long arrays
-        self.tokens: int | None = None  # of the vocabulary
+        self.entries_read = 0  # settings, and items of their arrays
+        # The first byte of each setting without a long array, and the one after its last.
+        self.short_settings: list[tuple[int, int]] = []
+        self.vocabulary_size: int | None = None  # None without a vocabulary
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         """Return the settings and the tensors."""
@@ -223,14 +222,17 @@ class _Header:
             raise ValueError(f"it claims {tensor_count:,} tensors, more than {MAX_TENSORS:,}")
         settings: dict[str, Any] = {}
         for _ in range(setting_count):
-            start, entries = self.position, self.entries
+            start = self.position
+            entries_before = self.entries_read
             name = self.text()
             settings[name] = self.value(self.number("I"))
             self.count(1)
-            if self.entries - entries <= MAX_SHORT:
+            # The entries of a setting are itself and the items of its array.
+            entries_of_setting = self.entries_read - entries_before
+            if entries_of_setting <= MAX_SHORT:
                 self.short_settings.append((start, self.position))
             if name == "tokenizer.ggml.tokens":
-                self.tokens = self.entries - entries - 1
+                self.vocabulary_size = entries_of_setting - 1
         descriptions = [self.tensor() for _ in range(tensor_count)]
         # The values follow at the next multiple of the alignment.
         alignment = settings.get("general.alignment", 32)
@@ -244,9 +246,9 @@ class _Header:
         return settings, by_name
 
     def count(self, entries: int) -> None:
-        """Count entries of the header, which transformers keeps in memory."""
-        self.entries += entries
-        if self.entries > MAX_ENTRIES:
+        """Count settings or items of arrays, which transformers keeps in memory; refuse more than `MAX_ENTRIES`."""
+        self.entries_read += entries
+        if self.entries_read > MAX_ENTRIES:
             raise ValueError(f"its header has more than {MAX_ENTRIES:,} entries")
 
     def number(self, form: str) -> Any:

@@ -215,18 +215,21 @@ class CompressedMatrix(IntegerMatrix):
         return shape[1] if len(shape) == 2 else 1
 
     def integers(self) -> Integers:
-        integers = self.part(".weight")[...].T
+        """Return the integers, transposed from (outputs, inputs), with a zero point and a scale for each output."""
+        integers = self.part(".weight")[...].T  # (inputs, outputs)
         inputs, outputs = integers.shape
-        scales = self.spread(".weight_scale", outputs)
-        zeros = torch.zeros(1, 1).expand(scales.shape)
+        scales = self.expanded_to_outputs(".weight_scale", outputs)  # (groups, outputs)
+        # Without stored zero points, all are 0.
         if self.has(".weight_zero_point"):
-            zeros = self.spread(".weight_zero_point", outputs)
+            zeros = self.expanded_to_outputs(".weight_zero_point", outputs)
             if zeros.shape != scales.shape:
                 raise self.misfit(".weight_zero_point")
+        else:
+            zeros = torch.zeros(1, 1).expand(scales.shape)
         return Integers(integers, zeros, scales, self.groups(inputs, len(scales)))
 
-    def spread(self, ending: str, outputs: int) -> Tensor:
-        """Return the values (groups, outputs) of a part that has them for each output, or one for all."""
+    def expanded_to_outputs(self, ending: str, outputs: int) -> Tensor:
+        """Return a part as (groups, outputs); it is stored for each output and group, or as one value for all."""
         values = self.part(ending)[...]
         return values.T if values.dim() == 2 else values.reshape(1, 1).expand(1, outputs)
 
@@ -271,19 +274,21 @@ class CompressedPackedMatrix(CompressedMatrix):
         return choices[0]
 
     def integers(self) -> Integers:
+        """Return the unpacked integers, transposed from (outputs, inputs), with zero points and scales."""
         outputs, inputs = self.shape()
         bits = self.bits(inputs)
         # Words hold several inputs, and the bits after the last input are unused.
-        integers = unpack(self.part(".weight_packed")[...], bits, 1)[:, :inputs].T
-        scales = self.spread(".weight_scale", outputs)
-        # Without zero points, the offset of half the range stands for 0. Zero points have the same offset, and their
-        # words hold several outputs, with unused bits after the last.
-        zeros = torch.full((1, 1), 2 ** (bits - 1)).expand(scales.shape)
+        integers = unpack(self.part(".weight_packed")[...], bits, 1)[:, :inputs].T  # (inputs, outputs)
+        scales = self.expanded_to_outputs(".weight_scale", outputs)  # (groups, outputs)
+        # Zero points have the offset of the integers, and their words hold several outputs, with unused bits after the
+        # last. Without stored zero points, the offset of half the range stands for 0.
         if self.has(".weight_zero_point"):
             words, groups = self.shape_of(".weight_zero_point")
             if groups != len(scales) or words != -(-outputs * bits // WORD):
                 raise self.misfit(".weight_zero_point")
             zeros = unpack(self.part(".weight_zero_point")[...], bits, 0)[:outputs].T
+        else:
+            zeros = torch.full((1, 1), 2 ** (bits - 1)).expand(scales.shape)
         return Integers(integers, zeros, scales, self.groups(inputs, len(scales)))
 
 

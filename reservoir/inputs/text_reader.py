@@ -474,12 +474,17 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def check_class(name: object, kind: str) -> None:
-    """Refuse the name of a class of transformers of another kind, which may download files or offer to run code."""
+    """Raise `ValueError` if a name in a model folder is one of transformers, but no subclass of its class ``kind``.
+
+    transformers would load the named class, and loading another kind may download files or offer to run code.
+    """
     import transformers
 
-    # transformers looks for the name without "Fast" too. A placeholder only says which packages the class needs.
+    # transformers looks for the name without "Fast" too.
     named = getattr(transformers, re.sub("(Fast)+$", "", str(name)), None)
+    if named is None:
+        return  # transformers cannot load an unknown class: it takes a general one, or refuses the name
     is_kind = isinstance(named, type) and issubclass(named, getattr(transformers, kind))
-    is_placeholder = hasattr(named, "_backends")
-    if named is not None and not is_kind and not is_placeholder:
+    is_placeholder = hasattr(named, "_backends")  # it only says which packages the class needs
+    if not is_kind and not is_placeholder:
         raise ValueError(f"it names the class {str(name)[:60]!r}, which is not a {kind}")

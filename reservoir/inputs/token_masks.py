@@ -107,14 +107,20 @@ class MaskMaker:
         """Return the last token of each prompt; a token on both sides of its end is not one of its tokens."""
         mask = np.zeros(self.rows.ids.shape, bool)
         for text, marked in enumerate(self.texts):
-            rows_of_text, end = self._rows_of(text), marked.prompt_end
-            if end is None:
-                mask[rows_of_text[-1], self.rows.lengths[rows_of_text[-1]] - 1] = True
+            rows_of_text = self._rows_of(text)
+            prompt_end = marked.prompt_end
+            # If no answer follows, the prompt is the whole text.
+            if prompt_end is None:
+                last_row = rows_of_text[-1]
+                mask[last_row, self.rows.lengths[last_row] - 1] = True
                 continue
             # From the last row to the first: the first row with a token before the end has the last such token.
+            # A special token that a tokenizer adds would have the place (0, 0), and seem to be before the end. There is
+            # none, because only chats have answers, and a chat gets its special tokens from its template, as letters.
             for row in rows_of_text[::-1]:
-                before = np.flatnonzero(np.asarray(self.offsets[row], np.int64)[:, 1] <= end)
-                if len(before):
-                    mask[row, before[-1]] = True
+                token_ends = np.asarray(self.offsets[row], np.int64)[:, 1]
+                tokens_before_end = np.flatnonzero(token_ends <= prompt_end)
+                if len(tokens_before_end):
+                    mask[row, tokens_before_end[-1]] = True
                     break
         return mask

@@ -217,33 +217,66 @@ def _candidates_of_kernels(kind: Kind, available: Mapping[Column, Pooling]) -> t
 def _known_candidates(kind: Kind, available: Mapping[Column, Pooling]) -> tuple[Columns, ...]:
     """Return the candidates known to suit a kind of data; none if the available columns are others."""
     if kind == "pictures":
-        of_patches = tuple(Column(*INPUT_LAYER, name) for name in PICTURE_POOLINGS)
-        are_default = {*available} == {*of_patches}
-        return (of_patches, *((column,) for column in of_patches)) if are_default else ()
+        return _picture_candidates(available)
     if kind not in KNOWN_POOLINGS:
         return ()
-    # The default layers must have columns. With many rows, only one layer of symbols, or the input layer of series, may
-    # have some.
+    layers = _layers_with_columns(kind, available)
+    if layers is None:
+        return ()
+    # The poolings with the most columns, or those for more rows, of which those without segments have no known
+    # candidates.
+    with_segments = [names for names in FEWER_POOLINGS.get(kind, ()) if by_segment(names)]
+    for poolings in (KNOWN_POOLINGS[kind], *with_segments):
+        if candidates := _candidates_of(kind, layers, poolings, available):
+            return candidates
+    return ()
+
+
+def _picture_candidates(available: Mapping[Column, Pooling]) -> tuple[Columns, ...]:
+    """Return the candidates for the default columns of pictures read by patches; none for others."""
+    columns_of_patches = tuple(Column(*INPUT_LAYER, name) for name in PICTURE_POOLINGS)
+    if {*available} != {*columns_of_patches}:
+        return ()
+    return (columns_of_patches, *((column,) for column in columns_of_patches))
+
+
+def _layers_with_columns(kind: Kind, available: Mapping[Column, Pooling]) -> tuple[str, ...] | None:
+    """Return the default layers of a kind that have columns; None if the available columns have other layers."""
     layer_names, _ = default_layers(kind, depth=1)
     default_names = split_names(layer_names)
     layers_here = {column.place for column in available}
     layers = tuple(layer for layer in default_names if layer in layers_here)
-    one_layer = layers_here == {*INPUT_LAYER} if kind == "series" else layers_here < {*default_names}
-    if layers != default_names and not one_layer:
+    # All default layers must have columns, unless there are so many rows that only one layer has: for series the input
+    # layer, for the others any one of the defaults.
+    is_reduced_to_one_layer = layers_here < {*default_names}
+    if kind == "series":
+        is_reduced_to_one_layer = layers_here == {*INPUT_LAYER}
+    return layers if layers == default_names or is_reduced_to_one_layer else None
+
+
+def _candidates_of(
+    kind: Kind, layers: Sequence[str], poolings: Names, available: Mapping[Column, Pooling]
+) -> tuple[Columns, ...]:
+    """Return the candidates of these ``poolings`` of some layers; none unless all their columns are available."""
+    columns = [Column(layer, name) for layer in layers for name in poolings if name != "tokens"]
+    if not {*columns} <= {*available}:
         return ()
-    with_segments = [names for names in FEWER_POOLINGS.get(kind, ()) if by_segment(names)]
-    for poolings in (KNOWN_POOLINGS[kind], *with_segments):
-        # All columns that show which values occur; with those that show where; and of symbols, all tokens.
-        columns = [Column(layer, name) for layer in layers for name in poolings if name != "tokens"]
-        if {*columns} <= {*available}:
-            values = [column for column in columns if not available[column].by_segment]
-            places = [column for column in columns if available[column].by_segment]
-            tokens = [(Column(layer, "tokens"),) for layer in layers] if kind == "symbols" else []
-            # For series, the layers are compared, so that a fit shows what the block adds to the input layer.
-            of_layers = [
-                tuple(column for column in values if column.place == layer)
-                for layer in (layers if kind == "series" else ())
-            ]
-            candidates = dict.fromkeys([tuple(values), (*values, *places), *tokens, *of_layers])
-            return tuple(candidate for candidate in candidates if {*candidate} <= {*available})
-    return ()
+    # All columns that show which values occur; with those that show where; and of symbols, all tokens.
+    columns_of_values = [column for column in columns if not available[column].by_segment]
+    columns_of_places = [column for column in columns if available[column].by_segment]
+    columns_of_tokens = [(Column(layer, "tokens"),) for layer in layers] if kind == "symbols" else []
+    # For series, the layers are compared, so that a fit shows what the block adds to the input layer.
+    columns_of_layers = [
+        tuple(column for column in columns_of_values if column.place == layer)
+        for layer in (layers if kind == "series" else ())
+    ]
+    candidates = dict.fromkeys(
+        [
+            tuple(columns_of_values),
+            (*columns_of_values, *columns_of_places),
+            *columns_of_tokens,
+            *columns_of_layers,
+        ]
+    )
+    # Only columns of all tokens may be missing, which long sequences do not have by default.
+    return tuple(candidate for candidate in candidates if {*candidate} <= {*available})

@@ -86,13 +86,15 @@ class Evaluation:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
         """Build an evaluation from the values of `to_dict`, which lack ``row_scores``."""
-        own = {"samples", "rows", "groups", "interval", "recall", "classes", "confusion", "reliability"}
-        scores = {name: value for name, value in values.items() if name not in own}
+        # The scores stand among the fields, under their own names.
+        field_names = {"samples", "rows", "groups", "interval", "recall"}
+        field_names |= {"classes", "confusion", "reliability"}
+        scores = {name: value for name, value in values.items() if name not in field_names}
         if not fits(scores, dict[str, float | None]):  # NaN is None in JSON
             raise ValueError("a score is not a number")
         attributes = {
             **{name: values.get(name, 0) for name in ("samples", "rows", "groups")},
-            "scores": {},
+            "scores": {},  # set below
             "interval": tuple(values["interval"]) if values["interval"] else None,
             "recall": values["recall"],
             "classes": tuple(values["classes"]),
@@ -100,6 +102,7 @@ class Evaluation:
             "row_scores": np.zeros(0),
             "reliability": tuple(map(tuple, values["reliability"])),
         }
+        # `from_json` refuses scores that are None, so they are set afterwards; they have been checked above.
         return replace(from_json(cls, attributes), scores=scores)
 
 

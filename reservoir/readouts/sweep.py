@@ -210,18 +210,18 @@ def _fit_few(
     of_first_features: KernelMatrix | None,
 ) -> _FittedFolds:
     """Fit all folds by the products of the samples, which are fewer than the features."""
-    x, y, fold, *weights = few
+    x, y, folds_of_samples, *weights = few  # folds are (n,) or (n, repeats)
     kernel = KernelMatrix(x, targets.weights(y, *weights), feature_weights, of_first_features)
     coded = targets.coded(y)
     scorers: list[list[FoldScorer]] = []
-    for fold_of_sample in fold.reshape(len(y), -1).T:  # one column for each repeat
+    for fold_of_sample in folds_of_samples.reshape(len(y), -1).T:  # one column for each repeat
         scores = kernel_fold_scores(kernel.products, kernel.weights, coded, fold_of_sample, alphas)
         # Every sample has been scored already, and is looked up by its number, which ``samples`` has as its features.
-        scorers.append([lambda n, chosen, scores=scores: scores[chosen, n]] * folds)
+        scorers.append([lambda n, penalties, scores=scores: scores[penalties, n]] * folds)
     return _FittedFolds(
         path=DeferredPath(alphas, functools.partial(kernel.path, coded)),
         scorers=scorers,
-        samples=[(np.arange(len(y)), y, fold, *weights)],
+        samples=[(np.arange(len(y)), y, folds_of_samples, *weights)],
         kernel=kernel,
     )
 
@@ -256,17 +256,20 @@ def _scores_of_penalty(
     samples: Iterable[FoldBlock], targets: Targets, scorers: Sequence[Sequence[FoldScorer]], index: int
 ) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
     """Return the scores (n, T) of one penalty in each repeat, and labels and weights, in the samples' order."""
-    chosen = slice(index, index + 1)
+    one_penalty = slice(index, index + 1)
     scores: list[list[np.ndarray]] = [[] for _ in scorers]  # of each repeat and block
     labels: list[tuple[np.ndarray, ...]] = []
-    for x, y, fold, *weights in samples:
+    for x, y, folds, *weights in samples:
         labels.append((y, *weights))
-        for repeat, fold_of_sample in enumerate(fold.reshape(len(y), -1).T):
-            block = np.empty((len(y), targets.columns))
+        # ``folds`` is (m,), or (m, repeats); its columns are the folds of the samples in each repeat.
+        for repeat, fold_of_sample in enumerate(folds.reshape(len(y), -1).T):
+            # Each sample is scored by the readout of the fold that held it out.
+            block_scores = np.empty((len(y), targets.columns))
             for k in np.unique(fold_of_sample).tolist():
                 is_held_out = fold_of_sample == k
-                block[is_held_out] = scorers[repeat][k](x[is_held_out], chosen)[0]
-            scores[repeat].append(block)
+                scores_of_penalties = scorers[repeat][k](x[is_held_out], one_penalty)  # (1, held out, T)
+                block_scores[is_held_out] = scores_of_penalties[0]
+            scores[repeat].append(block_scores)
     scores_of_repeats = [np.concatenate(blocks) for blocks in scores]
     labels_and_weights = tuple(np.concatenate(blocks) for blocks in zip(*labels, strict=True))
     return scores_of_repeats, labels_and_weights

@@ -91,31 +91,36 @@ class ArrivingValues:
             make_event = partial(torch.cuda.Event, blocking=True)  # a thread that waits for it sleeps
         self._stream = torch.cuda.current_stream(device) if is_cuda else None
         self._events = [make_event() for _ in range(self.LIMIT)] if make_event else []
-        self._places = torch.empty(self.LIMIT, count, pin_memory=is_cuda)
-        # Numbers of steps whose values were added, and of those that were read. Step n has place n modulo `LIMIT`.
+        self._buffer = torch.empty(self.LIMIT, count, pin_memory=is_cuda)
+        # Numbers of steps whose values were added, and of those that were read. Step n has row n modulo `LIMIT` of the
+        # buffer.
         self._added = 0
         self._read = 0
 
     def add(self, values: Tensor) -> None:
-        """Add the values of the next step, float32 on its device; a later step may replace them there."""
-        place = self._added % self.LIMIT
-        self._places[place].copy_(values, non_blocking=True)
+        """Start copying the values of the next step (float32, on its device); call `arrived` after each `add`.
+
+        The step may reuse ``values`` afterwards.
+        """
+        # The values in this row of the buffer have been read: `arrived` leaves at most `LIMIT` - 1 values unread.
+        row = self._added % self.LIMIT
+        self._buffer[row].copy_(values, non_blocking=True)
         if self._events:
-            self._events[place].record(self._stream)
+            self._events[row].record(self._stream)
         self._added += 1
 
     def arrived(self, most_missing: int = LIMIT - 1) -> Iterator[list[float]]:
         """Yield the values of steps up to the first that has not arrived; wait while more than these are missing."""
         while self._read < self._added:
-            place = self._read % self.LIMIT
+            row = self._read % self.LIMIT
             if self._events:
-                event = self._events[place]
+                event = self._events[row]
                 if self._added - self._read > most_missing:
                     event.synchronize()
                 elif not event.query():
                     return
             self._read += 1
-            yield self._places[place].tolist()
+            yield self._buffer[row].tolist()
 
 
 @dataclass
@@ -163,17 +168,25 @@ class Trainer:
                 is_last = step + 1 == last
                 for values in arriving.arrived(most_missing=0) if is_last else arriving.arrived():
                     self.report(number, dict(zip(self.steps.names, values, strict=True)))
-                    self._check("the loss", number, values[0], values[-1])
+                    # `Steps.take` returns the loss first, and the norm of the gradients last.
+                    loss, norm = values[0], values[-1]
+                    self._check("the loss", number, loss, norm)
                     number += 1
 
     def _validate(self, step: int, seconds: float) -> None:
-        """Validate after ``step`` steps, and keep the new state; ``seconds`` is the time of all steps so far."""
+        """Validate after ``step`` steps, and pass the new state, best or not, to `keep`.
+
+        ``seconds`` is the time of all steps so far.
+        """
         self.model.eval()
         values = self.steps.validate(step)
         self.report(step, values)
-        self._check("the validation loss", step, next(iter(values.values())), 0.0)
+        loss = next(iter(values.values()))  # `Steps.validate` returns the loss first
+        self._check("the validation loss", step, loss)
+        # The first validation has none to compare with.
         earlier = self.state
-        is_best = earlier.step == 0 or self.steps.better(values, earlier.best)
+        is_first = earlier.step == 0
+        is_best = is_first or self.steps.better(values, earlier.best)
         self.state = State(
             step=step,
             seconds=seconds,
@@ -182,10 +195,15 @@ class Trainer:
         )
         self.keep(self.state)
 
-    def _check(self, which: str, step: int, loss: float, norm: float) -> None:
-        """Raise `DivergedError` if a loss or the norm of its gradients is not finite, or the loss is above `BOUND`."""
-        if math.isfinite(loss) and math.isfinite(norm) and loss <= BOUND:
+    def _check(self, which: str, step: int, loss: float, norm: float | None = None) -> None:
+        """Raise `DivergedError` if a loss or the norm of its gradients is not finite, or the loss is above `BOUND`.
+
+        A validation has no gradients; its ``norm`` is None.
+        """
+        has_finite_norm = norm is None or math.isfinite(norm)
+        if math.isfinite(loss) and has_finite_norm and loss <= BOUND:
             return
+        # The norm is of interest if the loss is finite, and there are gradients.
         gradients = f", with gradients of norm {norm:.4g}" if math.isfinite(loss) and norm else ""
         raise DivergedError(
             f"{which} is {loss:.4g} at step {step:,}{gradients}; use a smaller --learning-rate",

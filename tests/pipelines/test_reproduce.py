@@ -21,7 +21,7 @@ from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result
 from reservoir_pipelines.paper import reproduce as module
-from reservoir_pipelines.paper.claims import Estimate, interval_of, verdict_on
+from reservoir_pipelines.paper.claims import Estimate, interval_of, size_of, verdict_on
 from reservoir_pipelines.paper.page import _draw_costs, leave_out_answered_claims
 from reservoir_pipelines.paper.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
@@ -539,6 +539,20 @@ def test_the_interval_of_a_difference_is_newcombes():
     first, other = (Estimate(n / of, *accuracy_interval(np.arange(of) < n)) for n, of in ((56, 70), (48, 80)))
     found = first.minus(other)
     assert (round(found.low, 4), round(found.high, 4)) == (0.0524, 0.3339)
+
+
+@pytest.mark.parametrize(
+    ("layers", "model"),
+    [
+        ("block01,block02", "mini, 2 of 6 blocks (1.9 M parameters)"),
+        ("block01,final", "mini (5.1 M parameters)"),
+        ("embed", "mini, 0 of 6 blocks (0.3 M parameters)"),
+        ("", "mini (5.1 M parameters)"),
+    ],
+)
+def test_a_model_counts_the_blocks_that_its_features_need(layers, model):
+    result = {"stage": "fit", "settings": {"backbone": "mini", "layers": layers}, "values": {}}
+    assert size_of(result, None)["model"] == model
 
 
 def test_a_claim_that_is_not_checked_keeps_its_numbers_and_one_run_without_an_interval_decides_nothing():

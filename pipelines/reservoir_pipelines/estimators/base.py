@@ -101,6 +101,9 @@ def with_parameters(*own: str) -> Any:
 # scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
 _validate: Callable[..., Any] = validate_data
 
+# scikit-learn's word for a y that is not passed. None is a y that the user gave, which `validate_data` refuses.
+NO_Y = "no_validation"
+
 
 def refuse_missing(name: str, values: np.ndarray) -> None:
     """Raise `ValueError` that names the first sample whose labels or group are missing."""
@@ -153,9 +156,14 @@ class ReservoirEstimator(BaseEstimator):
         tags.input_tags.allow_nan = self.missing != "refuse"
         return tags
 
-    def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
-        """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
-        names = list(getattr(x, "columns", ()))
+    def _checked(self, x: Any, y: Any = NO_Y, *, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
+        """Return what scikit-learn's checks return, X or with a y the pair (X, y), and the length of each sequence.
+
+        ``reset`` is True in `fit`, which records the columns and the number of values of X, and False for new data,
+        which must match them.
+        """
+        # A table of series becomes a list of sequences, whose columns are channels.
+        column_names = list(getattr(x, "columns", ()))
         x, lengths = unnested(x), None
         if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
             raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
@@ -163,18 +171,26 @@ class ReservoirEstimator(BaseEstimator):
         # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter ``missing``.
         checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
         if reset:
-            self._names = names
+            self._column_names = column_names
+        # Sequences in a list may have several lengths, and are padded. scikit-learn does not see the names of their
+        # channels, so their order is checked here.
         if is_list(x):
-            if min(len(names), len(self._names)) > 1 and names != self._names:
+            # Lists and arrays have no names, and the only channel of a table may have any name.
+            both_are_named = min(len(column_names), len(self._column_names)) > 1
+            if both_are_named and column_names != self._column_names:
                 raise ValueError(
-                    f"X has the columns {names}; give the columns of fit in their order: {self._names}"
+                    f"X has the columns {column_names}; "
+                    f"give the columns of fit in their order: {self._column_names}"
                 )
             x, lengths = pad_sequences(x, 0 if reset else self.n_features_in_)
-            if not reset:  # new sequences may be longer, which validate_data refuses
+            # New sequences may be longer, which `validate_data` refuses. Prediction has no y.
+            if not reset:
                 return check_array(x, **checks), lengths
-        checked = _validate(self, x, *more, reset=reset, **checks)
+        # In fit, scikit-learn records the number of values and the names of columns; a new array must match them.
+        checked = _validate(self, x, y, reset=reset, **checks)
         if lengths is None:
-            lengths = full_lengths(checked[0] if more else checked)
+            checked_x = checked if y is NO_Y else checked[0]
+            lengths = full_lengths(checked_x)
         return checked, lengths
 
     def _plan_and_scale(

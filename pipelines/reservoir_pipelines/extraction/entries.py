@@ -104,9 +104,9 @@ def start_entry(
     shapes: Mapping[str, tuple[int, int]],
     splits: Sequence[str],
     made_with: Mapping[str, Any],
-    label: Callable[[Entry], None],
+    add_labels: Callable[[Entry], None],
 ) -> tuple[Entry, list[tuple[str, int]]]:
-    """Create or open an entry, call ``label`` to write its labels, and drop damaged blocks.
+    """Create or open an entry, call ``add_labels`` to write its labels, and drop damaged blocks.
 
     Return the entry and the blocks that it lacks.
     """
@@ -115,7 +115,7 @@ def start_entry(
         check_space(root, required_bytes(spec, layout, spec.rows, shapes))
     entry = Entry.create(root, title, spec, layout, made_with)
     repair(entry, verify(entry, contents=False))
-    label(entry)
+    add_labels(entry)
     missing = missing_blocks(entry, splits, tuple(shapes))
     if missing:
         # The missing columns need their space on disk in proportion to the rows that lack them.

@@ -180,9 +180,9 @@ class Extractor:
         }
         if not entry_folder(self.root, self.title, self.spec).is_dir():
             self._refuse_long_texts()
-        label = partial(write_labels, prepared=self.prepared, rows=self.rows)
+        add_labels = partial(write_labels, prepared=self.prepared, rows=self.rows)
         if self.entry_tokens:
-            label = self.entry_tokens.write_labels
+            add_labels = self.entry_tokens.write_labels
         entry, missing = start_entry(
             self.root,
             self.title,
@@ -191,7 +191,7 @@ class Extractor:
             self.shapes,
             self.splits,
             made_with,
-            label=label,
+            add_labels=add_labels,
         )
         # `fit` saves the units with its readout, because new rows have no training rows to draw them from.
         if model.units and not load_arrays(entry, UNITS):

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from reservoir_cache import (
@@ -48,6 +48,14 @@ from reservoir_pipelines.preparation.prepared import Prepared, data_digest, data
 Columns = dict[str, dict[str, Any]]  # the array of each split of each column
 
 
+class RowRange(NamedTuple):
+    """Rows of a split, from the number ``start`` to before ``stop``."""
+
+    split: str
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class Form:
     """The fields of a specification that say how the features were computed."""
@@ -74,7 +82,7 @@ class Incoming:
     made_with: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)  # description of the task of the rows
     data: DataSpec | None = None  # of the rows
-    label: Callable[[Entry], None] = lambda entry: None  # writes the labels of an entry
+    add_labels: Callable[[Entry], None] = lambda entry: None  # writes the labels of an entry
 
     def of_task(self, prepared: Prepared, index: Mapping[str, np.ndarray]) -> "Incoming":
         """Return the features with the labels of some rows of prepared data."""
@@ -83,7 +91,7 @@ class Incoming:
             task=prepared.task.to_dict(),
             data=data_spec(prepared, index),
             made_with={**self.made_with, **data_record(prepared)},
-            label=partial(write_labels, prepared=prepared, rows=index),
+            add_labels=partial(write_labels, prepared=prepared, rows=index),
         )
 
     def of_labels(self, described: FeatureFolder, labels: Mapping[str, Mapping[str, Any]]) -> "Incoming":
@@ -105,7 +113,7 @@ class Incoming:
             task=described.spec.task,
             data=DataSpec(digest=digest.hexdigest(), rows=rows, origin=described.data_digest),
             made_with={**self.made_with, **data_record_without_data},
-            label=partial(_write_labels, labels=labels),
+            add_labels=partial(_write_labels, labels=labels),
         )
 
 
@@ -223,19 +231,17 @@ def _write(
 ) -> tuple[Entry, int]:
     """Write features as an entry, whose key is their digest; return it and the number of rows written."""
     assert incoming.data
-    features, rows = incoming.features, dict(incoming.data.rows)
-    first_split = next(iter(rows))
+    features = incoming.features
+    row_counts = dict(incoming.data.rows)
+    first_split = next(iter(row_counts))
     shapes = {column: _shape(splits[first_split].shape) for column, splits in sorted(features.items())}
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
-    block_rows = rows_per_block(row_bytes, 1, max(rows.values()))
+    block_rows = rows_per_block(row_bytes, 1, max(row_counts.values()))
     layout = incoming.layout or Layout(block_rows=block_rows, batch_rows=block_rows)
 
-    def read(place: tuple[str, int, int], columns: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return some columns of the rows of a split from one number to another; see `write_entry`."""
-        split, low, high = place
-        values = {
-            column: _finite(file, features[column][split], split, column, low, high) for column in columns
-        }
+    def read_features(rows: RowRange, columns: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the arrays of some columns for some rows; see `write_entry`."""
+        values = {column: _finite(file, features[column][rows.split], rows, column) for column in columns}
         # If a file has changed, the values may not be those of the key.
         if any(stamp(path) != before for path, before in incoming.stamps.items()):
             raise InputError(
@@ -244,13 +250,14 @@ def _write(
         return values
 
     # The digest of all values takes the place of that of a model's weights in the key.
-    digest = hashlib.sha256(json.dumps([rows, shapes]).encode())
-    for split, column in itertools.product(rows, shapes):
-        for low, high in layout.blocks(rows[split]):
-            digest.update(read((split, low, high), [column])[column].astype("<f4").data)
+    digest = hashlib.sha256(json.dumps([row_counts, shapes]).encode())
+    for split, column in itertools.product(row_counts, shapes):
+        for start, stop in layout.blocks(row_counts[split]):
+            values = read_features(RowRange(split, start, stop), [column])
+            digest.update(values[column].astype("<f4").data)
     spec = imported_spec(incoming.task, incoming.data, digest.hexdigest(), incoming.form)
     record = {**made_with, **incoming.made_with, "versions": versions("h5py", "numpy")}
-    return write_entry(root, name, spec, layout, shapes, record, incoming.label, read)
+    return write_entry(root, name, spec, layout, shapes, record, incoming.add_labels, read_features)
 
 
 def imported_spec(task: Mapping[str, Any], data: DataSpec, digest: str, form: Form) -> Spec:
@@ -274,29 +281,35 @@ def write_entry(
     layout: Layout,
     shapes: Mapping[str, tuple[int, int]],
     made_with: Mapping[str, Any],
-    label: Callable[[Entry], None],
-    read: Callable[[tuple[str, int, int], Sequence[str]], dict[str, np.ndarray]],
+    add_labels: Callable[[Entry], None],
+    read_features: Callable[[RowRange, Sequence[str]], dict[str, np.ndarray]],
 ) -> tuple[Entry, int]:
     """Write the blocks that an entry lacks; return it and the number of rows written.
 
-    ``label`` writes the labels of an entry. ``read(place, columns)`` returns the arrays (rows, tokens, width) of some
-    columns by name; the ``place`` of their rows is a split, the number of the first row, and that after the last.
+    ``add_labels`` writes the labels of an entry. ``read_features(rows, columns)`` returns the arrays (rows, tokens,
+    width) of some columns by name.
     """
 
-    def one_part(split: str, low: int, high: int) -> list[tuple[str, int, int]]:
-        """Return the place of a block as its only part: it is read when its values are fetched, not ahead."""
-        return [(split, low, high)]
+    # `compute_missing` reads the parts of a block ahead, and then computes the features of each part. Nothing is
+    # computed here: a part is only the place of the block's rows, and the function that should fetch the features of a
+    # part reads them.
+    def only_part(split: str, start: int, stop: int) -> list[RowRange]:
+        """Return the rows of a block as its only part."""
+        return [RowRange(split, start, stop)]
 
-    def read_later(
-        place: tuple[str, int, int], columns: Sequence[str], _count_rows: Callable[[int], None]
+    def read_when_fetched(
+        rows: RowRange, columns: Sequence[str], _count_rows: Callable[[int], None]
     ) -> Callable[[], dict[str, np.ndarray]]:
-        """Return a function that reads a part; the writer calls it in another thread."""
-        return partial(read, place, columns)
+        """Return a function that reads a part; the writer calls it in another thread.
+
+        `compute_missing` counts the rows of a block itself if ``_count_rows`` is not called.
+        """
+        return partial(read_features, rows, columns)
 
     splits = [*spec.data.rows]
-    entry, missing = start_entry(root, name, spec, layout, shapes, splits, made_with, label)
+    entry, missing = start_entry(root, name, spec, layout, shapes, splits, made_with, add_labels)
     with meter("import", row_count(entry, missing)) as bar:
-        written = compute_missing(entry, splits, [*shapes], one_part, read_later, bar.advance)
+        written = compute_missing(entry, splits, [*shapes], only_part, read_when_fetched, bar.advance)
     return entry, written
 
 
@@ -332,14 +345,16 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
     return columns
 
 
-def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int) -> np.ndarray:
+def _finite(file: Path, array: Any, rows: RowRange, column: str) -> np.ndarray:
     """Return some rows of an array as (rows, tokens, width) of float32; refuse values that are not finite."""
     with np.errstate(over="ignore"):
-        values = np.asarray(array[low:high]).astype(np.float32, order="C", casting="same_kind")
+        values = np.asarray(array[rows.start : rows.stop]).astype(
+            np.float32, order="C", casting="same_kind"
+        )
     faults = np.argwhere(~np.isfinite(values))
     if len(faults):
         raise InputError(
-            f"{file}: {split} of {column}, row {low + faults[0][0]}, column {faults[0][-1]}: "
+            f"{file}: {rows.split} of {column}, row {rows.start + faults[0][0]}, column {faults[0][-1]}: "
             "the value is not a finite float32 number",
             "repair it",
         )

@@ -27,7 +27,12 @@ from reservoir_pipelines.extraction.engine_folder import (
 )
 from reservoir_pipelines.extraction.entries import data_record, write_labels
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
-from reservoir_pipelines.extraction.import_features import UNKNOWN_FORM, imported_spec, write_entry
+from reservoir_pipelines.extraction.import_features import (
+    UNKNOWN_FORM,
+    RowRange,
+    imported_spec,
+    write_entry,
+)
 from reservoir_pipelines.files import cache_root, versions
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepare import prepare
@@ -119,9 +124,10 @@ def _write(
     # The number of the first request of each split.
     starts = dict(zip(prepared.rows, itertools.accumulate(prepared.rows.values(), initial=0), strict=False))
 
-    def read(rows: tuple[str, int, int], names: Sequence[str]) -> dict[str, np.ndarray]:
-        split, low, high = rows
-        return engine.pooled(starts[split] + low, starts[split] + high, model.layers, names)
+    def read_features(rows: RowRange, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the pooled hidden states of the requests of some rows; see `write_entry`."""
+        first_request = starts[rows.split]
+        return engine.pooled(first_request + rows.start, first_request + rows.stop, model.layers, names)
 
     return write_entry(
         root,
@@ -131,7 +137,7 @@ def _write(
         shapes,
         record,
         partial(write_labels, prepared=prepared, rows=row_numbers),
-        read,
+        read_features,
     )
 
 

@@ -130,23 +130,23 @@ def _logistic(
 ) -> list[tuple[RawSource[KnownSplit], Fitter]]:
     """Return the raw input with the fitter of its logistic regression, as a list of one pair.
 
-    Every so many training rows are read that it takes at most a quarter of the fit's time. The list is empty if that
-    leaves too few rows.
+    The source reads every ``step``-th training row, with the smallest step for which logistic regression takes at most
+    a quarter of the work of the columns, or `CHEAP`. The list is empty if no step that leaves enough rows does.
     """
     samples, outputs = raw.labels("train").shape
     width, classes = raw.width(), fitter.classes
     fits_of_logistic = fitter.folds + 1
 
     def work(step: int) -> float:
-        """Return the multiplications of all fits to each ``step``-th training sample."""
-        rows = samples / step
-        axes = min(rows, width)
-        moments = axes * rows * width
-        principal_axes = 10 * axes**3
+        """Return the number of multiplications of all fits to each ``step``-th training sample."""
+        read_samples = samples / step
+        axes = min(read_samples, width)  # number of principal axes, in which the solver works
+        work_of_moments = axes * read_samples * width
+        work_of_axes = 10 * axes**3
         # About a hundred passes, of ten multiplications for each value.
-        passes = 1000 * axes * rows * outputs * classes
-        calls = CALLS * outputs * max(1, classes / 4)
-        return fits_of_logistic * (moments + principal_axes + passes + calls)
+        work_of_passes = 1000 * axes * read_samples * outputs * classes
+        work_of_calls = CALLS * outputs * max(1, classes / 4)
+        return fits_of_logistic * (work_of_moments + work_of_axes + work_of_passes + work_of_calls)
 
     # The fits of columns take about samples * width * min(samples, width) multiplications each.
     widths = [known.source(fit.columns).width() for fit in fits]
@@ -160,7 +160,7 @@ def _logistic(
     if step is None:
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
-    # Rows that are all the same as those of the ridge baseline have features in memory.
+    # With step 1, the source is that of the ridge baseline, whose features are already in memory if they are small.
     source = replace(raw, some={"train": np.arange(0, all_rows, step)}) if step > 1 else raw
     return [(source, _logistic_of(fitter))]
 

@@ -28,9 +28,13 @@ class LogisticFitter(PenaltyFitter):
             return self._fit_folds(source)
         targets = targets_of(source, self.classes, balanced=self.balanced)
         train, valid = source.stream("train"), source.stream("valid")
-        moments = stored_moments(source, targets, train)  # the solver is fast in their principal axes
-        sweep_of = partial(logistic_sweep, train, valid, targets, moments=moments[0] if moments else None)
-        return self.best_of(source, sweep_of)
+        # The solver is fast in the principal axes of the moments. `stored_moments` returns a list, which has one item
+        # without folds, or None if they are not worth storing; then `logistic_sweep` gathers the samples itself.
+        moments = None
+        if moments_of_train := stored_moments(source, targets, train):
+            (moments,) = moments_of_train
+        sweep_of_alphas = partial(logistic_sweep, train, valid, targets, moments=moments)
+        return self.best_of(source, sweep_of_alphas)
 
     def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of ``alpha``, fitted to train, with targets and temperature of ``chosen``."""

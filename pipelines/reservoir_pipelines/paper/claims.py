@@ -18,8 +18,17 @@ EXACT = (
 )
 """Measures that are counted or read from weights, and so are exact."""
 
-# Parameters of a model without blocks, and of one block, and the blocks of the whole model.
-SHAPES = {"mini": (328_192, 789_760, 6), "gpt2": (39_385_344, 7_087_872, 12)}
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The numbers of parameters of a model's parts, and the number of blocks of the whole model."""
+
+    parameters_outside_blocks: int
+    parameters_of_block: int
+    blocks: int
+
+
+MODEL_SIZES = {"mini": ModelSize(328_192, 789_760, 6), "gpt2": ModelSize(39_385_344, 7_087_872, 12)}
 
 
 @dataclass(frozen=True)
@@ -188,20 +197,32 @@ def _model_text(settings: Mapping[str, Any]) -> str:
     """Return the name of a backbone with its parameters, if they are known, such as ``mini (5.1 M parameters)``."""
     if settings.get("columns") == "raw":
         return "raw input, no model"
-    name, _, shape = str(settings.get("backbone", "")).rpartition("/")[2].partition(":")
+    # A backbone is a name ("mini", "org/name"), a name with another shape ("name:option=value,..."), or the key of the
+    # cell that pretrained it ("cell:KEY").
+    backbone = str(settings.get("backbone", "")).rpartition("/")[2]
+    name, _, changed_shape = backbone.partition(":")
     if name == "cell":
         return "a small model pretrained here"
-    if shape:
-        return f"{name} of {shape}"
-    if name not in SHAPES:
+    if changed_shape:
+        return f"{name} of {changed_shape}"
+    if name not in MODEL_SIZES:
         return name
-    embeddings, block, blocks = SHAPES[name]
-    # Features of the first blocks need no further ones.
-    layers = str(settings.get("layers", "")).split(",")
-    numbers = [int(layer.removeprefix("block")) for layer in layers if layer.startswith("block")]
-    depth = settings.get("depth") or max(numbers, default=blocks)
-    part = f", {depth} of {blocks} blocks" if depth != blocks else ""
-    return f"{name}{part} ({(embeddings + depth * block) / 1e6:.1f} M parameters)"
+    size = MODEL_SIZES[name]
+    depth = settings.get("depth") or _blocks_read(str(settings.get("layers", "")), size.blocks)
+    part = f", {depth} of {size.blocks} blocks" if depth != size.blocks else ""
+    parameters = size.parameters_outside_blocks + depth * size.parameters_of_block
+    return f"{name}{part} ({parameters / 1e6:.1f} M parameters)"
+
+
+def _blocks_read(layers: str, blocks: int) -> int:
+    """Return how many of a model's first ``blocks`` the features of ``layers`` need, such as ``embed,block02``."""
+    # The input layer needs no block, and block01 one. Any other layer (final, all, or none named) needs all blocks.
+    block_numbers: list[int] = []
+    for layer in map(str.strip, layers.split(",")):
+        if layer != "embed" and not layer.startswith("block"):
+            return blocks
+        block_numbers.append(0 if layer == "embed" else int(layer.removeprefix("block")))
+    return max(block_numbers)
 
 
 def size_text(spots: Sequence[Mapping[str, Any]]) -> str:

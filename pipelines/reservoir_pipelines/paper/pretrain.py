@@ -26,7 +26,7 @@ from reservoir.pretraining.language_model import LanguageModel, LanguageSteps, c
 from reservoir.records import from_json
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines import train
-from reservoir_pipelines.files import system_errors, write_checked
+from reservoir_pipelines.files import safetensors_errors_as_os_errors, write_checked
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import draw_bits, plot
 from reservoir_pipelines.training.checkpoints import Display, load_run, train_in_folder
@@ -93,7 +93,7 @@ def save_model(out: Path, model: LanguageModel, tokenizer: Any = None) -> None:
 
     remove_leftovers(out, locked=True)
     with temporary_folder(out / "model") as part:
-        with system_errors():
+        with safetensors_errors_as_os_errors():
             model.model.save_pretrained(part)
         if tokenizer is not None:
             # Without this configuration, transformers would use the tokenizer of the family's published models.

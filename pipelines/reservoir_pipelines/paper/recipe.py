@@ -309,9 +309,8 @@ class _Builder:
     ) -> Iterator[dict[str, Any]]:
         """Yield the table positions of a row, in the form that `ReproductionFolder.fill` reads.
 
-        ``cells`` has the keys of the cells of each seed. ``combine`` is "best" for the cell with the
-        best validation score, "ratio" for the first cell's number divided by the second's. ``reason``
-        says why a number has no cells.
+        ``cells`` has the keys of the cells of each seed, and ``combine`` is as in `_cells_of`. ``published`` is the
+        number of the paper, and ``later`` that of later work. ``reason`` says why a number has no cells.
         """
         published = row.get("published", [""] * len(columns))
         if len(published) != len(columns):
@@ -319,45 +318,61 @@ class _Builder:
                 f"{self.where}: row {row['name']!r} has {len(published)} published numbers",
                 "give one for each column",
             )
-        for number, column in zip(published, columns, strict=True):
+        for published_number, column in zip(published, columns, strict=True):
             # What the row does not say, the column says, or the table. A row or a column may be named like a task.
-            name = column["name"]
-            own_tasks = [{"task": own} for own in (row["name"], name) if own in self.shared["tasks"]]
-            merged = ChainMap(row, column, *own_tasks, self.table)
+            column_name = column["name"]
+            task_names = [name for name in (row["name"], column_name) if name in self.shared["tasks"]]
+            merged = ChainMap(row, column, *({"task": name} for name in task_names), self.table)
             measure, task = merged.get("measure", "test_score"), merged.get("task")
             if measure not in MEASURES:
                 raise InputError(
                     f"{self.where}: no measure {measure!r}", f"the measures are {', '.join(MEASURES)}"
                 )
-            # The cells of this position: its own, else those of the row, else those of the column or the table.
-            own_cells = row.get("at", {}).get(name)
-            cells = own_cells or row.get("best") or merged.get("cell") or []
-            are_several = isinstance(cells, list)
-            names = cells if are_several else [cells]
-            for cell in names:  # also if no cell is run here
-                self._cell_named(cell)
-            combine = ""
-            if names and are_several:
-                combine = "best" if row.get("best") and not own_cells else "ratio"
-            reason = row.get("reason", "") or ("" if names else "the recipe names no cell here")
-            if self.scale not in LARGE:
-                reason = reason or row.get("absent", {}).get(name, "")
-            keys = [
-                [self._cell(cell, row, column, task, seed).key for cell in names]
-                for seed in seeds
-                if not reason
-            ]
+            # The cells are made only if they are run; their names are checked in any case.
+            names, combine = self._cells_of(row, column_name, merged)
+            reason = self._reason_without_cells(row, column_name, names)
+            keys: list[list[str]] = []
+            if not reason:
+                keys = [[self._cell(name, row, column, task, seed).key for name in names] for seed in seeds]
             yield {
                 "row": row["name"],
-                "column": name,
+                "column": column_name,
                 "task": task,
                 "measure": measure,
                 "cells": keys,
                 "combine": combine,
-                "published": None if number == "" else number,
-                "later": row.get("later", {}).get(name),
+                "published": None if published_number == "" else published_number,
+                "later": row.get("later", {}).get(column_name),
                 "reason": reason,
             }
+
+    def _cells_of(
+        self, row: Mapping[str, Any], column: str, merged: Mapping[str, Any]
+    ) -> tuple[list[str], str]:
+        """Return the names of the cells of a table position, and how their numbers become one.
+
+        That is "best" for the cell with the best validation score, "ratio" for the first cell's number divided by the
+        second's, and "" for a single cell. ``merged`` has the keys of the row, the column and the table.
+        """
+        # The row's key "at" names other cells in some columns. It precedes "best", among whose cells the validation
+        # score chooses, and "best" precedes "cell". A list in "at" or "cell" is a ratio.
+        cells_at_column = row.get("at", {}).get(column)
+        is_best = bool(row.get("best")) and not cells_at_column
+        cells = cells_at_column or row.get("best") or merged.get("cell") or []
+        names = cells if isinstance(cells, list) else [cells]
+        for name in names:
+            self._cell_named(name)
+        is_ratio = isinstance(cells, list) and bool(cells) and not is_best
+        return names, "best" if is_best else "ratio" if is_ratio else ""
+
+    def _reason_without_cells(self, row: Mapping[str, Any], column: str, names: Sequence[str]) -> str:
+        """Return why no cell is run at a table position; empty if its cells, which have these ``names``, are run."""
+        if row.get("reason"):
+            return row["reason"]
+        if not names:
+            return "the recipe names no cell here"
+        # The key "absent" says why some columns have no cells with the small backbone of this package.
+        return "" if self.scale in LARGE else row.get("absent", {}).get(column, "")
 
     def _cell(
         self,

@@ -105,6 +105,10 @@ def _all_parts(root: Path, kinds: Sequence[FolderKind]) -> list[dict[str, Any]]:
 
 
 def _part(path: Path, number: int, kinds: Sequence[FolderKind]) -> dict[str, Any]:
+    """Return the page's part about a folder; ``number``, from 1, identifies it on the page.
+
+    Raise `InputError` if the folder has no results, or if they cannot be read.
+    """
     try:
         for kind in kinds:
             if kind.matches(path):
@@ -113,7 +117,7 @@ def _part(path: Path, number: int, kinds: Sequence[FolderKind]) -> dict[str, Any
             return fit_part(path, number)
         if (path / "config.json").is_file() and (path / "run.json").is_file():
             return run_part(path, number)
-    except InputError:
+    except InputError:  # a `ValueError`, whose message already says what is wrong
         raise
     except (AttributeError, KeyError, TypeError, OSError, ValueError) as error:
         raise InputError(

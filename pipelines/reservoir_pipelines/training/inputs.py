@@ -95,19 +95,24 @@ class Inputs(ABC):
         )
 
     def _training_rows(self) -> Rows:
-        """Return what draws the rows of a step: it generates, augments or repeats them."""
+        """Return the rows that training reads, as `job.row_kind` says: generated, augmented or stored."""
         job = self.job
         seed = job.model.settings.seed
         if job.row_kind == "fresh":
             return fresh_rows(job.generator, seed)
         stored = self.split("train")
+        # A task that draws its own rows decides which of them share a batch, and how far they are padded, as the loader
+        # of the publication that it follows does. No task whose rows are augmented draws its own.
         own_rows = self.own_rows(stored)
         if own_rows:
             return own_rows
 
-        def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
+        def augment(x: np.ndarray, positions: np.ndarray, epoch: int) -> np.ndarray:
+            # A view depends on the number of its row in the whole task, not on its position among the rows drawn
+            # for this training (`--limit`).
+            row_numbers = job.rows["train"][positions]
             key = random_key(seed, "view", epoch, size=8)
-            return job.generator.augmented(x, job.rows["train"][rows], key)
+            return job.generator.augmented(x, row_numbers, key)
 
         return StoredRows(stored, seed, augment if job.row_kind == "augmented" else None)
 
