@@ -545,6 +545,7 @@ def test_the_interval_of_a_difference_is_newcombes():
     ("layers", "model"),
     [
         ("block01,block02", "mini, 2 of 6 blocks (1.9 M parameters)"),
+        ("embed,block01.attention", "mini, 1 of 6 blocks (1.1 M parameters)"),
         ("block01,final", "mini (5.1 M parameters)"),
         ("embed", "mini, 0 of 6 blocks (0.3 M parameters)"),
         ("", "mini (5.1 M parameters)"),

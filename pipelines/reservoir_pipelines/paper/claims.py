@@ -221,7 +221,8 @@ def _blocks_read(layers: str, blocks: int) -> int:
     for layer in map(str.strip, layers.split(",")):
         if layer != "embed" and not layer.startswith("block"):
             return blocks
-        block_numbers.append(0 if layer == "embed" else int(layer.removeprefix("block")))
+        block = layer.removeprefix("block").partition(".")[0]  # block01.attention is a part of block01
+        block_numbers.append(0 if layer == "embed" else int(block))
     return max(block_numbers)
 
 
