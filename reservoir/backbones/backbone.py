@@ -354,17 +354,19 @@ def whole_count(backbone: Backbone) -> int:
 
 def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
     """Return how many parameters an FPT trains on a task, by group, without positions that no sequence reaches."""
-    # The output layer has a bias for each output, and an input layer of vectors one for each channel; symbols have a
-    # table.
+    # Each output has `width` weights and a bias.
     outputs = task.outputs * max(task.classes, 1)
-    inputs = (task.form.dim + 1) if isinstance(task.form, Vectors) else task.form.vocabulary
+    # Vectors of `width` values: a linear input layer has one for each channel, and its bias; a table of symbols has one
+    # for each symbol.
+    input_vectors = (task.form.dim + 1) if isinstance(task.form, Vectors) else task.form.vocabulary
+    # No sequence of the task reaches a position after its longest one.
     positions = 0
     for name in backbone.groups.get("positions", ()):
         shape = backbone.get_parameter(name).shape
         positions += min(shape[0], task.max_tokens) * math.prod(shape[1:])
     return {
         "output": outputs * (backbone.width + 1),
-        "input": inputs * backbone.width,
+        "input": input_vectors * backbone.width,
         "layernorm": group_counts(backbone)["layernorm"],
         "positions": positions,
     }

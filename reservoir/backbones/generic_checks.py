@@ -18,6 +18,7 @@ CHECKED_TOKENS = 6  # of the random sequences on which a model is tested
 # Largest error as a share of the largest value. Other orders of summation differ by about 1e-6, and an attention
 # that sees padding by 1e-2 or more.
 TOLERANCE = 1e-4
+DEFAULT_VOCABULARY = 100  # tokens, if the input module of a model does not state how many it has
 # Largest error of half precision, as a share of the root mean square of a layer's hidden states. Rounding to bfloat16
 # changes a value by up to 0.4%, and the errors of the blocks add up, to 1.5% in six blocks of a Llama that is in
 # bfloat16 as a whole; a model that breaks is off by 100%.
@@ -137,10 +138,7 @@ def check_native(model: nn.Module, config: Any, words: nn.Module) -> None:
     if isinstance(model, VectorModel):  # `check_backbone` compares vectors with the model's own input
         model.has_native_input = True
         return
-    # The first numbers are often those of special tokens: the padding token, for example, has no position.
-    size = getattr(words, "num_embeddings", 100)
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(size // 2, size, (2, CHECKED_TOKENS), generator=draw)
+    tokens = _random_tokens(getattr(words, "num_embeddings", None), (2, CHECKED_TOKENS))
     options = without_cache(model)
     problem = f"model type {config.model_type!r}: it does not run"
     with as_input_error(problem, "choose another model"), torch.no_grad():
@@ -175,18 +173,34 @@ def _choose_stand_in(backbone: Backbone, model: VectorModel) -> None:
 
 def _check_own_input(backbone: Backbone, model: VectorModel, stand_in: StandIn) -> None:
     """Compare the layers of random own input, which enters as vectors, with its hidden states in transformers."""
-    draw = torch.Generator().manual_seed(0)
     shape = 2, *stand_in.shape(CHECKED_TOKENS)
     if model.takes == "input_ids":
-        size = model.front_end.num_embeddings or 100
-        native = torch.randint(size // 2, size, shape, generator=draw)
+        native = _random_tokens(model.front_end.num_embeddings, shape)
     else:
-        native = torch.randn(shape, generator=draw)
-    # Positions that are relative to an image need a stand-in of the same size.
-    model.stand_in = replace(stand_in, shape=lambda _tokens: tuple(native.shape[1:]))
-    recorded = _recorded_layers(backbone, model.embed(native))
-    model.stand_in = stand_in
+        native = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    with _stand_in_of_shape(model, shape[1:]):
+        recorded = _recorded_layers(backbone, model.embed(native))
     _check_layers(backbone, recorded, model.run_native(native, output_hidden_states=True))
+
+
+@contextmanager
+def _stand_in_of_shape(model: VectorModel, shape: tuple[int, ...]) -> Iterator[None]:
+    """Let the stand-in of a model have this shape for any number of tokens."""
+    # Positions that are relative to an image need a stand-in of the size of the image.
+    stand_in = model.stand_in
+    model.stand_in = replace(stand_in, shape=lambda _tokens: shape)
+    try:
+        yield
+    finally:
+        model.stand_in = stand_in
+
+
+def _random_tokens(vocabulary: int | None, shape: tuple[int, ...]) -> Tensor:
+    """Return random token numbers of this shape; ``vocabulary`` is None if the model does not state its size."""
+    # Low numbers are often those of special tokens, such as the padding token, which may have no position. So draw from
+    # the upper half.
+    size = vocabulary or DEFAULT_VOCABULARY
+    return torch.randint(size // 2, size, shape, generator=torch.Generator().manual_seed(0))
 
 
 def _recorded_layers(backbone: Backbone, embeds: Tensor) -> dict[str, Tensor]:

@@ -202,7 +202,7 @@ class _FP8Tensor(ExpandedTensor):
 
     def values(self) -> Tensor:
         values, scales = self.stored[...].float(), self.scales[...]
-        if scales.dtype == torch.uint8:  # E8M0, the exponent of a power of two
+        if scales.dtype == torch.uint8:  # E8M0, the exponent of a power of two with a bias of 127
             scales = torch.exp2(scales.float() - 127)
         return values * self._spread(scales.float(), values.shape)
 
@@ -247,15 +247,20 @@ class _MXFP4Tensor(ExpandedTensor):
             raise ValueError(f"the blocks and scales of {name[:100]} do not belong together")
 
     def values(self) -> Tensor:
-        blocks, exponents = self.blocks[...].to(torch.uint8), self.scales[...].to(torch.int32) - 127
+        blocks = self.blocks[...].to(torch.uint8)
+        # E8M0: exponents are stored with a bias of 127.
+        exponents = self.scales[...].to(torch.int32) - 127
         table = torch.tensor(E2M1)
         experts, outputs, groups, size = blocks.shape
         values = torch.empty(experts, groups * size * 2, outputs)
-        # Expert by expert, because indexing needs a number of eight bytes for each value.
+        # One expert at a time, because torch converts indices to int64, which takes eight bytes for each value.
         for number in range(experts):
-            low, high = table[(blocks[number] & 15).int()], table[(blocks[number] >> 4).int()]
-            pairs = torch.stack([low, high], dim=-1).reshape(outputs, groups, 2 * size)
-            values[number] = torch.ldexp(pairs, exponents[number][..., None]).reshape(outputs, -1).T
+            first = table[(blocks[number] & 15).int()]
+            second = table[(blocks[number] >> 4).int()]
+            # (outputs, groups, bytes, 2) becomes (outputs, groups, values), with both values of a byte side by side.
+            pairs = torch.stack([first, second], dim=-1).reshape(outputs, groups, 2 * size)
+            scaled = torch.ldexp(pairs, exponents[number][..., None])
+            values[number] = scaled.reshape(outputs, -1).T
         return values
 
     def get_shape(self) -> list[int]:

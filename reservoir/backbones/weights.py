@@ -168,15 +168,18 @@ def draw_parameters(
     # the CPU's vector instructions.
     def redraw(named: tuple[str, nn.Parameter]) -> None:
         name, parameter = named
-        values, random = parameter.detach().numpy(), generator(seed, name)
+        values = parameter.detach().numpy()
+        random = generator(seed, name)
         if draw:
             drawn = draw(name, values.shape, config, random)
+            # `draw` returns None for a parameter that keeps its initial constant, such as a bias.
+            if drawn is None:
+                return
         else:
             # The sum is in double precision, so that its order does not change a digit of the float32.
             mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
             drawn = random.standard_normal(values.shape, dtype=np.float32) * std + mean
-        if drawn is not None:
-            parameter.data.copy_(torch.from_numpy(drawn))
+        parameter.data.copy_(torch.from_numpy(drawn))
 
     drawn_parameters = [named for named in model.named_parameters() if named[0].startswith(prefixes)]
     # NumPy releases Python's global lock while it draws.

@@ -86,9 +86,8 @@ class ChatTemplate:
             while start < len(chats):
                 request = chats[start : start + CHATS]
                 answer = self._ask(request)
-                if isinstance(
-                    answer, dict
-                ):  # the first chat that is refused; those after it are asked for again
+                # A dict names the first chat that is refused; those after it are in the next request.
+                if isinstance(answer, dict):
                     start += answer["chat"]
                     refused[start] = _refusal(request, answer)
                     start += 1
@@ -108,11 +107,9 @@ class ChatTemplate:
             process.kill()  # if it has not ended by itself
             status = process.wait()
             self._process = None
-        if status == -signal.SIGPROF:
-            excess = f"took more than {SECONDS:.0f} seconds for {len(chats):,} chats"
-        else:
-            excess = f"ended its process (status {status}), perhaps because it took more than {MEMORY / 2**30:.0f} GB"
-        raise InputError(f"{self._where}: its chat template {excess}", REMEDY)
+            raise InputError(
+                f"{self._where}: its chat template {_excess(status, len(chats))}", REMEDY
+            ) from None
 
     def _start(self) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
@@ -138,6 +135,15 @@ class ChatTemplate:
         if not line.endswith("\n"):
             raise EOFError
         return json.loads(line)
+
+
+def _excess(status: int, chats: int) -> str:
+    """Return which limit a template exceeded, by the exit status of its process, in a request for some chats."""
+    # `render_chats` limits processor time by ITIMER_PROF, a timer whose signal, SIGPROF, ends the process.
+    took_too_long = status == -signal.SIGPROF
+    if took_too_long:
+        return f"took more than {SECONDS:.0f} seconds for {chats:,} chats"
+    return f"ended its process (status {status}), perhaps because it took more than {MEMORY / 2**30:.0f} GB"
 
 
 def _refusal(request: Sequence[str], answer: Mapping[str, Any]) -> str:

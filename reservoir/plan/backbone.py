@@ -64,24 +64,27 @@ def choose_backbone(data: DataView, options: ExtractOptions) -> str | None:
 
 
 def _kernel_width(data: DataView) -> int:
-    """Return the number of kernels or patches: the largest whose columns fit the budget of a number of rows."""
+    """Return the number of kernels or patches: the largest that the rows allow and, of kernels, whose columns fit."""
     task = data.task
     fitted_rows = data.train_rows + data.valid_rows
     if task.pictures:
         return next(width for width, most_rows in PICTURE_WIDTHS.items() if fitted_rows <= most_rows)
     columns = ColumnSet(INPUT_LAYER, KERNEL_POOLINGS)
     for width, most_rows in KERNEL_WIDTHS.items():
+        # The windows are not chosen yet, so ``seen`` is the task itself: the size of these columns is the same for all
+        # windows.
         budget = Budget(
-            task,
-            task,
-            width,
-            data.all_rows,
+            task=task,
+            seen=task,
+            width=width,
+            rows=data.all_rows,
             least_bytes=MAX_KERNEL_BYTES,
             limits_size=True,
             limits_work=False,
         )
         if fitted_rows <= most_rows and not budget.excess(columns).any:
             return width
+    # If none fits, take the smallest; `choose_columns` then leaves out columns, unless the user named the poolings.
     return min(KERNEL_WIDTHS)
 
 

@@ -42,7 +42,7 @@ class ColumnChoice:
     layers: Names
     poolings: Names
     shapes: Mapping[Column, tuple[int, int]]  # tokens and width of a row of each column
-    more: str  # a note if fewer rows would have more columns; else empty
+    note_on_fewer_columns: str | None  # None if fewer rows would have the same columns
     reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
@@ -60,35 +60,44 @@ def choose_columns(data: DataView, options: ExtractOptions, view: ModelView) -> 
     _check_columns(task, view.reader, layers, poolings)
     check_layers(layers, view.family.name, depth)
     in_order = tuple(layer for layer in layer_names(depth) if layer in layers)
-    columns, more = ColumnSet(in_order, poolings), ""
+    columns = ColumnSet(in_order, poolings)
+    note_on_fewer_columns = None
     # A named task keeps the columns of the paper. Other tasks take the first columns that fit the budget.
     if kind != "named task":
-        free_layers, free_poolings = not is_given(options, "layers"), not is_given(options, "pool")
-        # Windows of series and symbols are many times as many as the values, so their work is limited, too. Poolings
-        # that the user named are stored, whatever their size.
-        reads_windows = kind in ("series", "symbols") and not view.native
-        budget = Budget(
-            task,
-            view.seen,
-            width,
-            data.all_rows,
-            least_bytes=MAX_KERNEL_BYTES if poolings == KERNEL_POOLINGS else MAX_BYTES,
-            limits_size=free_poolings,
-            limits_work=reads_windows,
-        )
-        sets = column_sets(
-            kind,
-            columns,
-            native=view.native,
-            free_layers=free_layers,
-            free_poolings=free_poolings,
-            allows_tokens="tokens" in poolings and data.train_rows <= MAX_KERNEL_ROWS,
-        )
-        columns, changes = budget.first_that_fits(sets)
+        columns, changes, note_on_fewer_columns = _fit_budget(columns, data, options, view)
         reasons |= changes
-        more = budget.note(sets[0]) if changes else ""
     shapes = column_shapes(view.seen, width, columns.columns)
-    return ColumnChoice(columns.layers, columns.poolings, shapes, more, reasons)
+    return ColumnChoice(columns.layers, columns.poolings, shapes, note_on_fewer_columns, reasons)
+
+
+def _fit_budget(
+    default: ColumnSet, data: DataView, options: ExtractOptions, view: ModelView
+) -> tuple[ColumnSet, dict[str, str], str | None]:
+    """Return the first columns within the budget, the reasons of changed options, and a note if some changed."""
+    free_layers, free_poolings = not is_given(options, "layers"), not is_given(options, "pool")
+    # Series and symbols are read in windows, which usually overlap and hold each value several times, so the work is
+    # limited, too. Poolings that the user named are stored, whatever their size.
+    reads_windows = data.kind in ("series", "symbols") and not view.native
+    budget = Budget(
+        task=data.task,
+        seen=view.seen,
+        width=view.width,
+        rows=data.all_rows,
+        least_bytes=MAX_KERNEL_BYTES if default.poolings == KERNEL_POOLINGS else MAX_BYTES,
+        limits_size=free_poolings,
+        limits_work=reads_windows,
+    )
+    # The first candidate has all default columns.
+    candidates = column_sets(
+        data.kind,
+        default,
+        native=view.native,
+        free_layers=free_layers,
+        free_poolings=free_poolings,
+        allows_tokens="tokens" in default.poolings and data.train_rows <= MAX_KERNEL_ROWS,
+    )
+    columns, changes = budget.first_that_fits(candidates)
+    return columns, changes, budget.note(default) if changes else None
 
 
 def split_names(value: str | Sequence[str]) -> Names:

@@ -44,7 +44,7 @@ class Plan:
     folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
     repeats: int
     candidates: tuple[Columns, ...]  # one is chosen; columns of a candidate are side by side
-    more: str  # a note if fewer rows would have more columns; else empty
+    note_on_fewer_columns: str | None  # None if fewer rows would have the same columns
     reasons: Mapping[str, str]
 
     @property
@@ -111,7 +111,7 @@ class Plan:
     def note(self) -> str:
         """A message if default poolings are few, or if default windows skip a part of each row."""
         windows = self.reservoir.windows(self.task)
-        note = self.more
+        note = self.note_on_fewer_columns
         # Windows that the user has chosen may skip values on purpose.
         if not note and self.reasons["stride"] != GIVEN and windows.read_share < 1:
             cut = f"windows of {windows.patch} with stride {windows.stride}"
@@ -155,6 +155,6 @@ def resolve(
         folds=readouts.folds,
         repeats=readouts.repeats,
         candidates=readouts.candidates,
-        more=columns.more,
+        note_on_fewer_columns=columns.note_on_fewer_columns,
         reasons=reasons_of(options, reasons_of_defaults),
     )

@@ -158,7 +158,7 @@ def choose_recipe(
 class LanguageSteps:
     """Training steps on windows of a corpus, drawn from the seed and the step number; compiled for each length."""
 
-    names: tuple[str, ...] = ("bits", "norm")
+    value_names: tuple[str, ...] = ("bits", "norm")
 
     def __init__(
         self,

@@ -229,10 +229,13 @@ class KernelMatrix:
 
     def of_first_rows(self, rows: int) -> KernelMatrix:
         """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
+        # The copy keeps ``scale``, the scale of all samples, because the products contain it.
         first_rows = copy(self)
         first_rows.x, first_rows.weights = self.x[:rows], self.weights[:rows]
-        # Products may stay centred by the mean of all samples: `dual_system` centres them again by that of these.
+        # The products are of features that are centred by the means over all samples. `dual_system` centres them by the
+        # means over the first samples, which gives the same products whatever was subtracted before.
         first_rows.products = self.products[:rows, :rows]
+        # `path` returns weights for features that are centred by these means, too.
         means = [
             np.average(first_rows.x[:, chunk], axis=0, weights=first_rows.weights)
             for chunk in self._chunks()

@@ -68,10 +68,12 @@ class CapturedSteps:
     def __init__(
         self, step: Step, device: torch.device, recorder: Recorder, report: Callable[[str], None]
     ) -> None:
-        self._step, self._device = step, device
-        self._recorder, self._report = recorder, report
-        self._buffers: dict[object, _Buffers] = {}
-        self._captures = True
+        self._step = step
+        self._device = device
+        self._recorder = recorder
+        self._report = report
+        self._buffers: dict[object, _Buffers] = {}  # by the shapes of the rows
+        self._may_capture = True  # False after a capture has failed
 
     def __call__(self, rows: TrainingBatch) -> Tensor:
         """Take a step on rows of the host; its values are valid until the next step."""
@@ -81,7 +83,7 @@ class CapturedSteps:
         # The whole buffers are written, so that nothing of an earlier step is left in them.
         buffers.rows.copy_(rows)
         step = partial(self._step, buffers.rows)
-        if self._captures and buffers.graph is None and buffers.warm_up_steps >= WARM_UP:
+        if self._may_capture and buffers.graph is None and buffers.warm_up_steps >= WARM_UP:
             buffers.graph = self._capture(step)
         if buffers.graph is None:
             buffers.warm_up_steps += 1
@@ -94,7 +96,7 @@ class CapturedSteps:
         try:
             return self._recorder.capture(step)
         except RuntimeError as error:
-            self._captures = False
+            self._may_capture = False
             # Other graphs share memory with the one that failed.
             for buffers in self._buffers.values():
                 buffers.graph = None

@@ -60,15 +60,18 @@ class FPTSteps:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         # The fused Adam computes the same with and without ``capturable``, which only allows its capture on a GPU.
-        captures = self.capture is not None and self._device.type == "cuda"
+        capturable = self.capture is not None and self._device.type == "cuda"
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            self._parameters, lr=self.learning_rate, fused=True, capturable=captures
+            self._parameters, lr=self.learning_rate, fused=True, capturable=capturable
         )
         # torch would warn of the steps before a capture, which are not captured.
         vars(self.optimizer)["_warned_capturable_if_run_uncaptured"] = True
-        self._captured = self.capture(self._take_one_pass) if self.capture else None
+        self._take_captured = self.capture(self._take_one_pass) if self.capture else None
         self._classes = self.model.task.classes
-        self.names: tuple[str, ...] = ("loss", "accuracy", "norm") if self._classes else ("loss", "norm")
+        # Of the tensor that `take` returns, in its order; ``norm`` is that of the gradients before clipping.
+        self.value_names: tuple[str, ...] = (
+            ("loss", "accuracy", "norm") if self._classes else ("loss", "norm")
+        )
 
     def draw(self, step: int) -> list[TrainingBatch]:
         """Return the batches of this process for the forward passes of a step, on the host."""
@@ -82,9 +85,9 @@ class FPTSteps:
         The values are valid until the next step.
         """
         numbers = self._passes(step)
-        if self._captured:
+        if self._take_captured:
             self._seed_dropout(numbers[0])
-            return self._captured(batch[0])
+            return self._take_captured(batch[0])
         sums = self._begin()
         for number, rows in zip(numbers, batch, strict=True):
             self._seed_dropout(number)
@@ -105,7 +108,7 @@ class FPTSteps:
     def _begin(self) -> Tensor:
         """Remove the gradients of the step before; return zeros for the sums of loss and accuracy."""
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.zeros(len(self.names) - 1, device=self._device)
+        return torch.zeros(len(self.value_names) - 1, device=self._device)
 
     def _add_pass(self, rows: TrainingBatch, sums: Tensor, passes: int) -> None:
         """Add the gradients, the loss and the accuracy of a forward pass; loss and accuracy are means over passes."""
@@ -118,7 +121,7 @@ class FPTSteps:
                 sums[1] += (logits.argmax(dim=-1) == rows.y).sum() / rows.y.numel() / passes
 
     def _finish(self, sums: Tensor) -> Tensor:
-        """Change the parameters; return loss, accuracy and norm of the gradients."""
+        """Change the parameters; return the values that `value_names` names."""
         self.ranks.average_gradients(self._parameters)
         norm = nn.utils.clip_grad_norm_(self._parameters, self.options.clip)
         self.optimizer.step()

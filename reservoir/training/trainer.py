@@ -48,7 +48,8 @@ class Steps(Protocol):
     """The steps of a training run; each step depends only on the weights and on its number, from 0."""
 
     optimizer: torch.optim.Optimizer
-    names: tuple[str, ...]  # names of the values that `take` returns
+    # Of the tensor that `take` returns, in its order: the loss first, the norm of the gradients last.
+    value_names: tuple[str, ...]
 
     def draw(self, step: int) -> Any:
         """Return the data of a step; called in another thread while the previous step runs."""
@@ -160,14 +161,14 @@ class Trainer:
         """Take the steps from ``first`` to ``last``; the data of a step is drawn while the step before it runs."""
         self.model.train()
         device = next(self.model.parameters()).device
-        arriving = ArrivingValues(len(self.steps.names), device)
+        arriving = ArrivingValues(len(self.steps.value_names), device)
         number = first + 1  # of the step that is reported next; steps are reported from 1
         with closing(read_ahead(self.steps.draw, range(first, last))) as batches:
             for step, batch in enumerate(batches, first):
                 arriving.add(self.steps.take(step, batch))
                 is_last = step + 1 == last
                 for values in arriving.arrived(most_missing=0) if is_last else arriving.arrived():
-                    self.report(number, dict(zip(self.steps.names, values, strict=True)))
+                    self.report(number, dict(zip(self.steps.value_names, values, strict=True)))
                     # `Steps.take` returns the loss first, and the norm of the gradients last.
                     loss, norm = values[0], values[-1]
                     self._check("the loss", number, loss, norm)

@@ -234,7 +234,7 @@ def test_values_are_read_in_order_once_they_have_arrived_and_before_their_place_
 class ScriptedSteps:
     """Steps whose losses are given."""
 
-    names = ("loss", "norm")
+    value_names = ("loss", "norm")
 
     def __init__(self, losses):
         self.losses, self.drawn = losses, []

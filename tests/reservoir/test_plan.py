@@ -198,15 +198,15 @@ def test_default_columns_of_every_kind_fit_their_limit_or_the_input(task, rows):
     fewest = ("embed/all",), ("embed/around4",), ("embed/std", "embed/max")
     limit = 1e9 if plan.reservoir.backbone.startswith("kernels") and not task.labels_each_token else 2e8
     assert size <= max(limit, 16 * rows * values) or names_of(plan.columns) in fewest
-    assert bool(plan.more) == (plan.columns != all_columns.columns)
+    assert bool(plan.note_on_fewer_columns) == (plan.columns != all_columns.columns)
     more = f"--layers {','.join(all_columns.layers)} --pool {','.join(all_columns.poolings)} takes"
-    assert not plan.more or (more in plan.note and "GB" in plan.note)
+    assert not plan.note_on_fewer_columns or (more in plan.note and "GB" in plan.note)
     for option, name in (("layers", "layers"), ("pool", "poolings")):  # what the budget changed, its reason says
         reason, changed = plan.reasons[option], getattr(plan, name) != getattr(all_columns, name)
         assert (f"{limit / 1e6:,.0f} MB" in reason or "windows" in reason) == changed
     if rows <= 3000:
         assert {*plan.columns} <= set(itertools.chain.from_iterable(plan.candidates))
-    assert not plan_of(task, rows, pool=",".join(plan.poolings), layers=",".join(plan.layers)).more
+    assert not plan_of(task, rows, pool=",".join(plan.poolings), layers=",".join(plan.layers)).note_on_fewer_columns
 
 
 def test_a_label_for_every_step_is_read_from_windows_around_the_step_beside_rolling_statistics():
