@@ -5,13 +5,12 @@ A file that is not listed in a manifest is ignored.
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last, processes_at_work
+from reservoir_cache.locks import entry_locks, mark_last, processes_at_work, was_ever_last
 from reservoir_cache.paths import is_regular, refuse_links
 from reservoir_cache.publish import make_folder, publish_json, read_json, sync
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec
@@ -239,9 +238,7 @@ class Entry:
     @property
     def intermediate(self) -> bool:
         """Whether only another command needed this entry, perhaps not all of its splits; see `untracked`."""
-        with suppress(FileNotFoundError):
-            return (self.path / LOCK_FILE).stat().st_mtime_ns == 0
-        return False
+        return not was_ever_last(self.path)
 
     def blocks(self, split: str) -> list[tuple[int, int]]:
         """Return the row ranges [low, high) of a split's blocks."""

@@ -29,6 +29,9 @@ from reservoir_cache.spec import SPEC_FILE
 LOCK_FILE = "lock"
 MUTEX_BYTE, FIRST_BLOCK_BYTE = 0, 1  # of the lock file
 RECORDS = "runs"  # folder with one record per process at work
+NEVER_LAST = (
+    0  # modification time of the lock file of an entry that only another command has needed (`untracked`)
+)
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)  # errors of a lock that another process has
 _untracked = ContextVar("untracked", default=False)  # whether the code runs within `untracked`
@@ -129,7 +132,7 @@ def mark_last(folder: Path, *, new: bool = False) -> None:
     with suppress(OSError):
         if _untracked.get():
             if new:
-                os.utime(path, ns=(now, 0))
+                os.utime(path, ns=(now, NEVER_LAST))
             return
         # later than all others: their files may come from another machine, or the clock was set back
         others = (lock for lock in folder.parent.glob(f"*/{LOCK_FILE}") if lock != path)
@@ -139,6 +142,16 @@ def mark_last(folder: Path, *, new: bool = False) -> None:
         except PermissionError:
             # another user's file: write permission allows only the current time, which is coarse
             os.utime(path)
+
+
+def was_ever_last(folder: Path) -> bool:
+    """Return whether an entry has ever been the last one of its task; see `mark_last`."""
+    try:
+        return (folder / LOCK_FILE).stat().st_mtime_ns != NEVER_LAST
+    except FileNotFoundError:
+        return (
+            True  # without its lock file, an entry is held to what a command asked for: all of its splits
+        )
 
 
 def mark_used(folder: Path) -> None:

@@ -340,11 +340,21 @@ def shard_content(
     return pieces, crc
 
 
-def inspect_shard(
-    path: Path, store: str, offset_rows: int
-) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
-    """Return the header of a shard, and the shapes and CRC-32s of its columns, checked against those in the file."""
-    shapes, crcs = {}, {}
+@dataclass(frozen=True)
+class ShardContent:
+    """What a shard's file says of itself: its header, and the shape and the CRC-32 of each of its columns."""
+
+    header: dict[str, int | str]
+    columns: dict[str, Column]
+    crc32s: dict[str, str]
+
+
+def inspect_shard(path: Path, store: str, offset_rows: int) -> ShardContent:
+    """Return the header and the columns of a shard; raises CacheError for a column that FORMAT.md does not allow.
+
+    The values of each column are read, and compared with the CRC-32 in its attributes.
+    """
+    columns, crc32s = dict[str, Column](), dict[str, str]()
     with open_hdf5(path) as file, path.open("rb") as raw:
         header = {name: v.decode() if isinstance(v, bytes) else int(v) for name, v in file.attrs.items()}
         for name in [
@@ -352,15 +362,23 @@ def inspect_shard(
         ]:
             check_column_name(name)
             extents = find_columns(file, [name])
-            rows = (int(header["high"]) - int(header["low"]), *extents[f"{name}/values"].shape[1:])
-            if not is_stored(extents, name, rows, store, offset_rows) or len(rows) != 3 or 0 in rows:
-                raise CacheError(f"{path}: column {name} has another form")
+            # The header gives the number of rows, and the file the number of tokens and the width.
+            low, high = int(header["low"]), int(header["high"])
+            shape = (high - low, *extents[f"{name}/values"].shape[1:])
+            has_three_axes = len(shape) == 3 and 0 not in shape  # rows, tokens, width; none of them empty
+            if not has_three_axes or not is_stored(extents, name, shape, store, offset_rows):
+                raise CacheError(
+                    f"{path}: column {name} is not stored as {store} of shape ({high - low}, tokens, width) with its "
+                    "offsets"
+                )
             encoded = read_column(raw, extents, name)
-            crcs[name] = encoded.crc32
-            if file[f"{name}/values"].attrs["crc32"] != crcs[name].encode():
-                raise CacheError(f"{path}: column {name} is damaged")
-            shapes[name] = Column(*encoded.values.shape[1:])
-    return header, shapes, crcs
+            crc32s[name] = encoded.crc32
+            if file[f"{name}/values"].attrs["crc32"] != crc32s[name].encode():
+                raise CacheError(
+                    f"{path}: the values of column {name} do not have the CRC-32 that it names"
+                )
+            columns[name] = Column(*encoded.values.shape[1:])
+    return ShardContent(header, columns, crc32s)
 
 
 def _first(wrong: NDArray[np.bool_], column: str, first_row: int) -> tuple[tuple[int, ...], str]:

@@ -24,6 +24,12 @@ SPEC_FILE = "spec.json"
 # the data types on disk, and the bytes of a value in each
 STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
+RESERVED = ("moments", "runs")
+"""Folders of an entry that hold no split, so that no split may have their names.
+
+Derived arrays lie in ``moments`` (see `derived`), and the records of processes at work in ``runs`` (see `locks`).
+"""
+
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -75,10 +81,11 @@ class DataSpec(_Part):
             raise CacheError("specification: data.rows must map each split to its number of rows")
         for split, count in self.rows.items():
             check_name(split, "split name")
-            if split in ("moments", "runs") or type(count) is not int or count < 1:
-                raise CacheError(
-                    f"specification: split {split!r} has {count!r} rows; rename it, or leave it out if empty"
-                )
+            if split in RESERVED:
+                raise CacheError(f"specification: split name {split!r} is reserved; rename the split")
+            if type(count) is not int or count < 1:  # True counts as int, but not as a number of rows
+                remedy = "give a positive number, or leave it out if it is empty"
+                raise CacheError(f"specification: split {split!r} has {count!r} rows; {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,13 +126,13 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
             block = block_of(path.name)
             if not is_regular(path) or block >= entry.block_count(split) or page_of(path.name) != page:
                 continue
-            header, shapes, crc_by_column = inspect_shard(path, entry.spec.store, entry.layout.offset_rows)
+            shard = inspect_shard(path, entry.spec.store, entry.layout.offset_rows)
         except UNREADABLE:
             continue
         # Each column of a block is listed once; an older shard may hold it, too.
         listed_columns = manifest.held().get(block, {}).keys()
-        columns_are_new = crc_by_column and listed_columns.isdisjoint(crc_by_column)
-        if header == entry.header(split, block) and columns_are_new:
-            line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crc_by_column)
-            manifest = manifest.with_shard(line, shapes)
+        columns_are_new = shard.crc32s and listed_columns.isdisjoint(shard.crc32s)
+        if shard.header == entry.header(split, block) and columns_are_new:
+            line = Shard(path.name, block, path.stat().st_size, file_crc32(path), shard.crc32s)
+            manifest = manifest.with_shard(line, shard.columns)
     return manifest

@@ -109,7 +109,7 @@ def _register(
     def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
         options = {name: value for name in fields_of_options if (value := values.pop(name)) is not None}
         for name, value in options.items():
-            if str(fields_of_options[name].type).startswith("Mapping"):
+            if _type_name(fields_of_options[name]).startswith("Mapping"):
                 options[name] = parse_parameters(value, flag_of(fields_of_options[name]))
         check_names({**values, **options}, values)
         answer = answer_of(values, options, json)
@@ -190,18 +190,30 @@ def _required(item: Field[Any]) -> inspect.Parameter:
     return keyword(item.name, inspect.Parameter.empty, Annotated[str, info(help=item.metadata["help"])])
 
 
+def _type_name(item: Field[Any]) -> str:
+    """Return the annotation of a field up to its first ``|``, such as "int" of ``int | None``."""
+    # An annotation is text, because the files that declare options import `annotations` from `__future__`.
+    return str(item.type).partition(" |")[0]
+
+
 def _parameter(item: Field[Any]) -> inspect.Parameter:
     """Return the flag of a field. Its default is None, which distinguishes a missing value from a given one."""
-    type_name = str(item.type).partition(" |")[0]
+    type_name = _type_name(item)
+    # A flag for several values is given once for each of them.
     is_mapping = type_name.startswith("Mapping")
-    value_type = list[str] if is_mapping or type_name.startswith("Sequence") else _TYPES.get(type_name, str)
-    has_plain_default = item.default is not None and not isinstance(item.default, bool | tuple)
-    default_text = item.metadata["shown"] or (item.default if has_plain_default else "")
+    repeats = is_mapping or type_name.startswith("Sequence")
+    value_type = list[str] if repeats else _TYPES.get(type_name, str)
+    # The help shows no default of a boolean: the flag itself does, as --name/--no-name if it is True, else as --name.
+    default_text: str | None = None
+    if item.metadata["shown"]:
+        default_text = item.metadata["shown"]
+    elif item.default is not None and not isinstance(item.default, bool):
+        default_text = str(item.default)
     flag = flag_of(item)
     more: dict[str, Any] = {"metavar": "NAME=VALUE"} if is_mapping else {}
     info = typer.Option(
         f"{flag}/--no-{flag[2:]}" if item.default is True else flag,
-        help=item.metadata["help"] + (f" [default: {default_text}]" if default_text != "" else ""),
+        help=item.metadata["help"] + ("" if default_text is None else f" [default: {default_text}]"),
         show_default=False,
         rich_help_panel=item.metadata["panel"],
         **more,

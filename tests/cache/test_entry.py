@@ -48,6 +48,20 @@ def test_a_specification_that_does_not_hash_to_its_key_is_refused(entry):
         Entry.open(entry.path)
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"train": 3, "runs": 2}, "split name 'runs' is reserved; rename the split"),
+        ({"moments": 2}, "split name 'moments' is reserved"),
+        ({"train": 0}, "split 'train' has 0 rows"),
+        ({"train": True}, "split 'train' has True rows"),
+    ],
+)
+def test_reserved_names_of_splits_and_splits_without_rows_are_refused(toy, rows, message):
+    with pytest.raises(CacheError, match=message):
+        toy.spec(data={"digest": "d", "rows": rows})
+
+
 def test_every_changed_byte_of_the_specification_is_found(entry):
     path = entry.path / "spec.json"
     for position in range(path.stat().st_size):

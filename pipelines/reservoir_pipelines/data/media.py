@@ -194,16 +194,18 @@ STEP_LABELS = ("label", "target", "class")
 class RecordingReader:
     """Reads recordings of the same channels; those of the first one count if ``channels`` is empty.
 
-    If a recording ``has_labels``, a column with the label of each step is not a channel: that of ``--label``,
-    or one of `STEP_LABELS`. Its cells are in ``labels``, one list per recording.
+    If the recordings ``may_hold_labels``, a column with the label of each step is not a channel: that of
+    ``--label``, or one of `STEP_LABELS`. Its cells are in ``labels``, one list per recording.
     """
 
-    def __init__(self, options: OwnDataOptions, where: str, channels: Sequence[str], *, has_labels: bool):
+    def __init__(
+        self, options: OwnDataOptions, where: str, channels: Sequence[str], *, may_hold_labels: bool
+    ):
         self.options, self.where = options, where
         self.channels = list(channels)
         self.fitted = bool(channels)
-        self.has_labels = has_labels
-        self.label = (options.label or "") if has_labels else ""
+        self.may_hold_labels = may_hold_labels
+        self.label = (options.label or "") if may_hold_labels else ""
         self.labels: list[list[str]] = []
         self.increasing: set[str] | None = None  # channels that increase in every recording
         self.sampling_times: set[float] = set()  # median time from row to row of each recording
@@ -243,7 +245,7 @@ class RecordingReader:
     def _check_named_columns(self, table: Table) -> None:
         """Find the column of labels in recordings of a fit; refuse a table without a column that an option names."""
         require_column(table.path, table.names, self.options.time, "" if self.fitted else "time")
-        if self.has_labels and not self.fitted:
+        if self.may_hold_labels and not self.fitted:
             self.label = self.label or next(iter(self._label_columns(table.names)), "")
             require_column(table.path, table.names, self.label, "label")
         # Only the first recording needs the columns of ``--drop``.
@@ -275,7 +277,7 @@ class RecordingReader:
 
     def _label_columns(self, names: list[str]) -> list[str]:
         """Return the column of labels among some names, if there is one."""
-        if not self.has_labels or self.label:
+        if not self.may_hold_labels or self.label:
             return [name for name in names if name == self.label]
         return [name for name in names if name.lower() in STEP_LABELS][:1]
 
@@ -349,15 +351,15 @@ def recording_rows(
     options: OwnDataOptions,
     task: Task | None,
     *,
-    have_labels: bool = False,
+    may_hold_labels: bool = False,
 ) -> Rows:
     """Return recordings as rows; ``others`` are further arrays (files,), such as the ids.
 
-    A ``task`` is given for new recordings, which must have its channels. Recordings that ``have_labels`` may have a
-    column of labels, for each step or with one label for the whole recording.
+    A ``task`` is given for new recordings, which must have its channels. Recordings that ``may_hold_labels`` may have a
+    column of labels, for each step or with one label for the whole recording; ``label`` of the parameters names it.
     """
     channels: Any = task.parameters.get("columns", ()) if task else ()
-    reader = RecordingReader(options, bad.where, channels, has_labels=have_labels)
+    reader = RecordingReader(options, bad.where, channels, may_hold_labels=may_hold_labels)
     sequences = bad.read_files(files, reader.read)
     readable = bad.readable()
     x, lengths = padded(str(files[0].parent), sequences)
@@ -442,15 +444,30 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         else:
             classes = [task.label(number) for number in range(task.classes)]
             arrays = classes_of_folders(names, classes)
-    # Without a table of labels, now or when the task was read, a column of the recordings may hold them: the one of
-    # --label (new files take that option from their task), or one that the reader finds if no folder names classes.
-    without_table = not options.labels and not (task and task.parameters.get("labels"))
-    have_labels = without_table and bool(options.label or (task is None and "y" not in arrays))
-    rows = media_rows(files, arrays | {"ids": np.array(names)}, bad, options, task, have_labels=have_labels)
+    reads_label_table = bool(options.labels)
+    if task is None:
+        # Files of a new task: --label names a column of recordings, or the reader looks for one by its conventional
+        # names, unless the folders name classes.
+        looks_for_column = bool(options.label) or "y" not in arrays
+        recordings_may_hold_labels = looks_for_column and not reads_label_table
+    else:
+        # New files for a task take --label from it, which named a column of the table if the task read one of labels.
+        task_read_label_table = bool(task.parameters.get("labels"))
+        has_label_table = reads_label_table or task_read_label_table
+        recordings_may_hold_labels = bool(options.label) and not has_label_table
+    rows = media_rows(
+        files,
+        arrays | {"ids": np.array(names)},
+        bad,
+        options,
+        task,
+        recordings_may_hold_labels=recordings_may_hold_labels,
+    )
     # Options that name columns do not apply without a table of labels, except --label if recordings hold labels.
+    recordings_hold_labels = "label" in rows.parameters  # which `recording_rows` sets only then
     unused = ["text"]
-    if not options.labels:
-        unused += ["id", "group"] if "label" in rows.parameters else ["label", "id", "group"]
+    if not reads_label_table:
+        unused += ["id", "group"] if recordings_hold_labels else ["label", "id", "group"]
     return replace(rows, notes=(*notes, *rows.notes), unused=tuple(unused))
 
 
@@ -461,11 +478,11 @@ def media_rows(
     options: OwnDataOptions,
     task: Task | None,
     *,
-    have_labels: bool = False,
+    recordings_may_hold_labels: bool = False,
 ) -> Rows:
     """Return files of one kind as rows, with other ``arrays`` (files,); those of a ``task`` have its channels.
 
-    Recordings that ``have_labels`` may have a column with the label of each step.
+    If ``recordings_may_hold_labels``, a column of the recordings with the label of each step is not a channel.
     """
     kind = files_kind([files[0].name])
     if kind == "images":
@@ -473,7 +490,7 @@ def media_rows(
     elif kind == "sounds":
         rows = sound_rows(files, arrays, bad, options.rate, waveform=options.waveform)
     else:
-        rows = recording_rows(files, arrays, bad, options, task, have_labels=have_labels)
+        rows = recording_rows(files, arrays, bad, options, task, may_hold_labels=recordings_may_hold_labels)
     return replace(
         rows,
         notes=(*bad.notes(), *rows.notes),

@@ -131,12 +131,11 @@ def extract(
     call = {"task": origin_of(task), "command": typed("extract", [task], options)}
     root = cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
-    notes = prepared.notes_for(native=True)
-    notify(*notes)
+    # Before the model is loaded, which may take long, only the notes that hold for every model can be printed.
+    notify(*prepared.other_notes)
     extractor = load_extractor(options, prepared, root, splits)
     # A model that reads the texts by its own tokenizer may know the letters that no training row has.
-    notes_on_letters = [] if extractor.model.reader else [n for n in prepared.notes if n not in notes]
-    notify(*extractor.notes, *notes_on_letters)
+    notify(*extractor.notes, *([] if extractor.model.reader else prepared.notes_on_letters))
     entry, computed_rows = _compute(extractor, call, options, cluster)
     return Extraction.of(entry, extractor.columns, computed_rows, started)
 

@@ -132,8 +132,8 @@ class Fitter(ABC):
         """Return the final readout: the chosen one, fitted to all rows that may be used; ``alpha`` is its penalty."""
         return chosen
 
-    def holdout(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
-        """Return the chosen readout as fitted without the rows of valid."""
+    def fitted_without_valid(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return a readout of the chosen setting that was not fitted to valid; ``alpha`` is its penalty."""
         return chosen
 
     def refit_labels(
@@ -231,8 +231,8 @@ class PenaltyFitter(Fitter):
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
         return self._fit_all(source, chosen, penalty_of(alpha))
 
-    def holdout(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
-        """Return the chosen readout; one that cross-validation chose is fitted to train alone."""
+    def fitted_without_valid(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+        """Return the chosen readout; one that cross-validation chose is fitted again, to train alone."""
         if not self.folds:
             return chosen
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"

@@ -219,13 +219,16 @@ class IdentityFitter(Fitter):
 
 def fit_identity(known: Known, fitter: Fitter) -> Choice | None:
     """Return what words or tokens tell alone, with the folds of a fitter of columns; None without their texts."""
-    if known.task.labels_words and not known.view.has_prepared:
+    # Words are read from the prepared texts, at the spans that the entry stores. Tokens need no texts, because the
+    # entry stores their ids.
+    needs_texts = known.task.labels_words
+    if needs_texts and not known.view.has_prepared:
         return None
     source = IdentitySource.of(known)
-    own = IdentityFitter(
+    identity_fitter = IdentityFitter(
         classes=fitter.classes, balanced=fitter.balanced, folds=fitter.folds, refits=fitter.refits
     )
-    return Choice(own.fit(source), source, own)
+    return Choice(identity_fitter.fit(source), source, identity_fitter)
 
 
 def _samples(source: Source, splits: Sequence[KnownSplit]) -> tuple[np.ndarray, np.ndarray]:

@@ -304,21 +304,23 @@ def nonconformity_scores(
 ) -> np.ndarray:
     """Return the nonconformity score of every validation row, ascending, (n,); none for several labels per row.
 
-    It is one minus the probability of the row's class, or the distance from the true value (Vovk et
-    al. 2005).
+    A nonconformity score is one minus the probability of the row's class, or the distance of the prediction from the
+    true value (Vovk et al. 2005).
     """
     targets = readout.targets
     if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):
         return np.zeros(0)
-    readout = fitter.holdout(source, readout, alpha)
+    # The scores of validation rows are valid only if the readout was not fitted to these rows. Cross-validation fits
+    # the readout to valid, too, so that its setting is fitted again to train alone.
+    readout_without_valid = fitter.fitted_without_valid(source, readout, alpha)
     scores = []
     for x, y in source.blocks("valid"):
         if targets.classes:
             # Rounded as predict does, so that equal probabilities compare equal.
-            probabilities = np.round(readout.probabilities(x)[:, 0], 6)
+            probabilities = np.round(readout_without_valid.probabilities(x)[:, 0], 6)
             scores.append(1 - np.take_along_axis(probabilities, y.astype(int), axis=1)[:, 0])
         else:
-            scores.append(np.abs(readout.predict(x) - y)[:, 0])
+            scores.append(np.abs(readout_without_valid.predict(x) - y)[:, 0])
     return np.sort(np.concatenate(scores).astype(np.float64))
 
 

@@ -75,7 +75,7 @@ def interval_of(
 
 
 def verdict_on(
-    claim: Mapping[str, Any], spots: Mapping[tuple[str, str], Mapping[str, Any]]
+    claim: Mapping[str, Any], numbers_by_position: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return whether a claim holds (None if unknown), the verdict in words, its numbers, and their scale.
 
@@ -89,8 +89,8 @@ def verdict_on(
         - ``by``: a number with which it is compared
         - ``within``: the tolerance, 0 by default
         - ``unseen``: the reason why the claim is not judged at this scale
-    spots : mapping of (str, str) to mapping
-        The mean and the ends of the 95% interval of the number at each position.
+    numbers_by_position : mapping of (str, str) to mapping
+        The number at each position (row, column): its mean, the ends of its 95% interval and its scale.
 
     Notes
     -----
@@ -104,16 +104,20 @@ def verdict_on(
     | ``near`` | between ``-within`` and ``within`` | on one side, and farther from zero than ``within`` |
     """
     positions = [claim[key] for key in ("more", "less", "near") if key in claim]
-    compared = [spots.get((row, column), {}) for row, column in (*positions, *claim.get("than", ()))]
-    means = [spot.get("mean") for spot in compared] + ([claim["by"]] if "by" in claim else [])
-    is_measured = bool(compared) and None not in means
+    # The numbers of the table, the first one before the others; an absent one is empty.
+    numbers = [
+        numbers_by_position.get((row, column), {}) for row, column in (*positions, *claim.get("than", ()))
+    ]
+    means = [number.get("mean") for number in numbers] + ([claim["by"]] if "by" in claim else [])
+    is_measured = bool(numbers) and None not in means
     numbers_text = _numbers_text(means) if is_measured else ""
+    # No number comes from a small stand-in model, as `_is_small` says.
+    without_stand_ins = all(number.get("real") for number in numbers)
     verdict = {
         "holds": None,
         "interval": "",
-        "size": size_text(compared) if is_measured else "",
-        # Whether no number comes from a small stand-in model, as `_is_small` says.
-        "real": is_measured and "unseen" not in claim and all(spot.get("real") for spot in compared),
+        "size": size_text(numbers) if is_measured else "",
+        "real": is_measured and "unseen" not in claim and without_stand_ins,
     }
 
     # Claims that cannot be judged, each with its reason and the numbers that there are.
@@ -121,13 +125,15 @@ def verdict_on(
         texts = filter(None, (numbers_text, claim["unseen"]))
         return {**verdict, "verdict": NOT_CHECKED, "numbers": "; ".join(texts)}
     if not is_measured:
-        missing = next(spot for spot in compared if spot.get("mean") is None)
+        # There is one: recipe.py allows a claim without a first number only if it has `unseen`, and the number of `by`
+        # is never missing.
+        missing = next(number for number in numbers if number.get("mean") is None)
         return {**verdict, "verdict": NOT_MEASURED, "numbers": missing.get("reason", "")}
-    if any(spot["ends"] is None for spot in compared):
+    if any(number["ends"] is None for number in numbers):
         return {**verdict, "verdict": INCONCLUSIVE, "numbers": f"{numbers_text}; one run gives no interval"}
 
     # The first number minus each of the others; a number in the claim itself has no interval.
-    estimates = [Estimate(spot["mean"], *spot["ends"]) for spot in compared]
+    estimates = [Estimate(number["mean"], *number["ends"]) for number in numbers]
     if "by" in claim:
         estimates.append(Estimate(claim["by"], claim["by"], claim["by"]))
     first, *others = estimates
@@ -226,15 +232,15 @@ def _blocks_read(layers: str, blocks: int) -> int:
     return max(block_numbers)
 
 
-def size_text(spots: Sequence[Mapping[str, Any]]) -> str:
+def size_text(numbers: Sequence[Mapping[str, Any]]) -> str:
     """Return the scale of some numbers: models, training rows, steps, seeds and test rows."""
-    parts = [" and ".join(_distinct(spots, name)) for name in ("model", "train_rows", "steps")]
-    seeds = min((spot["seeds"] for spot in spots if spot.get("seeds")), default=0)
+    parts = [" and ".join(_distinct(numbers, name)) for name in ("model", "train_rows", "steps")]
+    seeds = min((number["seeds"] for number in numbers if number.get("seeds")), default=0)
     parts.append(f"{seeds} seed{'s' * (seeds > 1)}")
-    tested = [spot["rows"] for spot in spots if spot.get("rows")]
-    parts.append(f"{min(tested):,} test rows" if tested else "")
+    test_rows = [number["rows"] for number in numbers if number.get("rows")]
+    parts.append(f"{min(test_rows):,} test rows" if test_rows else "")
     return "; ".join(filter(None, parts))
 
 
-def _distinct(spots: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    return list(dict.fromkeys(spot[name] for spot in spots if spot.get(name)))
+def _distinct(numbers: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    return list(dict.fromkeys(number[name] for number in numbers if number.get(name)))

@@ -43,17 +43,9 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
         notify(
             f"coverage {options.coverage:g} is approximate, because validation rows also chose the readout"
         )
+    # If another program (an engine) computed the features of the fit, new rows are requests to this engine.
     if any(part.engine for part in bundle.parts):
-        rows, engine_folder = _request_rows(file, bundle, options.labels)
-        return Predictions(
-            bundle=bundle,
-            models=[engine_folder] * len(bundle.parts),
-            file=file,
-            rows=rows,
-            truths=_truths_of_rows(file, task, rows),
-            radius=radius,
-            abstain=options.abstain,
-        )
+        return _predict_requests(bundle, file, options, radius)
     # Read the file, and refuse one that does not fit the task.
     new = read_new(file, task, options.labels)
     are_texts = new.x.dtype.kind == "U"  # whose lengths are known
@@ -68,29 +60,33 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
         task = replace(task, readout_tokens=int(rows.lengths.max()))
         bundle = replace(bundle, task=task)
     _check_labels(file, task, new)
-    # Load the models, and leave out the rows that are too short or too long for them.
-    models = [
+    # Load the model of each part of the readout; a part that reads the raw input, or statistics of it, has none.
+    model_of_part = [
         load_part(task, part, options.device, readout, stream="auto") if part.reservoir else None
         for part in bundle.parts
     ]
+    models = [model for model in model_of_part if model]
+    reads_raw_input = len(models) < len(model_of_part)
+    # New rows have groups only if the rows of the fit had them.
     rows = replace(rows, groups=rows.groups if bundle.groups else None)
-    rows = _without_misfits(file, rows, [length_limits(model) for model in models if model])
-    rows = _without_refused_chats(file, rows, [model for model in models if model])
+    # Leave out the rows that are too short or too long for the models, and the chats that their templates refuse.
+    rows = _without_misfits(file, rows, [length_limits(model) for model in models])
+    rows = _without_refused_chats(file, rows, models)
     if rows.steps is not None:
         bad_steps: Skipped = {row: (None, problem) for row, problem in rows.steps.problems.items()}
         notify_skipped(file, bad_steps, len(rows.steps.row_of_step))
     notify_skipped(file, rows.skipped, len(rows))
-    _warn(bundle, file, rows, symbols=any(model is None or not model.reader for model in models))
+    _warn(bundle, file, rows, symbols=reads_raw_input or any(not model.reader for model in models))
     texts = None
     if task.labels_text_tokens:
-        texts = NewTexts.read(file, rows, task, [model for model in models if model])
+        texts = NewTexts.read(file, rows, task, models)
         rows = texts.as_rows()
     # Rows of a table that are steps of one recording have a label each.
     steps = None if options.windows else rows.steps
     truths = _truths_of_rows(file, task, rows) if steps is None else _truths_of_steps(file, task, steps)
     return Predictions(
         bundle=bundle,
-        models=models,
+        models=model_of_part,
         file=file,
         rows=rows,
         truths=truths,
@@ -99,6 +95,22 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
         joined=None if options.windows else rows.windows,
         texts=texts,
         steps=steps,
+    )
+
+
+def _predict_requests(
+    bundle: Bundle, folder: Path, options: PredictOptions, radius: float | np.ndarray | None
+) -> Predictions:
+    """Label the requests of an engine's folder: another program computed the features, and each row is a request."""
+    rows, engine_folder = _request_rows(folder, bundle, options.labels)
+    return Predictions(
+        bundle=bundle,
+        models=[engine_folder] * len(bundle.parts),
+        file=folder,
+        rows=rows,
+        truths=_truths_of_rows(folder, bundle.task, rows),
+        radius=radius,
+        abstain=options.abstain,
     )
 
 

@@ -196,9 +196,19 @@ class Prepared:
         """The warning that test rows repeat other rows, if any do: a high score may then be one of memory."""
         return [warning for warning in self.warnings if REPEATS in warning]
 
+    @property
+    def notes_on_letters(self) -> list[str]:
+        """The notes on letters that no training row has, which a model's own tokenizer may know nevertheless."""
+        return [note for note in self.notes if UNSEEN in note]
+
+    @property
+    def other_notes(self) -> list[str]:
+        """The notes that hold for every model."""
+        return [note for note in self.notes if UNSEEN not in note]
+
     def notes_for(self, *, native: bool) -> list[str]:
-        """Return the lines to print; a model with ``native`` input may know letters that no training row has."""
-        return [note for note in self.notes if not (native and UNSEEN in note)]
+        """Return the notes that hold for a model, in their order; with ``native`` input it has its own tokenizer."""
+        return self.other_notes if native else self.notes
 
     def split(self, name: str) -> PreparedSplit:
         """Return a split by its name; raise `InputError` if the task has none of that name."""
