@@ -29,9 +29,8 @@ from reservoir_cache.spec import SPEC_FILE
 LOCK_FILE = "lock"
 MUTEX_BYTE, FIRST_BLOCK_BYTE = 0, 1  # of the lock file
 RECORDS = "runs"  # folder with one record per process at work
-NEVER_LAST = (
-    0  # modification time of the lock file of an entry that only another command has needed (`untracked`)
-)
+# Modification time of the lock file of an entry that only another command has needed (`untracked`).
+NEVER_LAST = 0
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)  # errors of a lock that another process has
 _untracked = ContextVar("untracked", default=False)  # whether the code runs within `untracked`
@@ -149,9 +148,8 @@ def was_ever_last(folder: Path) -> bool:
     try:
         return (folder / LOCK_FILE).stat().st_mtime_ns != NEVER_LAST
     except FileNotFoundError:
-        return (
-            True  # without its lock file, an entry is held to what a command asked for: all of its splits
-        )
+        # Without its lock file, an entry is held to what a command asked for: all of its splits.
+        return True
 
 
 def mark_used(folder: Path) -> None:
