@@ -13,17 +13,18 @@ import pytest
 from reservoir_cache import CacheError, Entry, FeatureStore, SplitFeatures
 from reservoir_pipelines import ReservoirClassifier, export, extract, fit, predict
 from reservoir_pipelines.estimators.predictor import ArrayColumns
-from reservoir_pipelines.fitting import cost
+from reservoir_pipelines.fitting import cost, kernel_fitter
 from reservoir_pipelines.fitting import fit as fit_module
 from reservoir_pipelines.fitting import statistics as statistics_module
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import candidates_of_fit
-from reservoir_pipelines.fitting.cost import RidgeSize, cost_line
+from reservoir_pipelines.fitting.cost import KernelSize, RidgeSize, cost_line
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.fitter import ColumnFit, fit_source
 from reservoir_pipelines.fitting.folds import can_choose
+from reservoir_pipelines.fitting.kernel_fitter import KernelFitter
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
@@ -39,6 +40,7 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from reservoir.column import RAW, Column, parse_columns
 from reservoir.errors import InputError
 from reservoir.options import FitOptions
+from reservoir.readouts import kernel_ridge
 from reservoir.readouts.linear import Targets
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, FIXED_ALPHA
 from reservoir.readouts.products import listening
@@ -530,6 +532,36 @@ def test_the_estimate_is_the_work_that_a_fit_reports(samples, width, classes, fo
         repeats=repeats,
     )
     assert 0.7 < size.work / sum(reported) < 1.4
+
+
+@pytest.mark.parametrize(("choice_rows", "penalties", "refits"), [(500, 5, False), (60, 5, True), (60, 1, False)])
+def test_the_estimate_of_a_kernel_is_the_work_that_its_fit_reports(
+    extracted, monkeypatch, choice_rows, penalties, refits
+):
+    for module in (cost, kernel_fitter):
+        monkeypatch.setattr(module, "CHOICE_ROWS", choice_rows)
+    for module in (cost, kernel_ridge):
+        monkeypatch.setattr(module, "PANEL", 50)
+    known = FitData.open_entries(extracted).known
+    fitter = KernelFitter(classes=10, alphas=np.logspace(-5, -1, penalties), refits=refits)
+    source = known.source((known.columns[1],))
+    size, reported = cost.size_of(source, fitter), []
+    with listening(reported.append):
+        fit = fitter.fit(source)
+    assert 0.9 < size.work / sum(reported) < 1.1
+    reported.clear()
+    assert fit.solve
+    with listening(reported.append):
+        fitter.refit(source, fit.solve(), fit.result.alpha)
+    assert sum(reported) <= 1.1 * size.refit_work and 0.9 * size.refit_work <= sum(reported)
+
+
+def test_a_kernel_of_many_rows_says_the_disk_that_its_factor_takes():
+    size = KernelSize(samples=54_064, refitted=0, held_out=6000, width=4608, targets=10, penalties=9)
+    line = cost_line([size])
+    assert line and line.endswith("of memory, in addition to the program, and for that time 12.1 GB of disk"), line
+    small = replace(size, samples=10_000)
+    assert "disk" not in (cost_line([small]) or "")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from reservoir.column import RAW, joined_name
+from reservoir.readouts.kernel_ridge import PANEL
 from reservoir.readouts.linear import SCORE_WORK
 from reservoir.readouts.products import listening
 from reservoir.readouts.sweep import CHOICE_SAMPLES
@@ -14,6 +15,7 @@ from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
+from reservoir_pipelines.fitting.kernel_fitter import CHOICE_ROWS, ROWS_IN_MEMORY, KernelFitter
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.source import KNOWN, Source
 from reservoir_pipelines.output import Meter, count_text, meter, notify, size_text, time_text
@@ -65,6 +67,11 @@ class RidgeSize:
             return products + path + self._score_work(self.held_out, w)
         return self.repeats * (products + self._fold_work(w))
 
+    @property
+    def refit_work(self) -> float:
+        """Estimated multiplications of a fit of the chosen penalty, without folds."""
+        return replace(self, penalties=1, folds=0).work
+
     def _fold_work(self, size: int) -> float:
         """Return the multiplications of all folds, each with a system of some ``size``, and of their scores."""
         held_out = self.samples // self.folds
@@ -102,18 +109,93 @@ class RidgeSize:
         return moments + systems * 1.5 * solutions + 3 * 4 * min(n, BLOCK_ROWS) * scores_per_sample
 
 
-def size_of(source: Source, fitter: Fitter) -> RidgeSize:
-    """Return the sizes that decide the cost of a fit; for other readouts than ridge, those of a ridge readout."""
+@dataclass(frozen=True, kw_only=True)
+class KernelSize:
+    """The sizes that decide the cost of a fit of the readout ``arccos`` to one source."""
+
+    samples: int  # of train that are fitted
+    refitted: int  # of train and valid that the chosen readout is fitted to again; 0 if it is not
+    held_out: int  # samples of valid, which score the penalties
+    width: int
+    targets: int  # columns of coded labels: the number of classes if there are more than two
+    penalties: int
+
+    @property
+    def work(self) -> float:
+        """Estimated multiplications of a fit, which chooses the penalty with some of the samples."""
+        if self.samples <= CHOICE_ROWS:
+            return self._choice_work(self.samples)
+        # A single penalty needs no choice. The readout of all samples is scored with the chosen penalty alone.
+        choice = self._choice_work(CHOICE_ROWS) if self.penalties > 1 else 0
+        return choice + self._factor_work(self.samples) + self._score_work(self.samples, penalties=1)
+
+    @property
+    def refit_work(self) -> float:
+        """Estimated multiplications of the fit of the chosen readout to train and valid."""
+        return self._factor_work(self.refitted)
+
+    def _choice_work(self, n: int) -> float:
+        """Return the multiplications of the solutions of all penalties for ``n`` samples, and of their scores."""
+        # The kernel is reduced to a tridiagonal matrix, which is solved for each penalty.
+        solutions = REDUCTION_WORK * n**3 + n**2 * self.targets * (1 + self.penalties)
+        return n**2 * self.width + solutions + self._score_work(n, self.penalties)
+
+    def _factor_work(self, n: int) -> float:
+        """Return the multiplications of the kernel of ``n`` samples, and of its factor."""
+        # Both have a lower triangle only, but for the squares of ``panel`` samples on the diagonal, which are computed
+        # whole: of the kernel, and of what the earlier panels contribute to each panel of the factor.
+        panel = min(n, PANEL)
+        kernel = n * (n + panel) / 2 * self.width
+        return kernel + FACTORISATION_WORK * n**3 + n * (n - panel) * panel / 4
+
+    def _score_work(self, n: int, penalties: int) -> float:
+        """Return the multiplications of the scores of the held-out samples by the kernel with ``n`` samples."""
+        return self.held_out * (n * self.width + penalties * self.targets * SCORE_WORK)
+
+    @property
+    def bytes(self) -> float:
+        """Estimated memory of the largest arrays."""
+        n = max(self.samples, self.refitted)
+        # Three matrices while a penalty is chosen. Afterwards the factor, or three of its panels if it is on disk.
+        choice = 3 * 8 * min(n, CHOICE_ROWS) ** 2
+        factor = 8 * n**2 / 2 if n <= ROWS_IN_MEMORY else 0
+        panels = 3 * 8 * n * PANEL if n > CHOICE_ROWS else 0
+        return 4 * n * self.width + max(choice, factor + panels)
+
+    @property
+    def disk_bytes(self) -> float:
+        """The size of the factor if it is kept on disk, else 0: its lower triangle in float64, and whole panels."""
+        n = max(self.samples, self.refitted)
+        return 8 * (n**2 / 2 + n * PANEL / 2) if n > ROWS_IN_MEMORY else 0
+
+
+FitSize = RidgeSize | KernelSize
+
+
+def size_of(source: Source, fitter: Fitter) -> FitSize:
+    """Return the sizes that decide the cost of a fit; for logistic regression and estimators, those of ridge."""
+    if not isinstance(fitter, KernelFitter):
+        return ridge_size(source, fitter)
+    train, valid = (len(source.labels(split)) for split in KNOWN)
+    return KernelSize(
+        samples=min(train, fitter.rows),
+        refitted=min(train + valid, fitter.rows) if fitter.refits else 0,
+        held_out=valid,
+        width=source.width(),
+        targets=_columns_of_targets(source, fitter),
+        penalties=fitter.settings,
+    )
+
+
+def ridge_size(source: Source, fitter: Fitter) -> RidgeSize:
+    """Return the sizes that decide the cost of a ridge readout with the folds and the settings of a fitter."""
     samples = {split: len(source.labels(split)) for split in KNOWN}
-    targets_per_output = (
-        fitter.classes if fitter.classes > 2 else 1
-    )  # a single score tells two classes apart
     fitted = sum(samples.values()) if fitter.folds else samples["train"]
     return RidgeSize(
         samples=fitted,
         held_out=samples["valid"],
         width=source.width(),
-        targets=source.labels("train").shape[1] * targets_per_output,
+        targets=_columns_of_targets(source, fitter),
         penalties=fitter.settings,
         folds=fitter.folds,
         repeats=fitter.repeats,
@@ -121,14 +203,18 @@ def size_of(source: Source, fitter: Fitter) -> RidgeSize:
     )
 
 
+def _columns_of_targets(source: Source, fitter: Fitter) -> int:
+    """Return the number of columns of the coded labels: one for each class, but a single one tells two apart."""
+    return source.labels("train").shape[1] * (fitter.classes if fitter.classes > 2 else 1)
+
+
 def refit_work(choice: Choice) -> float:
-    """Return the estimated multiplications of `refit`: those of a fit of a single penalty without folds.
+    """Return the estimated multiplications of `refit`.
 
     A choice without its model is first fitted as its fitter does.
     """
     size = size_of(choice.source, choice.fitter)
-    once = replace(size, penalties=1, folds=0).work
-    return once if choice.fit.solve else size.work + once
+    return size.refit_work if choice.fit.solve else size.work + size.refit_work
 
 
 def announce(known: Known, candidates: Candidates) -> None:
@@ -144,12 +230,12 @@ def announce(known: Known, candidates: Candidates) -> None:
         sizes = [size_of(source, fitter) for source in raced] + widest
     # The raw input is the baseline that takes the most time.
     if known.view.has_raw:
-        sizes.append(size_of(known.source((RAW,)), fitter))
+        sizes.append(ridge_size(known.source((RAW,)), fitter))
     estimate = cost_line(sizes)
     # Folds hold out rows of train and valid.
     rows = sum(known.rows[split] for split in (KNOWN if fitter.folds else ("train",)))
     first_line = f"fit {known.task.name}: {_in_words(candidates, rows)}"
-    if any(size.tries_few for size in sizes):
+    if any(isinstance(size, RidgeSize) and size.tries_few for size in sizes):
         first_line += (
             f"; {fitter.settings} penalties tried on {CHOICE_SAMPLES:,} rows, the best and two more on all"
         )
@@ -172,14 +258,18 @@ def _in_words(candidates: Candidates, rows: int) -> str:
     return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {rule}"
 
 
-def cost_line(sizes: Sequence[RidgeSize]) -> str | None:
-    """Return the estimated cost of ridge fits in one line; None if they take little time and memory."""
-    work = sum(size.work + COLUMN_WORK for size in sizes)
+def cost_line(sizes: Sequence[FitSize]) -> str | None:
+    """Return the estimated cost of fits in one line; None if they take little time and memory."""
+    # Only the refit of a kernel is worth a count: that of ridge has one penalty, of those that the fit tries.
+    refits = sum(size.refit_work for size in sizes if isinstance(size, KernelSize))
+    work = refits + sum(size.work + COLUMN_WORK for size in sizes)
     memory = max((size.bytes for size in sizes), default=0)
     if work / SPEED < SMALL_SECONDS and memory < SMALL_BYTES:
         return None
     time = f"{time_text(work / SPEED)} of one core ({work:.1e} multiplications)"
-    return f"estimate: about {time} and {size_text(int(memory))} of memory, in addition to the program"
+    line = f"estimate: about {time} and {size_text(int(memory))} of memory, in addition to the program"
+    disk = max((size.disk_bytes for size in sizes if isinstance(size, KernelSize)), default=0)
+    return f"{line}, and for that time {size_text(int(disk))} of disk" if disk else line
 
 
 class WorkProgress:

@@ -11,7 +11,7 @@ from reservoir.column import RAW, Columns, common_place, layers_first_to_last
 from reservoir.readouts.evaluation import standard_error
 from reservoir_pipelines.fitting.baselines import CHEAP
 from reservoir_pipelines.fitting.candidates import Candidates
-from reservoir_pipelines.fitting.cost import size_of, work_meter
+from reservoir_pipelines.fitting.cost import ridge_size, size_of, work_meter
 from reservoir_pipelines.fitting.fitter import (
     Choice,
     ColumnFit,
@@ -104,7 +104,7 @@ def baseline_work(known: KnownColumns, fitter: Fitter) -> float:
     raw = known.raw()
     if raw is None:
         return 0
-    return 2 * size_of(raw, fitter).work + (CHEAP if fitter.classes else 0)
+    return 2 * ridge_size(raw, fitter).work + (CHEAP if fitter.classes else 0)
 
 
 def fit_columns(known: KnownColumns, candidates: Candidates) -> tuple[list[ColumnFit], tuple[Result, ...]]:
