@@ -99,9 +99,8 @@ def _change_along(x: np.ndarray, axis: int) -> float:
     """Return the mean absolute difference of neighbours along an axis; infinite if the axis has no neighbours."""
     if x.shape[axis] < 2:
         return np.inf
-    with np.errstate(
-        invalid="ignore", over="ignore"
-    ):  # values may be infinite; their differences are left out
+    # Values may be infinite; their differences are left out.
+    with np.errstate(invalid="ignore", over="ignore"):
         differences = np.abs(np.diff(x.astype(np.float64), axis=axis))
     finite = differences[np.isfinite(differences)]
     return float(finite.mean()) if finite.size else np.inf

@@ -158,9 +158,8 @@ class Series:
 
     name: str  # its id; empty if the table is one series
     values: np.ndarray  # (steps, channels), NaN if missing
-    step_names: (
-        np.ndarray
-    )  # (steps,) of texts: the time of each step as it is written, or the number of its row
+    # (steps,) of texts: the time of each step as it is written, or the number of its row
+    step_names: np.ndarray
     times: np.ndarray  # (steps,) of numbers or datetime64
 
 

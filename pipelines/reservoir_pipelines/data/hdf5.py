@@ -121,9 +121,8 @@ def _check_in_child(path: Path) -> None:
     code = f"import sys; from {__name__} import check; check(sys.argv[1])"
     command = [sys.executable, "-P", "-c", code, str(path)]  # -P: import nothing from the working directory
     result = subprocess.run(command, env=environment, capture_output=True, check=False, text=True)
-    reports_error = (
-        result.returncode == 1 and result.stdout
-    )  # as `check` does; Python's own errors print nothing there
+    # `check` writes its message to stdout, and Python those of other errors to stderr.
+    reports_error = result.returncode == 1 and result.stdout
     if reports_error:
         raise InputError(result.stdout.strip())
     if result.returncode:

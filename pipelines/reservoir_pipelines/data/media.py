@@ -253,13 +253,11 @@ class RecordingReader:
         self.channels = list(channels)  # empty until the first recording has been read
         self.fitted = bool(channels)  # whether these are new recordings for a readout
         self.may_hold_labels = may_hold_labels
-        self.label = (
-            (options.label or "") if may_hold_labels else ""
-        )  # the column of labels; "" if there is none
+        # The column of labels; "" if there is none, or before the first recording has been read.
+        self.label = (options.label or "") if may_hold_labels else ""
         self.labels: list[list[str]] = []  # the labels of the steps of each recording that has them
-        self.increasing: set[str] | None = (
-            None  # channels that increase in every recording; None before the first
-        )
+        # Channels that increase in every recording so far; None before the first.
+        self.increasing: set[str] | None = None
         self.sampling_times: set[float] = set()  # median time from row to row of each recording
 
     def read(self, file: Path) -> np.ndarray:
@@ -484,9 +482,8 @@ def _in_order(table: Table, name: str) -> tuple[Table, float]:
     That is in seconds for dates, and 0 for a single row. Times that repeat are refused, unless the rows are in order.
     """
     times = sortable_times(table, name)
-    unit = (
-        np.timedelta64(1, "s") if times.dtype.kind == "M" else 1
-    )  # a difference of dates divided by it is a number
+    # What times differ by, as a number: for dates, in seconds.
+    unit = np.timedelta64(1, "s") if times.dtype.kind == "M" else 1
     gaps = np.diff(np.sort(times)) / unit
     median_gap = float(np.median(gaps)) if len(gaps) else 0.0
     are_in_order = (times[1:] >= times[:-1]).all()

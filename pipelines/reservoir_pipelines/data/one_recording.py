@@ -92,9 +92,8 @@ def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
     y = arrays_of_table.get("y")
     if y is not None:
         reading.arrays["y"] = _labels_of_new(y[row_of_step])
-    problems = {
-        row: reason for row, (_, reason) in table.bad.skipped(()).items()
-    }  # () because steps have no ids
+    without_ids = ()
+    problems = {row: reason for row, (_, reason) in table.bad.skipped(without_ids).items()}
     written_times = as_texts(table.frame[roles.time]).to_numpy(str)
     return RecordingSteps(names=written_times, row_of_step=row_of_step, problems=problems, y=y)
 

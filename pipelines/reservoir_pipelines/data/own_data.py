@@ -129,9 +129,8 @@ class OwnData(Source):
         if self.options.labels:  # paths are not part of the cache key
             parameters["labels"] = Path(self.options.labels).name
         if self._are_symbols:
-            parameters.pop(
-                "standardise", None
-            )  # symbols are never standardised, so the option changes nothing
+            # Symbols are never standardised, so the option changes nothing.
+            parameters.pop("standardise", None)
         return parameters
 
     def files(self) -> list[Path]:
@@ -191,9 +190,8 @@ class OwnData(Source):
         scaling = standardisation(self.origin, self._training_tokens(roundings, centres))
         check_rounding(self.origin, roundings)
         check_outliers(self.origin, centres, scaling.offset)
-        if (
-            self.options.missing == "mask"
-        ):  # the channels that mark missing values, the second half, stay 0 and 1
+        if self.options.missing == "mask":
+            # The second half of the channels mark missing values, and stay 0 and 1.
             half = form.dim // 2
             scaling.offset[half:], scaling.scale[half:] = 0, 1
         return scaling

@@ -123,7 +123,7 @@ def roles_by_name(
     *,
     may_have_spans: bool = True,
 ) -> Roles:
-    """Return the roles that flags and conventional names give; the only column left is the label.
+    """Return the roles that flags and conventional names give; beside a sequence, the only other column is the label.
 
     Parameters
     ----------
@@ -156,6 +156,7 @@ def roles_by_name(
         candidates["text"] = _chats(path, free)
     if values:
         candidates["text"] = []  # the readout reads values, so no column is a sequence
+    # Columns y0, y1 ... are labels, unless a flag names the label. Beside them, names such as "tags" name values.
     outputs = [] if flags["label"] else [name for name in free if OUTPUT.fullmatch(name)]
     if outputs:
         candidates["label"] = [name for name in candidates["label"] if name.lower() not in LESS_USUAL]
@@ -334,11 +335,10 @@ def conventional(role: str, names: Sequence[str]) -> list[str]:
 
 def _values_of_readout(fitted: Mapping[str, Any] | None) -> list[str]:
     """Return the columns of values of the table that a readout was fitted on; empty without such a readout."""
-    if not fitted or fitted.get(
-        "recordings"
-    ):  # "columns" are then those of each recording, not of the table
+    if not fitted:
         return []
-    return fitted.get("columns", [])
+    # The columns of recordings are those of each file, not of a table.
+    return [] if fitted.get("recordings") else fitted.get("columns", [])
 
 
 def _without_dropped(
@@ -368,13 +368,15 @@ def _refuse_collisions(
         columns = [*matches, *outputs] if role == "label" and matches else matches
         if len(columns) < 2:
             continue
-        # A split has no flag that names its column.
-        changes = {} if role == "split" else {role: columns[0]}
-        flags = f"pass --{role} NAME" if changes else "pass --drop NAME"
+        # The flag of the role names its column, but a split has no flag.
+        has_flag = role != "split"
+        changes = {role: columns[0]} if has_flag else {}
+        flags = f"pass --{role} NAME" if has_flag else "pass --drop NAME"
         # Without --drop, the other columns of a table would be read as values.
         if not data:
             changes["drop"] = ",".join([*separated(options.drop), *columns[1:]])
-            flags += ", and --drop the others if they are not values" if role in changes else ""
+            if has_flag:
+                flags += ", and --drop the others if they are not values"
         role_name = "sequence" if role == "text" else role
         raise InputError(
             f"{path}: the columns {listed(columns)} all have conventional names of the {role_name}",

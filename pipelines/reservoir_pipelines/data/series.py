@@ -79,9 +79,8 @@ def split_files(path: Path) -> dict[str, Path]:
         return _split_files_of_folder(path)
     ending = next((end for end in PARTS.values() if path.stem.endswith(end)), None)
     suffix = path.suffix.lower()
-    has_header = suffix == ".tsv" and not is_bare(
-        path
-    )  # a table with names of columns is no published series
+    # A table with names of columns is not a published series.
+    has_header = suffix == ".tsv" and not is_bare(path)
     if ending is None or suffix not in SUFFIXES or has_header:
         return {}
     stem = path.stem.removesuffix(ending)

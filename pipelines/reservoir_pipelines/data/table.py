@@ -41,9 +41,8 @@ def check_text(path: Path) -> None:
 def lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 text, with their line ends; refuse other files."""
     check_text(path)
-    with path.open(
-        newline="", encoding="utf-8-sig"
-    ) as file:  # without the byte order mark that Windows may write
+    # ``utf-8-sig`` leaves out the byte order mark that Windows may write.
+    with path.open(newline="", encoding="utf-8-sig") as file:
         yield from file
 
 
@@ -185,9 +184,8 @@ def read_csv(path: Path, layout: Layout, text: set[str], decimal: str, rows: int
     read: Any = pd.read_csv  # the type stubs of pandas do not accept columns by number
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # pandas warns about long lines, whose cells `Layout` has counted
+            # The warnings are about long lines, whose cells `Layout` has counted.
+            warnings.simplefilter("ignore")
             frame = read(
                 file,
                 sep=layout.separator,
@@ -205,9 +203,8 @@ def read_csv(path: Path, layout: Layout, text: set[str], decimal: str, rows: int
                 low_memory=False,  # infer the type of a column from all of its cells
                 float_precision="round_trip",
             )
-        if len(frame) != len(
-            layout.lines
-        ):  # pandas and the csv module divide the file into different records
+        # The csv module, which read the layout, has divided the file into other records than pandas.
+        if len(frame) != len(layout.lines):
             raise ValueError("unmatched quotes")
     except (ValueError, OverflowError, csv.Error) as error:
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
@@ -359,10 +356,8 @@ def _check_same_columns(file: Path, schema: Any, first_file: Path, first_schema:
     for name in first_schema.names:
         kind = str(schema.field(name).type)
         first_kind = str(first_schema.field(name).type)
-        has_values_in_both = "null" not in (
-            kind,
-            first_kind,
-        )  # a column without any value has the type null
+        # A column without any value has the type null.
+        has_values_in_both = "null" not in (kind, first_kind)
         if kind != first_kind and has_values_in_both:
             problem = f"the column {name!r} holds {kind}, but {first_kind} in {first_file.name}"
             raise InputError(f"{file}: {problem}", remedy)
@@ -459,9 +454,8 @@ def read_table(
 def _are_integers(records: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Return whether the cells of a column of JSON objects are integers, apart from missing ones."""
     cells = (record.get(name) for record in records)
-    return all(
-        cell is None or type(cell) is int for cell in cells
-    )  # ``isinstance`` would accept true and false
+    # ``isinstance`` would accept true and false.
+    return all(cell is None or type(cell) is int for cell in cells)
 
 
 def _read_jsonl(path: Path, rows: int | None) -> Table:
@@ -496,8 +490,7 @@ def _read_jsonl(path: Path, rows: int | None) -> Table:
     bad = BadRows(str(path), places)
     for row, fault in faults.items():
         bad.add(row, fault)
-    frame = pd.DataFrame.from_records(
-        records, index=range(len(records))
-    )  # NaN for a name that a record lacks
+    # A name that a record lacks is NaN in its row.
+    frame = pd.DataFrame.from_records(records, index=range(len(records)))
     integers = frozenset(name for name in frame if _are_integers(records, name))
     return Table(path, frame, bad, integers=integers)

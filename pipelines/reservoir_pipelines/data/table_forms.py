@@ -315,8 +315,8 @@ def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letter
     labels = [_labels_of_cell(cell) for cell in table.frame[label]]
     token_counts = [_token_count(cell, letters=letters) for cell in table.frame[sequence]]
     if not _fit_tokens(table.frame[label], labels, token_counts):
-        # While a task is made, the column is read in another form. New rows of a readout of tokens cannot have labels of
-        # another form, so they are read as rows without labels.
+        # While a task is made, the column is read in another form. New rows of a readout of tokens cannot have labels
+        # of another form, so they are read as rows without labels.
         return fit_labelled_tokens
     for row, labels_of_row in enumerate(labels):
         if labels_of_row and len(labels_of_row) != token_counts[row]:
@@ -372,7 +372,7 @@ def _token_count(cell: Any, *, letters: bool) -> int:
 def read_long_form(reading: TableArrays) -> Skipped:
     """Read ``x``, (sequences,) of arrays (steps, values), and the other arrays, with an entry per sequence.
 
-    Return why sequences are left out: a sequence with a bad row is left out as a whole, because a
+    Return why sequences are left out, by their numbers: a sequence with a bad row is left out as a whole, because a
     missing step would shift the later steps.
     """
     import pandas as pd
@@ -407,17 +407,13 @@ def read_long_form(reading: TableArrays) -> Skipped:
     first_rows = np.unique(sequence_of_row, return_index=True)[1]
     _check_constant(reading, first_rows[sequence_of_row])
 
-    # Leave out the sequences with a bad row; ``readable`` refuses them unless bad rows are skipped.
-    left_out = np.unique(sequence_of_row[~table.bad.readable()])
-    complete = np.setdiff1d(np.arange(len(sequence_ids)), left_out)
+    skipped = _sequences_with_bad_rows(table, ids, sequence_of_row)
+    complete = np.setdiff1d(np.arange(len(sequence_ids)), [*skipped])
     if not len(complete):
         raise InputError(
             f"{table.path}: every sequence has a line that cannot be read ({table.bad.notes()[0]})",
             "fix these lines",
         )
-    skipped: Skipped = {}
-    for row, (_, reason) in table.bad.skipped(ids).items():
-        skipped.setdefault(int(sequence_of_row[row]), (str(ids[row]), reason))  # the first reason counts
 
     # Sorting by sequence and then by time puts the rows of each sequence next to each other, in order; they are
     # split where the next sequence begins.
@@ -431,10 +427,22 @@ def read_long_form(reading: TableArrays) -> Skipped:
         steps = steps[:, 0]  # symbols (steps,) have no axis of channels
     reading.arrays["x"] = np.fromiter((steps[rows_of_sequence[sequence]] for sequence in complete), object)
     reading.parameters |= {"long": True, "time": roles.time}
-    _note_long_form(reading, names, len(ids), sequence_ids.tolist(), left_out)
+    _note_long_form(reading, names, len(ids), sequence_ids.tolist(), sorted(skipped))
     if not reading.options.symbols:  # symbols are events, which are seldom equally spaced
         reading.notes += notes_on_gaps(times, sequence_of_row)
     return skipped
+
+
+def _sequences_with_bad_rows(table: Table, ids: np.ndarray, sequence_of_row: np.ndarray) -> Skipped:
+    """Return the sequences of which a row cannot be read, with the first reason; refuse them unless rows are skipped.
+
+    ``ids`` (rows,) are the ids of the sequences, and ``sequence_of_row`` (rows,) their numbers.
+    """
+    table.bad.readable()  # refuses bad rows unless they are skipped
+    sequences: Skipped = {}
+    for row, (_, reason) in table.bad.skipped(ids).items():
+        sequences.setdefault(int(sequence_of_row[row]), (str(ids[row]), reason))
+    return sequences
 
 
 def _complete_labels(reading: TableArrays, ids: np.ndarray) -> None:
@@ -446,7 +454,7 @@ def _complete_labels(reading: TableArrays, ids: np.ndarray) -> None:
 
 
 def _note_long_form(
-    reading: TableArrays, names: Sequence[str], rows: int, sequence_ids: list[str], left_out: np.ndarray
+    reading: TableArrays, names: Sequence[str], rows: int, sequence_ids: list[str], left_out: list[int]
 ) -> None:
     """Note how many sequences the rows make, with the values of the columns ``names``.
 
@@ -456,7 +464,7 @@ def _note_long_form(
         f"long form: {rows:,} rows make {len(sequence_ids):,} sequences, one per {reading.roles.id!r}, "
         f"ordered by {reading.roles.time!r}, with the values {listed(names)}"
     )
-    if len(left_out):
+    if left_out:
         reading.notes.append(
             f"{len(left_out):,} of {len(sequence_ids):,} sequences are left out with all their rows, because a missing "
             f"step would shift the later ones: {listed([sequence_ids[sequence] for sequence in left_out])}"
@@ -506,9 +514,8 @@ def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
     """
     table, name = reading.table, reading.roles.id
     for array, values in reading.arrays.items():
-        differs = (
-            (values != values[first]).reshape(len(values), -1).any(axis=1)
-        )  # ``y`` may have several outputs
+        # A row differs if any of its outputs does: ``y`` may have several.
+        differs = (values != values[first]).reshape(len(values), -1).any(axis=1)
         if not differs.any():
             continue
         row = int(np.argmax(differs))

@@ -60,11 +60,11 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         path /= "*.parquet"
     fitted = task.parameters if task else None
 
-    def text(names: list[str]) -> set[str]:
+    def columns_of_text(names: list[str]) -> set[str]:
         """Return the columns, among the ``names`` of a table, whose cells stay as they are written."""
         return roles_by_name(path, names, options, fitted).as_written
 
-    table = read_parts(path, parts) if parts else read_table(path, text, options.decimal)
+    table = read_parts(path, parts) if parts else read_table(path, columns_of_text, options.decimal)
     table.bad.skip = options.skip_bad_rows
     rows = rows_of_table(table, options, fitted)
     is_unlabelled = task is None and rows.y is None
@@ -168,7 +168,7 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
     steps = None
     if is_one_recording(reading):
         steps = read_one_recording(reading)
-        skipped = {}  # ``steps`` has the bad rows: without them, the recording can be read
+        skipped = {}  # the result has one row, the recording; bad rows of the table are only missing steps
     elif reading.fitted_parameters.get("long") or _is_long(reading, ids_repeat=ids_repeat):
         skipped = read_long_form(reading)
     else:
@@ -219,9 +219,8 @@ def _is_long(reading: TableArrays, *, ids_repeat: bool) -> bool:
     path = reading.table.path
     if reading.is_new or not ids_repeat:  # the caller asks the readout's task how new rows are read
         return False
-    if (
-        roles.sequence
-    ):  # each row is a whole sequence; with flags for steps, the user expects something else
+    if roles.sequence:
+        # Each row is a whole sequence, but with --id and times the user probably expects rows to be joined.
         if options.id and roles.time and not roles.group:
             raise InputError(
                 f"{path}: rows with the same {roles.id!r} are not joined, because {roles.sequence!r} holds sequences",
@@ -287,6 +286,7 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
     # New rows are read as those of the fit were: ``labelled_in_fit`` is "word", "span" or "token" if each of these had
     # a label, and None if each row had one, or while a task is made.
     labelled_in_fit = reading.fitted_parameters.get("each")
+    # In each form, labels are read before sequences, because the first reason why a row is bad counts.
     if not roles.sequence:
         reading.read_labels()
         reading.read_groups_and_split()

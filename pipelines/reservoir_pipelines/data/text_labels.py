@@ -13,11 +13,9 @@ from reservoir_pipelines.data.table_forms import TableArrays
 from reservoir_pipelines.data.table_labels import padded_labels
 
 OUTSIDE = "O"  # the class of letters outside all spans, as in CoNLL
-SPAN_KEYS = (
-    "start",
-    "end",
-    "label",
-)  # what each span has: its first letter, the one after its last, and its class
+SPAN_KEYS = ("start", "end", "label")
+"""What each span has: the number of its first letter, that of the one after its last, and its class."""
+
 WORD = re.compile(rf"[^{GAPS}\0]+")  # NUL ends a stored text
 
 

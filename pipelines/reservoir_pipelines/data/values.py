@@ -175,9 +175,9 @@ def counted_through(numbers: np.ndarray) -> bool:
 # ---- stored values
 
 
-SAMPLED_TOKENS = (
-    10_000  # about as many tokens of a piece have their median taken: a sort of all would take longer
-)
+SAMPLED_TOKENS = 10_000
+"""About as many tokens of a piece have their median taken, because a sort of all would take longer."""
+
 MAX_LOST = 0.1  # largest error of float32 in a difference from the mean, as a share of the median distance
 MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of its channel's range
 
