@@ -91,6 +91,8 @@ FORMATS = (
 """All formats; the first that reads an origin is taken. The files of `media` and of `series` may be tables, too."""
 
 PACKED = (".zip", ".gz", ".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz")
+"""Suffixes of packed files, which must be unpacked first."""
+
 OTHER_FORMATS = {
     ".npy": "write the arrays into one file: numpy.savez('data.npz', x=x, y=y)",
     ".mat": "write the arrays into one file: numpy.savez('data.npz', x=x, y=y)",

@@ -144,7 +144,7 @@ def _opens_files(feature: Any) -> bool:
     """Return whether reading a column of such a type opens files, which may be anywhere, also on the network."""
     if hasattr(feature, "decode_example"):  # images, sounds and other files
         return True
-    # A type may hold others: a mapping by name, and a list one for all its items.
+    # Types may be nested: a mapping has one for each of its names, and a list one for all its items.
     inner = feature.values() if isinstance(feature, Mapping) else [getattr(feature, "feature", None)]
     return any(_opens_files(inner_feature) for inner_feature in inner if inner_feature is not None)
 

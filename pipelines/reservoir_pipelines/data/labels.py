@@ -47,7 +47,7 @@ WHERE = "name their column with --label, call their array y, give files a folder
 
 def no_labels(rows: int) -> Labels:
     """Return the labels of rows without any: missing targets."""
-    return Labels(np.full((rows, 1, 1), np.nan, np.float32), 0, ())
+    return Labels(np.full((rows, 1, 1), np.nan, np.float32), classes=0, names=())
 
 
 def require_labels(task: Task, stage: str) -> None:
@@ -80,17 +80,7 @@ def encode_labels(
     label : str
         What messages call the labels.
     """
-    # NumPy's kinds: b, i, u and f are numbers, and U is text.
-    if y.dtype.kind not in "biufU" or not 1 <= y.ndim <= 3 or not y.size:
-        raise InputError(
-            f"{where}: {label} has the shape {y.shape} and holds {y.dtype} values",
-            "give (rows,) or (rows, outputs) of integers or strings, or floats for targets",
-        )
-    if y.dtype.kind == "u" and not options.regression and int(y.max()) > INT64.max:
-        raise InputError(
-            f"{where}: {label} holds {int(y.max())}, which does not fit into 64 bits with a sign",
-            "give names of classes as strings, or pass --regression for targets",
-        )
+    _refuse_other_arrays(where, y, options, label)
     if label_counts is not None:
         return _encode_token_labels(where, y, options, label_counts, label)
     y, note = _read_as(where, y, options, label)
@@ -105,7 +95,7 @@ def encode_labels(
     if y.dtype.kind == "f":
         targets = _as_float32(where, token_labels, label)
         _refuse_constant(where, targets, label)
-        return Labels(targets, 0, (), notes)
+        return Labels(targets, classes=0, names=(), notes=notes)
     # Classes are numbered in sorted order, and named unless they are these numbers.
     classes, numbers, row_counts = np.unique(token_labels, return_inverse=True, return_counts=True)
     names = classes.tolist()
@@ -114,10 +104,26 @@ def encode_labels(
     are_their_numbers = y.dtype.kind != "b" and names == list(range(len(names)))
     return Labels(
         numbers.reshape(token_labels.shape).astype(np.int64),
-        len(names),
-        () if are_their_numbers else tuple(names),
-        (*notes, *_notes_on_classes(y, names, row_counts, options, label)),
+        classes=len(names),
+        names=() if are_their_numbers else tuple(names),
+        notes=(*notes, *_notes_on_classes(y, names, row_counts, options, label)),
     )
+
+
+def _refuse_other_arrays(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> None:
+    """Refuse an array of labels that is empty, or has a type, a shape or numbers that labels cannot have."""
+    are_numbers_or_texts = y.dtype.kind in "biufU"  # NumPy's kinds: booleans, integers, floats and texts
+    if not are_numbers_or_texts or not 1 <= y.ndim <= 3 or not y.size:
+        raise InputError(
+            f"{where}: {label} has the shape {y.shape} and holds {y.dtype} values",
+            "give (rows,) or (rows, outputs) of integers or strings, or floats for targets",
+        )
+    # Numbers of classes are stored as int64.
+    if y.dtype.kind == "u" and not options.regression and int(y.max()) > INT64.max:
+        raise InputError(
+            f"{where}: {label} holds {int(y.max())}, which does not fit into 64 bits with a sign",
+            "give names of classes as strings, or pass --regression for targets",
+        )
 
 
 def _encode_token_labels(
@@ -129,7 +135,7 @@ def _encode_token_labels(
     """
     # Encode the labels of all tokens as if each token were a row, and put them back to their places.
     is_token = np.arange(y.shape[1]) < label_counts[:, None]
-    labels = encode_labels(where, y[is_token], options, None, label)
+    labels = encode_labels(where, y[is_token], options, label=label)
     missing = MISSING if labels.classes else np.nan
     padded_y = np.full((*is_token.shape, labels.y.shape[2]), missing, labels.y.dtype)
     padded_y[is_token] = labels.y[:, 0]  # the only token of each of these rows
@@ -220,8 +226,9 @@ def _read_as(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> 
         note = f"{label} read as targets of a regression ({reading.why}); pass --classes for classes"
         return y.astype(np.float64), note
     # Two numbers are plainly classes, which needs no note, but more may also be marks, counts or ages.
+    has_two_numbers = len(np.unique(y)) == 2
     note = f"{label} read as classes ({reading.why}); pass --regression for targets"
-    return y, "" if len(np.unique(y)) == 2 else note
+    return y, "" if has_two_numbers else note
 
 
 def _read_floats(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
@@ -236,8 +243,12 @@ def _read_floats(where: str, y: np.ndarray, options: OwnDataOptions, label: str)
         raise InputError(f"{where}: {label} holds numbers that are not whole", "leave out --classes")
     if options.classes:
         return y.astype(np.int64), ""
-    note = f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
-    return y, note if are_whole else ""
+    if not are_whole:
+        return y, ""
+    return (
+        y,
+        f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes",
+    )
 
 
 def _as_float32(where: str, y: np.ndarray, label: str) -> np.ndarray:

@@ -126,16 +126,20 @@ def media_files(path: Path, *labels: Path) -> list[Path]:
         return [path] if is_media else []
     tables_of_labels = [label for label in labels if label.exists()]
     files = [file for file in _visible(path) if not any(map(file.samefile, tables_of_labels))]
-    for kind in FILES:
-        of_kind = [file for file in files if files_kind([file.name]) == kind]
-        if of_kind:
-            break
-    else:
-        return []
-    for file in of_kind:
+    files_of_kind = _files_of_first_kind(files)
+    for file in files_of_kind:
         if file.is_symlink():
             check_inside(file, path)
-    return of_kind
+    return files_of_kind
+
+
+def _files_of_first_kind(files: Sequence[Path]) -> list[Path]:
+    """Return the files of the first kind in `FILES` of which there are any; empty if there are none of any kind."""
+    for kind in FILES:
+        files_of_kind = [file for file in files if files_kind([file.name]) == kind]
+        if files_of_kind:
+            return files_of_kind
+    return []
 
 
 def _visible(root: Path) -> list[Path]:
@@ -145,6 +149,7 @@ def _visible(root: Path) -> list[Path]:
     """
 
     def is_hidden(path: Path) -> bool:
+        """Return whether the name of the file, or of a folder between the root and it, begins with a point."""
         return any(part.startswith(".") for part in path.relative_to(root).parts)
 
     return sorted(path for path in root.rglob("*") if path.is_file() and not is_hidden(path))
@@ -188,33 +193,40 @@ def folder_labels(root: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     split_of_folder = {
         folder: SPLIT_NAMES[folder.lower()] for folder in top_folders if folder.lower() in SPLIT_NAMES
     }
-    others = [folder for folder in top_folders if folder not in split_of_folder]
-    has_splits = bool(split_of_folder) and not others
+    other_folders = [folder for folder in top_folders if folder not in split_of_folder]
+    has_splits = bool(split_of_folder) and not other_folders
     # Without class folders there are no labels, and splits only if each file is in one.
-    has_class_folders = bool(others) or any(len(folders) > 2 for folders in levels)
+    has_class_folders = bool(other_folders) or any(len(folders) > 2 for folders in levels)
     if not has_class_folders:
         if not has_splits or any(len(folders) == 1 for folders in levels):
             return {}
         return {"split": np.array([split_of_folder[folders[0]] for folders in levels])}
     # A single folder named like a split may be a class (test beside control). Of several, all folders must be splits.
-    if others and len(set(split_of_folder.values())) > 1:
+    if other_folders and len(set(split_of_folder.values())) > 1:
         raise InputError(
-            f"{root}: {others[0]!r} is not one of the splits {', '.join(split_of_folder)}",
+            f"{root}: {other_folders[0]!r} is not one of the splits {', '.join(split_of_folder)}",
             "remove it, or move it into one",
         )
     class_level = 1 if has_splits else 0  # the class folder is below the split's, or at the top
     for folders in levels:
-        is_in_class_folder = len(folders) > class_level + 1
-        if not is_in_class_folder:
-            destination = f"{'train/' if has_splits else ''}CLASS/{folders[-1]}"
-            raise InputError(
-                f"{root}: {'/'.join(folders)} is in no class folder",
-                f"move it to {destination}, or pass --labels",
-            )
+        _require_class_folder(root, folders, class_level)
     labels = {"y": np.array([folders[class_level] for folders in levels])}
     if has_splits:
         labels["split"] = np.array([split_of_folder[folders[0]] for folders in levels])
     return labels
+
+
+def _require_class_folder(root: Path, levels: Sequence[str], class_level: int) -> None:
+    """Refuse a file that is not in a class folder.
+
+    ``levels`` are the folders of the file below ``root``, and its name. The class folder is the entry ``class_level``.
+    """
+    if len(levels) > class_level + 1:
+        return
+    destination = f"{'train/' if class_level else ''}CLASS/{levels[-1]}"
+    raise InputError(
+        f"{root}: {'/'.join(levels)} is in no class folder", f"move it to {destination}, or pass --labels"
+    )
 
 
 # ---- recordings
@@ -251,7 +263,7 @@ class RecordingReader:
     ):
         self.options, self.where = options, where
         self.channels = list(channels)  # empty until the first recording has been read
-        self.fitted = bool(channels)  # whether these are new recordings for a readout
+        self.is_new = bool(channels)  # whether these are new recordings for a readout
         self.may_hold_labels = may_hold_labels
         # The column of labels; "" if there is none, or before the first recording has been read.
         self.label = (options.label or "") if may_hold_labels else ""
@@ -281,13 +293,13 @@ class RecordingReader:
         values = values_of(table, channels, self.options, fill=fill, data=self.where)
         labels = as_texts(table.frame[self.label]) if self.label in table.frame else None
         # New recordings may lack labels; those of a fit may not.
-        if labels is not None and not self.fitted:
+        if labels is not None and not self.is_new:
             for row in np.flatnonzero(labels == ""):
                 table.bad.add(row, f"no label in column {self.label!r}")
         table.bad.readable()  # raises an error that names the bad rows
         # Only a recording that can be read decides about the others.
         self.channels = channels
-        if not time and not self.fitted:
+        if not time and not self.is_new:
             self._note_increasing(channels, values)
         if labels is not None:
             self.labels.append(labels.tolist())
@@ -298,8 +310,8 @@ class RecordingReader:
 
         New recordings may lack the column of labels.
         """
-        require_column(table.path, table.names, self.options.time, "" if self.fitted else "time")
-        if self.may_hold_labels and not self.fitted:
+        require_column(table.path, table.names, self.options.time, "" if self.is_new else "time")
+        if self.may_hold_labels and not self.is_new:
             self.label = self.label or next(iter(self._label_columns(table.names)), "")
             require_column(table.path, table.names, self.label, "label")
         # Only the first recording needs the columns of ``--drop``.
@@ -349,8 +361,8 @@ class RecordingReader:
             return typed_labels(where, [cells[0] for cells in self.labels], self.options)
         return padded_labels(where, self.labels, self.options)
 
-    def new_labels(self, *, labels_steps: bool) -> np.ndarray:
-        """Return the labels of new recordings, (recordings,) of objects: a list for each if the readout labels steps.
+    def new_labels(self, task: Task) -> np.ndarray:
+        """Return the labels of new recordings, (recordings,) of objects: a list for each if the task labels steps.
 
         Else each has the label of its first step. A recording of which a step lacks a label has None.
         """
@@ -359,7 +371,7 @@ class RecordingReader:
         for row, cells in enumerate(self.labels):
             if "" not in cells:
                 typed = typed_labels(where, cells, self.options).tolist()
-                labels[row] = typed if labels_steps else typed[0]
+                labels[row] = typed if task.labels_each_token else typed[0]
         return labels
 
     def _refuse_groups(self, table: Table, channels: Sequence[str]) -> None:
@@ -401,7 +413,7 @@ class RecordingReader:
         if self.options.time:
             return self.options.time
         names = conventional("time", [name for name in table.names if name not in self.channels])
-        if len(names) > 1 and not self.fitted:
+        if len(names) > 1 and not self.is_new:
             command = example(self.where, self.options, time=names[0])
             raise InputError(
                 f"{table.path}: the columns {listed(names)} all have conventional names of the time",
@@ -451,12 +463,8 @@ def recording_rows(
     # The reader appends labels only for a recording with the column; labels of some recordings alone are not used.
     all_have_labels = len(reader.labels) == len(lengths)
     if all_have_labels:
-        if task is None:
-            arrays["y"] = reader.label_array()
-            labels_steps = arrays["y"].ndim > 1
-        else:
-            labels_steps = task.labels_each_token
-            arrays["y"] = reader.new_labels(labels_steps=labels_steps)
+        arrays["y"] = reader.label_array() if task is None else reader.new_labels(task)
+        labels_steps = arrays["y"].ndim > 1 if task is None else task.labels_each_token
         notes.append(f"the column {reader.label!r} labels every {'step' if labels_steps else 'recording'}")
         parameters["label"] = reader.label
         if labels_steps:

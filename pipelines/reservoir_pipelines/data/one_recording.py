@@ -88,13 +88,21 @@ def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
             reading.parameters["each"] = "token"
             reading.notes.append(f"every step has a label: {listed(roles.labels)}")
         return None
-    # Predictions of a new table are written in the order of its rows, so the row of each step is returned.
     y = arrays_of_table.get("y")
     if y is not None:
         reading.arrays["y"] = _labels_of_new(y[row_of_step])
+    return _steps_of_new(reading, row_of_step, y)
+
+
+def _steps_of_new(reading: TableArrays, row_of_step: np.ndarray, y: np.ndarray | None) -> RecordingSteps:
+    """Return which row of a new table is which step, because predictions are written in the order of its rows.
+
+    ``row_of_step`` (steps,) is the row of each step, and ``y`` (rows, ...) are the labels of the rows, if any.
+    """
+    table = reading.table
     without_ids = ()
     problems = {row: reason for row, (_, reason) in table.bad.skipped(without_ids).items()}
-    written_times = as_texts(table.frame[roles.time]).to_numpy(str)
+    written_times = as_texts(table.frame[reading.roles.time]).to_numpy(str)
     return RecordingSteps(names=written_times, row_of_step=row_of_step, problems=problems, y=y)
 
 

@@ -223,8 +223,12 @@ class OwnData(Source):
         shortest, longest = int(lengths.min()), int(lengths.max())
         size = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
         tokens = {"letters": "letters", "images": "patches"}.get(rows.holds, "tokens")
-        labels = f"{self.task.classes:,} classes" if self.task.classes else "targets of a regression"
-        labels = "no labels" if rows.y is None else labels
+        if rows.y is None:
+            labels = "no labels"
+        elif self.task.classes:
+            labels = f"{self.task.classes:,} classes"
+        else:
+            labels = "targets of a regression"
         roles = "".join(f", --{flag} {column}" for flag, column in rows.roles.items())
         return f"{self.name}: {len(rows):,} rows of {size} {tokens}, with {labels}{roles}"
 

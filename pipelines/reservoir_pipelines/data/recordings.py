@@ -59,16 +59,22 @@ def prepare_recordings(
                 f"{options.window}",
                 f"pass a --step of at most {options.window}",
             )
-        # A single recording of a fit is divided into stretches, unless one split is given for all of it. A label of the
-        # recording would be that of all its stretches, which is refused where labels are read.
-        has_one_split = rows.split is not None and rows.split.ndim == 1
-        is_divided = len(rows) == 1 and not is_new and not has_one_split
-        if is_divided:
+        if _is_divided(rows, is_new=is_new):
             stretches = _stretches_of_one(where, rows, options.window, labels_tokens=labels_tokens)
         else:
             stretches = _whole_recordings(rows)
         rows = _cut_rows(rows, stretches, options.window, step, labels_tokens=labels_tokens)
     return rows
+
+
+def _is_divided(rows: Rows, *, is_new: bool) -> bool:
+    """Return whether the rows are a single recording that is divided into stretches, each of which is in one split.
+
+    A recording with one split for all of its steps is not. A label of the recording would be that of all its stretches,
+    which is refused where labels are read.
+    """
+    has_one_split = rows.split is not None and rows.split.ndim == 1  # (1,), not (1, steps)
+    return len(rows) == 1 and not is_new and not has_one_split
 
 
 def _refuse_other_labels(where: str, rows: Rows) -> None:
@@ -218,7 +224,7 @@ class Stretches:
 
 def _whole_recordings(rows: Rows) -> Stretches:
     """Return each recording as one stretch, which is a group if the recordings have none."""
-    assert rows.lengths is not None
+    assert rows.lengths is not None  # `prepare_recordings` sets them
     return Stretches(
         recording=np.arange(len(rows)),
         start=np.zeros(len(rows), np.int64),
@@ -360,14 +366,7 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
 
     ``rows`` has a row per recording. A window of ``window`` steps begins every ``step`` steps of a stretch.
     """
-    # The stretch and the recording of each window, and its first step in the recording.
-    starts_by_stretch = [
-        first + np.array(window_starts(int(length), window, step), np.int64)
-        for first, length in zip(stretches.start, stretches.length, strict=True)
-    ]
-    counts = [len(starts) for starts in starts_by_stretch]
-    stretch_of_window = np.repeat(np.arange(len(counts)), counts)
-    start_of_window = np.concatenate(starts_by_stretch)
+    stretch_of_window, start_of_window = _windows_of_stretches(stretches, window, step)
     recording_of_window = stretches.recording[stretch_of_window]
     recording_names = rows.names
     windows = RecordingWindows(recording=recording_of_window, start=start_of_window, names=recording_names)
@@ -381,11 +380,6 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
         window_name(recording_names[recording], first_step, first_step + length)
         for recording, first_step, length in zip(recording_of_window, start_of_window, lengths, strict=True)
     ]
-    short_stretches = int((stretches.length < window).sum())
-    count = f"{len(stretches.start):,} {stretches.noun}"
-    note = f"{count} make {len(start_of_window):,} windows of {window:,} steps, every {step:,}"
-    if short_stretches:
-        note += f"; {short_stretches:,} shorter ones are one window each"
     # A piece may hold as many steps as before. Each of its windows holds ``window`` steps, and is cut from about
     # ``step`` new steps of a recording; the larger of the two limits the number of windows.
     steps_of_piece = rows.piece_rows * rows.x.shape[1]
@@ -402,8 +396,28 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
         windows=windows,
         skipped=_skipped_among_windows(rows.skipped, windows_of_recording),
         piece_rows=piece_rows,
-        notes=(*rows.notes, note),
+        notes=(*rows.notes, _note_on_windows(stretches, len(start_of_window), window, step)),
     )
+
+
+def _windows_of_stretches(stretches: Stretches, window: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of the stretch of each window, and its first step in the recording, (windows,) each."""
+    starts_by_stretch = [
+        first + np.array(window_starts(int(length), window, step), np.int64)
+        for first, length in zip(stretches.start, stretches.length, strict=True)
+    ]
+    counts = [len(starts) for starts in starts_by_stretch]
+    return np.repeat(np.arange(len(counts)), counts), np.concatenate(starts_by_stretch)
+
+
+def _note_on_windows(stretches: Stretches, windows: int, window: int, step: int) -> str:
+    """Return a line that says how many ``windows``, of ``window`` steps, the stretches make, and how far apart."""
+    count = f"{len(stretches.start):,} {stretches.noun}"
+    note = f"{count} make {windows:,} windows of {window:,} steps, every {step:,}"
+    short_stretches = int((stretches.length < window).sum())
+    if short_stretches:
+        note += f"; {short_stretches:,} shorter ones are one window each"
+    return note
 
 
 def _labels_of_windows(

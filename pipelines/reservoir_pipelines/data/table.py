@@ -111,15 +111,7 @@ def read_layout(path: Path, rows: int | None) -> Layout:
     with path.open(encoding="utf-8-sig", newline="") as file:
         separator = "\t" if path.suffix.lower() == ".tsv" else _separator_of(file)
         reader = csv.reader(file, delimiter=separator)
-        # The header is the first record with a name or a separator; a file without one has no columns.
-        header: list[str] = []
-        first_record = 0
-        for number, cells in enumerate(reader, 1):
-            names_separator = cells[:1] == ["sep="]  # Excel writes a first line sep=;
-            is_blank = len(cells) <= 1 and not "".join(cells).strip()
-            if not names_separator and not is_blank:
-                header, first_record = cells, number
-                break
+        header, first_record = _read_header(reader)
         names = [name.strip() or f"{NO_NAME}{column}" for column, name in enumerate(header)]
         _refuse_values_as_names(path, reader.line_num, [name for name in map(str.strip, header) if name])
         # The records after the header. ``line_num`` is the last line that has been read.
@@ -139,6 +131,19 @@ def read_layout(path: Path, rows: int | None) -> Layout:
     return Layout(
         separator, names, first_record, np.array(lines), np.array(cell_counts), np.array(is_filled)
     )
+
+
+def _read_header(records: Iterator[list[str]]) -> tuple[list[str], int]:
+    """Consume the records of a file up to its header; return its cells, and its number among the records, from 1.
+
+    The header is the first record that is not blank. A file without one has no columns.
+    """
+    for number, cells in enumerate(records, 1):
+        names_separator = cells[:1] == ["sep="]  # Excel writes a first line sep=;
+        is_blank = len(cells) <= 1 and not "".join(cells).strip()
+        if not names_separator and not is_blank:
+            return cells, number
+    return [], 0
 
 
 def _refuse_values_as_names(path: Path, line: int, names: Sequence[str]) -> None:
@@ -171,10 +176,10 @@ def _separator_of(file: IO[str]) -> str:
     return max(SEPARATORS, key=header.count)
 
 
-def read_csv(path: Path, layout: Layout, text: set[str], decimal: str, rows: int | None) -> Any:
+def read_csv(path: Path, layout: Layout, text_columns: set[str], decimal: str, rows: int | None) -> Any:
     """Return a ``pandas.DataFrame`` with a row per record of a file, or of its first ``rows`` records.
 
-    ``text`` are the names of the columns whose cells stay as they are written, and ``decimal`` is the decimal mark.
+    Cells of ``text_columns``, names of columns, stay as they are written. ``decimal`` is the decimal mark.
     """
     import pandas as pd
 
@@ -193,7 +198,7 @@ def read_csv(path: Path, layout: Layout, text: set[str], decimal: str, rows: int
                 header=None,
                 names=range(len(names)),
                 usecols=range(len(names)),
-                dtype={column: str for column, name in enumerate(names) if name in text},
+                dtype={column: str for column, name in enumerate(names) if name in text_columns},
                 skiprows=layout.first_record,
                 nrows=rows,
                 keep_default_na=False,  # "NA" may be a class, or two amino acids
@@ -418,12 +423,12 @@ class Table:
 
 
 def read_table(
-    path: Path, text: TextColumns = lambda names: (), decimal: str = ".", rows: int | None = None
+    path: Path, text_columns: TextColumns = lambda names: (), decimal: str = ".", rows: int | None = None
 ) -> Table:
     """Return a table of any format, or its first ``rows``.
 
     Parquet files and JSON have types. pandas infers those of the columns of other files, except of the columns that
-    ``text`` returns, by default none.
+    ``text_columns`` returns, by default none.
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -442,7 +447,7 @@ def read_table(
             f"{path}: not a readable table ({first_line(error)})", "check quotes and separators"
         ) from None
     # Leave out empty lines, and mark the rows that have more cells than there are columns.
-    frame = read_csv(path, layout, {*text(layout.names)}, decimal, rows)
+    frame = read_csv(path, layout, {*text_columns(layout.names)}, decimal, rows)
     frame = frame[layout.is_filled].reset_index(drop=True)
     bad = BadRows(str(path), [f"line {line}" for line in layout.lines[layout.is_filled]])
     cell_counts = layout.cells[layout.is_filled]

@@ -378,14 +378,7 @@ def read_long_form(reading: TableArrays) -> Skipped:
     import pandas as pd
 
     table, roles = reading.table, reading.roles
-    if reading.is_new:  # without these columns, rows of several sequences would be mixed
-        for name in (reading.options.id or "id", reading.options.time or "time"):
-            require_column(
-                table.path, table.names, name, fitted=reading.fitted_parameters.get("columns", ())
-            )
-    for row in np.flatnonzero(table.frame[roles.id].isna()):
-        table.bad.add(row, f"no id in column {roles.id!r}")
-    ids = np.array(reading.texts(roles.id))
+    ids = _ids_of_rows(reading)
 
     # Read the columns, an entry per row of the table. `_check_constant` checks all arrays that are in ``reading`` then,
     # so labels of steps, which may change within a sequence, are taken out.
@@ -415,10 +408,8 @@ def read_long_form(reading: TableArrays) -> Skipped:
             "fix these lines",
         )
 
-    # Sorting by sequence and then by time puts the rows of each sequence next to each other, in order; they are
-    # split where the next sequence begins.
-    ends = np.cumsum(np.bincount(sequence_of_row))
-    rows_of_sequence = np.split(np.lexsort((times, sequence_of_row)), ends[:-1])
+    # Arrange the steps by sequence, and take the other arrays, which are constant in a sequence, from its first row.
+    rows_of_sequence = _rows_of_sequences(sequence_of_row, times)
     reading.arrays = {array: values[first_rows[complete]] for array, values in reading.arrays.items()}
     reading.arrays["ids"] = sequence_ids[complete]
     if step_labels is not None:
@@ -431,6 +422,30 @@ def read_long_form(reading: TableArrays) -> Skipped:
     if not reading.options.symbols:  # symbols are events, which are seldom equally spaced
         reading.notes += notes_on_gaps(times, sequence_of_row)
     return skipped
+
+
+def _ids_of_rows(reading: TableArrays) -> np.ndarray:
+    """Return the id of each row's sequence, (rows,) of str; a row without one is bad.
+
+    A new table must have the columns of ids and times: without them, rows of several sequences would be mixed.
+    """
+    table, name = reading.table, reading.roles.id
+    if reading.is_new:
+        fitted = reading.fitted_parameters.get("columns", ())
+        for required in (reading.options.id or "id", reading.options.time or "time"):
+            require_column(table.path, table.names, required, fitted=fitted)
+    for row in np.flatnonzero(table.frame[name].isna()):
+        table.bad.add(row, f"no id in column {name!r}")
+    return np.array(reading.texts(name))
+
+
+def _rows_of_sequences(sequence_of_row: np.ndarray, times: np.ndarray) -> list[np.ndarray]:
+    """Return the rows (steps,) of each sequence in the order of their times, by the sequence's number."""
+    # Sorting by sequence and then by time puts the rows of each sequence next to each other, in order; they are split
+    # where the next sequence begins.
+    sorted_rows = np.lexsort((times, sequence_of_row))
+    ends = np.cumsum(np.bincount(sequence_of_row))
+    return np.split(sorted_rows, ends[:-1])
 
 
 def _sequences_with_bad_rows(table: Table, ids: np.ndarray, sequence_of_row: np.ndarray) -> Skipped:

@@ -1,7 +1,7 @@
 """Labels in the cells of a table, also of a table (``--labels``) with a row for each file or record."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,7 +310,7 @@ def labels_from_table(
 
     # Join: one row of the table for each file or record. Those without a row are bad; row 0 takes the place of theirs,
     # and is left out with the bad row.
-    key, row_of_name = _joined(table, options.id, names, allow_missing=bool(bad.skip) and not is_new)
+    key, row_of_name = _join(table, options.id, names, allow_missing=bool(bad.skip) and not is_new)
     for number, name in enumerate(names):
         if name not in row_of_name:
             bad.add(number, f"no row in {table.path.name}")
@@ -347,7 +347,7 @@ def _require_named_columns(table: Table, options: OwnDataOptions, *, is_new: boo
         require_column(table.path, table.names, name, "" if is_new else role)
 
 
-def _joined(
+def _join(
     table: Table, id_column: str | None, names: Sequence[str], *, allow_missing: bool
 ) -> tuple[str, dict[str, int]]:
     """Return the column that names most files, and the row of each file that it names.
@@ -366,7 +366,12 @@ def _joined(
             f"({len(missing):,} of {len(names):,} have none)",
             "add it (predict needs no label in it), or pass --id NAME of another column, or --skip-bad-rows",
         )
-    # A file may have one row only, and a row may stand for one file only.
+    _refuse_ambiguous_rows(table, best_column, rows_by_name)
+    return best_column, {name: rows_of_name[0] for name, rows_of_name in rows_by_name.items()}
+
+
+def _refuse_ambiguous_rows(table: Table, column: str, rows_by_name: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a file that several rows name in a column, and a row that names several files."""
     name_of_row: dict[int, str] = {}
     for name, rows_of_name in rows_by_name.items():
         has_several_rows = len(rows_of_name) > 1
@@ -375,11 +380,9 @@ def _joined(
         if has_several_rows or row_has_another_file:
             problem = "stands in another row, too" if has_several_rows else "stands for several files"
             raise InputError(
-                f"{table.path}, {table.bad.places[row]}: {table.frame[best_column][row]!r} in column {best_column!r} "
-                f"{problem}",
+                f"{table.path}, {table.bad.places[row]}: {table.frame[column][row]!r} in column {column!r} {problem}",
                 "write one row with the whole name for each file",
             )
-    return best_column, {name: rows_of_name[0] for name, rows_of_name in rows_by_name.items()}
 
 
 def _rows_of(column: Sequence[object], names: Sequence[str]) -> dict[str, list[int]]:
@@ -391,11 +394,12 @@ def _rows_of(column: Sequence[object], names: Sequence[str]) -> dict[str, list[i
     rows_by_cell: dict[str, list[int]] = {}
     for row, cell in enumerate(column):
         rows_by_cell.setdefault(str(with_slashes(str(cell))), []).append(row)
-    rows_by_name = {}
+    rows_by_name: dict[str, list[int]] = {}
     for name in names:
         path = with_slashes(name)
-        parts = name.split("|")  # of the id of a protein: sp|P12345|NAME_HUMAN
-        for form in (str(path), str(path.with_suffix("")), path.name, path.stem, *parts):
-            if form in rows_by_cell:
-                rows_by_name.setdefault(name, rows_by_cell[form])  # keeps the rows of an earlier form
+        protein_ids = name.split("|")  # the id of a protein is sp|P12345|NAME_HUMAN
+        forms = (str(path), str(path.with_suffix("")), path.name, path.stem, *protein_ids)
+        cell = next((form for form in forms if form in rows_by_cell), None)
+        if cell is not None:
+            rows_by_name[name] = rows_by_cell[cell]
     return rows_by_name

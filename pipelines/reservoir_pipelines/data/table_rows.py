@@ -283,9 +283,6 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
     """
     roles = reading.roles
     _read_ids(reading, ids, ids_repeat=ids_repeat)
-    # New rows are read as those of the fit were: ``labelled_in_fit`` is "word", "span" or "token" if each of these had
-    # a label, and None if each row had one, or while a task is made.
-    labelled_in_fit = reading.fitted_parameters.get("each")
     # In each form, labels are read before sequences, because the first reason why a row is bad counts.
     if not roles.sequence:
         reading.read_labels()
@@ -297,6 +294,9 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         reading.read_groups_and_split()
         read_sequences(reading, roles.sequence, letters=True)
         return
+    # New rows are read as those of the fit were: ``labelled_in_fit`` is "word", "span" or "token" if each of these had
+    # a label, and None if each row had one, or while a task is made.
+    labelled_in_fit = reading.fitted_parameters.get("each")
     words_have_labels = labelled_in_fit == "word" or holds_word_lists(reading.table.frame[roles.sequence])
     if words_have_labels:
         _refuse_span(reading)

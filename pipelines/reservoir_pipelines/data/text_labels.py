@@ -1,7 +1,7 @@
 """Labels inside texts: of each word of a list of words, or of spans of letters; tokens get them in an extraction."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.size_limits import check_padding
 from reservoir.tasks.words import GAPS
+from reservoir_pipelines.data.rows import BadRows
 from reservoir_pipelines.data.table_forms import TableArrays
 from reservoir_pipelines.data.table_labels import padded_labels
 
@@ -41,19 +42,10 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
     ``sequence`` is the name of the column. New texts may be lists of words too, or texts, which white space divides
     into words. New labels are lists in an array of objects (rows,), or None; others are an array (rows, most words).
     """
-    # Divide the rows into words. A row without words, or with white space within a word, is bad.
     bad = reading.table.bad
     cells = reading.table.frame[sequence].tolist()
     words_of_rows = [_words(cell) for cell in cells]
-    for row, words in enumerate(words_of_rows):
-        # A word of no-break spaces alone matches `WORD`, but ``strip`` would remove it from the end of a text.
-        odd = next((word for word in words if WORD.fullmatch(word) is None or not word.strip()), None)
-        if not words:
-            bad.add(row, f"no words in column {sequence!r}")
-        elif odd is not None:
-            bad.add(
-                row, f"{odd[:40]!r} in column {sequence!r} is not a word without white space", "divide it"
-            )
+    _check_words(bad, words_of_rows, sequence)
     texts = [
         cell if isinstance(cell, str) else " ".join(words)
         for cell, words in zip(cells, words_of_rows, strict=True)
@@ -69,14 +61,9 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
             f"{bad.where}: words have one label each, not {', '.join(labels)}",
             "pass --label NAME, and --drop the others",
         )
-    # Each word needs a label, but new rows may have none at all.
     (label,) = labels
     labels_of_rows = [_as_list(cell) for cell in reading.table.frame[label]]
-    for row, (words, labels_of_words) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
-        may_lack_labels = reading.is_new and labels_of_words is None
-        count = 0 if labels_of_words is None else len(labels_of_words)
-        if not may_lack_labels and count != len(words):
-            bad.add(row, f"{count} labels in column {label!r} for {len(words)} words")
+    _check_label_counts(reading, words_of_rows, labels_of_rows, label)
     if reading.is_new:
         reading.arrays["y"] = _objects(labels_of_rows)
         return
@@ -87,6 +74,36 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
     reading.notes.append(f"the column {label!r} labels every word of {sequence!r}")
 
 
+def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[str]], sequence: str) -> None:
+    """Note rows of the column ``sequence`` as bad that have no words, or white space within a word."""
+    for row, words in enumerate(words_of_rows):
+        # A word of no-break spaces alone matches `WORD`, but ``strip`` would remove it from the end of a text.
+        odd = next((word for word in words if WORD.fullmatch(word) is None or not word.strip()), None)
+        if not words:
+            bad.add(row, f"no words in column {sequence!r}")
+        elif odd is not None:
+            bad.add(
+                row, f"{odd[:40]!r} in column {sequence!r} is not a word without white space", "divide it"
+            )
+
+
+def _check_label_counts(
+    reading: TableArrays,
+    words_of_rows: Sequence[Sequence[str]],
+    labels_of_rows: Sequence[Sequence[Any] | None],
+    label: str,
+) -> None:
+    """Note rows as bad that do not have a label for each word in the column ``label``.
+
+    The labels of a row are None if its cell is not a list; new rows may have none at all.
+    """
+    for row, (words, labels_of_words) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
+        may_lack_labels = reading.is_new and labels_of_words is None
+        count = 0 if labels_of_words is None else len(labels_of_words)
+        if not may_lack_labels and count != len(words):
+            reading.table.bad.add(row, f"{count} labels in column {label!r} for {len(words)} words")
+
+
 def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[str, ...]:
     """Read spans of letters with labels as ``y``, (rows, most letters): the number of the class of each letter.
 
@@ -95,30 +112,21 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
     None, and no names are returned.
     """
     bad, frame = reading.table.bad, reading.table.frame
-    # New rows may lack the column of spans.
-    spans_of_rows = [_as_list(cell) for cell in frame[label]] if label in frame else [None] * len(frame)
-    texts = frame[sequence].astype(object).where(frame[sequence].notna(), "").astype(str)
-    # Spans count the letters of the text as it is written, which is stored without white space at its ends: the
-    # letters of row r move to the left by ``shifts[r]``.
-    shifts = [len(text) - len(text.lstrip()) for text in texts]
-    lengths = [len(text.strip()) for text in texts]
-    # Rows without a list of spans, or with one that is malformed, are bad.
-    for row, spans in enumerate(spans_of_rows):
-        if spans is None and not reading.is_new:
-            bad.add(row, f"no list of spans in column {label!r}")
-        if problem := _problem(spans or [], len(texts[row])):
-            bad.add(row, f"{problem} in column {label!r}")
-            spans_of_rows[row] = None
+    texts = frame[sequence].astype(object).where(frame[sequence].notna(), "").astype(str).tolist()
+    spans_of_rows = _checked_spans(reading, label, texts)
     reading.parameters["each"] = "span"
     # Number the classes, and give each letter the class of its span, if it is in one.
     names = {str(span["label"]) for spans in spans_of_rows for span in spans or []}
     classes = tuple(sorted({*names, OUTSIDE}))
     number_of_class = {name: number for number, name in enumerate(classes)}
+    lengths = [len(text.strip()) for text in texts]
     check_padding(f"{bad.where}, column {sequence!r}", np.array(lengths), np.dtype(np.int32).itemsize)
     y = np.full((len(texts), max(lengths)), number_of_class[OUTSIDE], np.int32)
-    for row, (spans, shift) in enumerate(zip(spans_of_rows, shifts, strict=True)):
+    for row, (text, spans) in enumerate(zip(texts, spans_of_rows, strict=True)):
+        # Spans count the letters of the text as it is written. It is stored without white space at its ends, so its
+        # letters move to the left; a span may begin or end in the white space before them.
+        shift = len(text) - len(text.lstrip())
         for span in spans or []:
-            # A span may begin or end in the white space before the text, which is not stored.
             start, end = max(0, span["start"] - shift), max(0, span["end"] - shift)
             y[row, start:end] = number_of_class[str(span["label"])]
     if reading.is_new:
@@ -133,6 +141,23 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
         f"the column {label!r} labels spans of {sequence!r}; other letters have the class {OUTSIDE!r}"
     )
     return classes
+
+
+def _checked_spans(reading: TableArrays, label: str, texts: Sequence[str]) -> list[list[Any] | None]:
+    """Return the spans of each text, (rows,), from the column ``label``; None if they are missing or malformed.
+
+    A row of a fit without a list of spans is bad, and so is one with a malformed span. New rows may lack the column.
+    """
+    bad, frame = reading.table.bad, reading.table.frame
+    cells = frame[label] if label in frame else [None] * len(frame)
+    spans_of_rows: list[list[Any] | None] = [_as_list(cell) for cell in cells]
+    for row, spans in enumerate(spans_of_rows):
+        if spans is None and not reading.is_new:
+            bad.add(row, f"no list of spans in column {label!r}")
+        if problem := _problem(spans or [], len(texts[row])):
+            bad.add(row, f"{problem} in column {label!r}")
+            spans_of_rows[row] = None
+    return spans_of_rows
 
 
 def _problem(spans: list[Any], letters: int) -> str:
