@@ -327,11 +327,11 @@ def notes_on_gaps(times: np.ndarray, sequence: np.ndarray) -> list[str]:
     # sequences before, and its median is in the middle of them. Sequences of one row have no gap.
     by_size = np.lexsort((gaps, sequence_of_gap))
     gap_counts = np.bincount(sequence_of_gap)
-    has_gaps = np.flatnonzero(gap_counts)
+    sequences_with_gaps = np.flatnonzero(gap_counts)
     starts = np.cumsum(gap_counts) - gap_counts
-    middles = (starts + gap_counts // 2)[has_gaps]
+    middles = (starts + gap_counts // 2)[sequences_with_gaps]
     usual = np.zeros(len(gap_counts))
-    usual[has_gaps] = gaps[by_size][middles]
+    usual[sequences_with_gaps] = gaps[by_size][middles]
     usual_gap = usual[sequence_of_gap]
     is_irregular = (gaps > OTHER_GAP * usual_gap) | (gaps * OTHER_GAP < usual_gap)
     if not is_irregular.any():

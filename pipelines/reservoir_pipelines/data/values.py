@@ -83,8 +83,10 @@ def read_pixel_rows(x: np.ndarray) -> PixelRows | None:
     difference grows with the distance.
     """
     size = side_and_channels(x.shape[1])
-    may_be_pixels = x.min() >= 0 and np.isfinite(x.max())  # NaN is neither
-    if size is None or not may_be_pixels:
+    if size is None:
+        return None
+    may_be_pixels = x.min() >= 0 and np.isfinite(x.max())  # both are false with NaN
+    if not may_be_pixels:
         return None
     side, channels = size
     # The change from a pixel to the one below it, as a share of that over half a row, for each order of the colours:
