@@ -111,7 +111,7 @@ def _child(one: Reader, copies: list[bytes], into: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + MEMORY, resource.RLIM_INFINITY))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     if one.isolated:
-        hdf5._check_apart = hdf5.read_once
+        hdf5._check_in_child = hdf5.read_once
     for mutant in copies:
         one.file.write_bytes(mutant)
         reader._checked.clear()

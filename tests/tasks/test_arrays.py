@@ -150,10 +150,10 @@ VALUES = {
 @pytest.mark.parametrize("name", [*NAMES, *VALUES])
 def test_arrays_are_read_as_symbols_or_values_by_one_rule(name):
     x = (NAMES | VALUES)[name]
-    assert read_integers(x).names == (name in NAMES), read_integers(x).why
+    assert read_integers(x).are_names == (name in NAMES), read_integers(x).why
     # Padding after the lengths has no influence.
     lengths = np.full(len(x), x.shape[1])
-    assert read_integers(np.pad(x, ((0, 0), (0, 50))), lengths).names == (name in NAMES)
+    assert read_integers(np.pad(x, ((0, 0), (0, 50))), lengths).are_names == (name in NAMES)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_arrays_are_read_as_symbols_or_values_by_one_rule(name):
     ],
 )
 def test_labels_are_read_as_classes_or_numbers_by_one_rule(y, classes):
-    assert read_labels(y).names == classes
+    assert read_labels(y).are_names == classes
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
@@ -327,7 +327,7 @@ def test_pixels_in_a_row_are_read_as_the_image_that_they_are(tmp_path, form):
 def test_series_and_symbols_are_not_taken_for_pixels():
     for x in (RNG.normal(size=(30, 784)).cumsum(axis=1), RNG.integers(0, 4, (30, 64)), RNG.random((30, 768))):
         assert read_pixel_rows(np.abs(x)) is None
-    assert not read_integers(load_digits().data[:100].astype(int)).names
+    assert not read_integers(load_digits().data[:100].astype(int)).are_names
 
 
 def test_pixels_out_of_range_and_rows_that_are_not_square_are_refused(tmp_path):

@@ -14,7 +14,7 @@ from reservoir_pipelines.data.rows import IMAGE_NOTE, Rows, Sequences
 from reservoir_pipelines.data.values import MIN_SIDE, SAMPLE, read_pixel_rows, side_and_channels
 
 CHANNELS = (1, 3)
-"""Numbers of channels of an image in an array, last: grey, or red, green and blue."""
+"""Numbers of channels that an image may have: grey, or red, green and blue."""
 
 PIECE_ROWS = 1024  # images that are in memory at a time
 
@@ -32,8 +32,9 @@ def read_axes(where: str, rows: Rows, options: OwnDataOptions, task: Task | None
     """
     if rows.holds != "numbers":
         return rows
-    is_flat = len(rows.x.shape) == 2
-    if options.channels_first and not (is_flat and options.pixels):
+    # Images with all pixels in one row have no axis of channels to move: `read_pixels` reads the order of the colours.
+    has_flat_images = len(rows.x.shape) == 2 and bool(options.pixels)
+    if options.channels_first and not has_flat_images:
         rows = _with_channels_last(where, rows, pixels=bool(options.pixels))
     rows = read_pixels(where, rows, options)
     if rows.holds == "images":
@@ -48,7 +49,7 @@ def read_axes(where: str, rows: Rows, options: OwnDataOptions, task: Task | None
 
 
 class _Converted:
-    """Sequences that are converted when a range of rows is read."""
+    """The array ``x``, of which ``convert`` makes one of another ``shape`` and ``dtype``, range of rows by range."""
 
     def __init__(
         self,
@@ -65,14 +66,17 @@ class _Converted:
 
 
 def _with_channels_last(where: str, rows: Rows, *, pixels: bool) -> Rows:
-    """Return rows, perhaps of ``pixels``, whose channels, the second axis, become the last one."""
+    """Return rows, which are images if they hold ``pixels``, with their channels, the second axis, as the last one."""
     x = rows.x
-    if len(x.shape) not in ((4,) if pixels else (3, 4)):  # images of three axes are grey
+    axes_with_channels = (4,) if pixels else (3, 4)  # images of three axes are grey
+    if len(x.shape) not in axes_with_channels:
         raise InputError(
             f"{where}: x has the shape {x.shape}, without an axis of channels", "leave out --channels-first"
         )
     count, channels, *others = x.shape
-    moved = _Converted(x, (count, *others, channels), x.dtype, lambda part: np.moveaxis(part, 1, -1))
+    moved = _Converted(
+        x, (count, *others, channels), x.dtype, convert=lambda part: np.moveaxis(part, 1, -1)
+    )
     return replace(rows, x=moved, parameters={**rows.parameters, "channels_first": True})
 
 
@@ -82,9 +86,12 @@ def channels_seem_first(x: np.ndarray) -> bool:
     Steps in time change little from one to the next, channels more. If neither axis is clearly smoother, the longer
     one is probably that of the steps.
     """
-    changes = [_change_along(x, axis) for axis in (1, 2)]
-    if min(changes) < CLEARLY_SMOOTHER * max(changes):
-        return changes[1] < changes[0]
+    along_second, along_third = _change_along(x, 1), _change_along(x, 2)
+    one_is_clearly_smoother = min(along_second, along_third) < CLEARLY_SMOOTHER * max(
+        along_second, along_third
+    )
+    if one_is_clearly_smoother:
+        return along_third < along_second
     return x.shape[2] > x.shape[1] > 1
 
 
@@ -92,6 +99,7 @@ def _change_along(x: np.ndarray, axis: int) -> float:
     """Return the mean absolute difference of neighbours along an axis; infinite if the axis has no neighbours."""
     if x.shape[axis] < 2:
         return np.inf
+    # Values may be infinite; their differences are left out.
     with np.errstate(invalid="ignore", over="ignore"):
         differences = np.abs(np.diff(x.astype(np.float64), axis=axis))
     finite = differences[np.isfinite(differences)]
@@ -108,7 +116,8 @@ def _notes_on_axes(rows: Rows, options: OwnDataOptions) -> list[str]:
     if len(shape) != 3 or options.channels_first:
         return []
     _, steps, channels = shape
-    sample = rows.x[: max(1, SAMPLE // (steps * channels))]
+    sampled_rows = max(1, SAMPLE // (steps * channels))
+    sample = rows.x[:sampled_rows]
     reading = f"x read as {steps:,} steps of {channels:,} channels"
     # Square rows without negative values may be grey images. An infinite value is refused later, with its place.
     may_be_images = steps == channels >= MIN_SIDE and sample.min() >= 0 and bool(np.isfinite(sample.max()))
@@ -125,10 +134,18 @@ def _notes_on_axes(rows: Rows, options: OwnDataOptions) -> list[str]:
 
 
 def _reads_sequences(rows: Rows, options: OwnDataOptions) -> bool:
-    """Return whether each step has a label, or an option of sequences, such as ``--values``, is given."""
-    labels_steps = rows.y is not None and rows.y.shape[:2] == rows.x.shape[:2] and len(rows.x.shape) == 3
-    of_sequences = options.values or options.symbols or options.window or options.resample
-    return bool(labels_steps or of_sequences or options.missing != "refuse" or options.channels_first)
+    """Return whether rows are meant as sequences: each step has a label, or an option of sequences is given."""
+    have_steps = len(rows.x.shape) == 3
+    labels_steps = have_steps and rows.y is not None and rows.y.shape[:2] == rows.x.shape[:2]
+    has_option_of_sequences = bool(
+        options.values
+        or options.symbols
+        or options.window
+        or options.resample
+        or options.channels_first
+        or options.missing != "refuse"
+    )
+    return labels_steps or has_option_of_sequences
 
 
 def _holds_images(rows: Rows, options: OwnDataOptions, task: Task | None) -> bool:
@@ -139,11 +156,12 @@ def _holds_images(rows: Rows, options: OwnDataOptions, task: Task | None) -> boo
     of their ``task``.
     """
     x = rows.x
-    is_of_bytes, has_four_axes = x.dtype == np.uint8, len(x.shape) == 4
-    is_square = len(x.shape) == 3 and x.shape[1] == x.shape[2] >= MIN_SIDE
     if task is not None:
         return task.pictures > 0 and len(x.shape) in (3, 4)
-    return has_four_axes or (is_of_bytes and is_square and not _reads_sequences(rows, options))
+    if len(x.shape) == 4:
+        return True
+    is_square = len(x.shape) == 3 and x.shape[1] == x.shape[2] >= MIN_SIDE
+    return x.dtype == np.uint8 and is_square and not _reads_sequences(rows, options)
 
 
 def _as_images(where: str, rows: Rows) -> Rows:
@@ -153,45 +171,56 @@ def _as_images(where: str, rows: Rows) -> Rows:
     """
     check_pillow()
     x = rows.x
-    are_bytes, are_grey = x.dtype == np.uint8, len(x.shape) == 3
-    has_readable_axes = are_grey or x.shape[3] in CHANNELS
-    if not are_bytes or not has_readable_axes or 0 in x.shape:
-        are_channels_first = not has_readable_axes and x.shape[1] in CHANNELS
-        remedy = (
-            "give images as bytes (uint8) from 0 to 255, (rows, height, width, 3), "
-            "or grey ones (rows, height, width)"
-        )
-        if are_channels_first:
-            remedy += "; --channels-first reads (rows, 3, height, width)"
-        if not are_bytes:
-            remedy += "; --pixels 1 reads pixels from 0 to 1"
-        raise InputError(f"{where}: x has the shape {x.shape} and holds {x.dtype} values", remedy)
+    _refuse_other_pixels(where, x)
     if rows.lengths is not None:
         raise InputError(f"{where}: x holds images, which have no lengths", "remove the array 'lengths'")
-    # Square bytes are only taken for images, so the note says how to read them as series. Each image is stored as a
-    # PNG, as files of images are.
+    # Square bytes are taken for images by a rule alone, so the note says how to read them as series.
     height, width = x.shape[1:3]
-    may_be_series = are_grey and "pixels" not in rows.parameters
-    remedy = "; pass --values to read them as steps of several channels" if may_be_series else ""
-    note = f"x read as images of {height}x{width} pixels{remedy}"
+    note = f"x read as images of {height}x{width} pixels"
+    are_grey = len(x.shape) == 3
+    if are_grey and "pixels" not in rows.parameters:
+        note += "; pass --values to read them as steps of several channels"
+
+    def as_files(part: np.ndarray) -> np.ndarray:
+        """Return images as the bytes of PNG files, (rows,) of objects, as those of files of images are stored."""
+        return np.fromiter(map(_png, part), object)
+
     return replace(
         rows,
-        x=_Converted(x, x.shape[:1], np.dtype(object), lambda part: np.fromiter(map(_png, part), object)),
+        x=_Converted(x, x.shape[:1], np.dtype(object), as_files),
         holds="images",
         piece_rows=min(PIECE_ROWS, rows.piece_rows),
         notes=(*rows.notes, note, IMAGE_NOTE),
     )
 
 
+def _refuse_other_pixels(where: str, x: Sequences) -> None:
+    """Refuse an array of three or four axes, as images have, unless it has a byte per channel, and channels last."""
+    are_bytes = x.dtype == np.uint8
+    are_grey = len(x.shape) == 3
+    are_channels_last = are_grey or x.shape[3] in CHANNELS
+    if are_bytes and are_channels_last and 0 not in x.shape:
+        return
+    remedy = "give images as bytes (uint8) from 0 to 255, (rows, height, width, 3), or grey ones (rows, height, width)"
+    if not are_channels_last and x.shape[1] in CHANNELS:
+        remedy += "; --channels-first reads (rows, 3, height, width)"
+    if not are_bytes:
+        remedy += "; --pixels 1 reads pixels from 0 to 1"
+    raise InputError(f"{where}: x has the shape {x.shape} and holds {x.dtype} values", remedy)
+
+
 def _png(pixels: np.ndarray) -> np.ndarray:
-    """Return the bytes of an image as a PNG file, which keeps every pixel."""
+    """Return the bytes of an image as a PNG file, which keeps every pixel.
+
+    ``pixels`` are bytes (height, width) or (height, width, channels).
+    """
     from PIL import Image
 
     file = BytesIO()
     is_grey = pixels.ndim == 2 or pixels.shape[2] == 1
-    Image.fromarray(pixels.reshape(pixels.shape[:2]) if is_grey else pixels).save(
-        file, "PNG", compress_level=1
-    )
+    if is_grey:
+        pixels = pixels.reshape(pixels.shape[:2])  # Pillow reads no axis of one channel
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)  # the fastest compression
     return np.frombuffer(file.getvalue(), np.uint8)
 
 
@@ -199,42 +228,46 @@ def _png(pixels: np.ndarray) -> np.ndarray:
 
 
 def read_pixels(where: str, rows: Rows, options: OwnDataOptions) -> Rows:
-    """Return rows of numbers as images if ``--pixels`` gives the value of white; else the rows."""
+    """Return rows of numbers as images if ``--pixels`` gives the value of white; else the rows as they are."""
     white = options.pixels
     if not white or rows.holds != "numbers":
         return rows
     shape = _shape_of_images(where, rows.x.shape, options)
+    # A table has lengths, which for images must be those of all pixels.
     if rows.lengths is not None:
         if (rows.lengths < rows.x.shape[1]).any():
             raise InputError(
                 f"{where}: rows of images end early", "give every pixel, or leave out --pixels"
             )
         rows = replace(rows, lengths=None)
+    # In images with all pixels in one row, the colours may be one after the other; `read_axes` moves other channels.
     is_flat = len(rows.x.shape) == 2
-    channels_first = bool(options.channels_first and is_flat)
+    colours_are_apart = bool(options.channels_first) and is_flat and len(shape) == 3
 
     def as_bytes(part: np.ndarray) -> np.ndarray:
         """Return numbers (rows, ...) from 0 to ``white`` as bytes (rows, height, width[, channels])."""
         low, high = part.min(initial=0), part.max(initial=0)
-        if not (low >= 0 and high <= white):  # also if one of them is NaN
+        if not (low >= 0 and high <= white):  # this way round, NaN is refused, too
             wrong = high if low >= 0 else low
             raise InputError(
                 f"{where}: x holds {wrong}, but --pixels {white} reads pixels from 0 to {white}",
                 "pass the largest value that a pixel can have, or correct the pixels",
             )
-        if channels_first and len(shape) == 3:
-            part = np.moveaxis(part.reshape(len(part), shape[2], *shape[:2]), 1, -1)
+        if colours_are_apart:
+            height, width, channels = shape
+            part = np.moveaxis(part.reshape(len(part), channels, height, width), 1, -1)
         return np.rint(part.reshape(len(part), *shape) * (255 / white)).astype(np.uint8)
 
     images = _Converted(rows.x, (rows.x.shape[0], *shape), np.dtype(np.uint8), as_bytes)
     parameters = {**rows.parameters, "pixels": white}
-    parameters |= {"channels_first": True} if options.channels_first else {}
+    if options.channels_first:
+        parameters["channels_first"] = True
     return _as_images(where, replace(rows, x=images, parameters=parameters))
 
 
 def _shape_of_images(where: str, shape: tuple[int, ...], options: OwnDataOptions) -> tuple[int, ...]:
-    """Return the height, the width and perhaps the channels of the images in an array of a shape."""
-    if len(shape) == 2:
+    """Return the height, the width and, unless they are grey, the channels of the images in an array of a shape."""
+    if len(shape) == 2:  # all pixels in one row, of square images
         size = side_and_channels(shape[1])
         if size is None:
             raise InputError(
@@ -254,14 +287,19 @@ def notes_on_pixels(rows: Rows, options: OwnDataOptions) -> list[str]:
     """Return a note if rows of values, (rows, values), are probably images with all pixels in one row."""
     x = rows.x
     is_padded = rows.lengths is not None and bool((rows.lengths < x.shape[1]).any())
-    is_flat = rows.holds == "numbers" and len(x.shape) == 2 and 0 not in x.shape and x.dtype.kind in "uif"
-    if not is_flat or is_padded or rows.labels_tokens or _reads_sequences(rows, options):
+    are_numbers = rows.holds == "numbers" and x.dtype.kind in "uif"  # NumPy's kinds: integers and floats
+    is_flat = len(x.shape) == 2 and 0 not in x.shape
+    may_be_images = are_numbers and is_flat and not is_padded
+    if not may_be_images or rows.labels_tokens or _reads_sequences(rows, options):
         return []
-    sample = x[: max(1, SAMPLE // x.shape[1])]
+    sampled_rows = max(1, SAMPLE // x.shape[1])
+    sample = x[:sampled_rows]
     picture = read_pixel_rows(sample)
     if picture is None:
         return []
-    flags = f"--pixels {_suggested_white(sample)}" + (" --channels-first" if picture.channels_first else "")
+    flags = f"--pixels {_suggested_white(sample)}"
+    if picture.channels_first:
+        flags += " --channels-first"
     return [
         f"the {x.shape[1]:,} values of a row are probably an image of {picture.side}x{picture.side} pixels, because "
         f"values one row of pixels apart are alike; pass {flags} to read images"
@@ -269,9 +307,12 @@ def notes_on_pixels(rows: Rows, options: OwnDataOptions) -> list[str]:
 
 
 def _suggested_white(sample: np.ndarray) -> int:
-    """Return the value of white that pixels with the values of a sample probably have."""
+    """Return the value of white that pixels with the values of a sample probably have.
+
+    It is 1 for shares, and 255 or 65535 for one or two bytes.
+    """
     largest = float(sample.max())
-    likely = [white for white in (1, 255, 65535) if largest <= white]
+    usual_whites = [white for white in (1, 255, 65535) if largest <= white]
     # Bytes of a few grey levels, such as scikit-learn's digits from 0 to 16, have the largest level as white.
-    few_levels = 1 < largest < MAX_GREY_LEVELS
-    return int(np.ceil(largest)) if few_levels or not likely else likely[0]
+    has_few_levels = 1 < largest < MAX_GREY_LEVELS
+    return int(np.ceil(largest)) if has_few_levels or not usual_whites else usual_whites[0]

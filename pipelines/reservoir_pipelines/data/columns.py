@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -21,11 +21,11 @@ from reservoir_pipelines.data.table import SUFFIXES, Table, read_table
 
 
 MAX_SHOWN = 20
-"""Number of names of columns in a message."""
+"""Most names of columns in a message."""
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names as text, for a message."""
+    """Return names as text for a message: the first `MAX_SHOWN`, and how many more there are."""
     more = f" and {len(names) - MAX_SHOWN:,} more" if len(names) > MAX_SHOWN else ""
     return ", ".join(names[:MAX_SHOWN]) + more
 
@@ -43,9 +43,20 @@ def example(path: Path | str, options: OwnDataOptions, **changes: Any) -> str:
 def require_column(
     path: Path, names: Sequence[str], name: str | None, role: str = "", fitted: Collection[str] = ()
 ) -> None:
-    """Refuse a table without a column (if any) that the flag ``role`` names, or that a readout needs.
+    """Refuse a table that has no column of a name.
 
-    ``fitted`` are the columns that the readout has, so the remedy does not suggest them.
+    Parameters
+    ----------
+    path : Path
+        The table, for messages.
+    names : sequence of str
+        The names of its columns.
+    name : str, optional
+        The column that is needed; if it is empty or None, nothing is checked.
+    role : str
+        The flag that names the column; empty if the column is one that a readout was fitted on.
+    fitted : collection of str
+        All columns that the readout was fitted on, which the remedy does not suggest in place of the missing one.
     """
     if not name or name in names:
         return
@@ -56,10 +67,11 @@ def require_column(
             f"{path}: no column {name!r}, which the readout was fitted on, among {listed(names)}; "
             f"rename the column that holds it to {name!r}"
         )
-    parts = separated(name)
-    names_several = len(parts) > 1 and {*parts} <= {*names}
-    if names_several:
-        hint = f"; give one column: add one that joins the cells of {listed(parts)}"
+    # The name may be a list of columns, where only one is allowed, or misspelt.
+    listed_names = separated(name)
+    names_several_columns = len(listed_names) > 1 and {*listed_names} <= {*names}
+    if names_several_columns:
+        hint = f"; give one column: add one that joins the cells of {listed(listed_names)}"
     else:
         hint = nearest(name, [other for other in names if other not in fitted])
     raise InputError(problem + hint)
@@ -74,11 +86,12 @@ EMPTY = ("", "na", "n/a", "nan", "null", "none")
 MOST = 0.5
 """A column holds what more than this share of its filled cells hold; the others are bad rows."""
 
-SWITCHES = {"true": "1", "false": "0"} | dict.fromkeys(EMPTY, "nan")  # cells that stand for a number
+NUMBERS_OF_WORDS = {"true": "1", "false": "0"} | dict.fromkeys(EMPTY, "nan")
+"""Cells, in small letters, that stand for a number, and that number as text; an empty cell is NaN."""
 
 
 def filled(column: Any) -> Any:
-    """Return the cells of a column that are not empty."""
+    """Return the cells of a column that are neither missing nor the empty text."""
     cells = column[column.notna()]
     are_numbers = column.dtype.kind in "biuf"  # NumPy's kinds: booleans, integers and floats
     return cells if are_numbers else cells[cells != ""]
@@ -95,15 +108,20 @@ def holds_lists(column: Any) -> bool:
 
 
 def holds_chats(column: Any) -> bool:
-    """Return whether the first filled cell is a list of messages, each a mapping with a role."""
+    """Return whether the first list in a column is one of messages, each a mapping with a role."""
     if column.dtype != object:
         return False
-    first = next((cell for cell in column if isinstance(cell, list | np.ndarray) and len(cell)), [])
-    return all(isinstance(message, dict) and "role" in message for message in first) and len(first) > 0
+    first_list = next((cell for cell in column if isinstance(cell, list | np.ndarray) and len(cell)), None)
+    if first_list is None:
+        return False
+    return all(isinstance(message, dict) and "role" in message for message in first_list)
 
 
 def holds_single_numbers(table: Table, name: str) -> bool:
-    """Return whether most filled cells are one number; not if one is like 007, whose zeros may mean something."""
+    """Return whether most filled cells of a column are a single number.
+
+    Digits like 007, whose zeros may mean something, are not numbers: one such cell is enough.
+    """
     import pandas as pd
 
     column = table.frame[name]
@@ -111,9 +129,9 @@ def holds_single_numbers(table: Table, name: str) -> bool:
         return True
     if holds_lists(column):
         return False
-    # Empty cells, true and false say nothing about the others.
+    # Empty cells, true and false stand for numbers, but say nothing about the other cells.
     texts = table.with_points(as_texts(column))
-    texts = texts[~texts.str.lower().isin(SWITCHES)]
+    texts = texts[~texts.str.lower().isin(NUMBERS_OF_WORDS)]
     if not len(texts):
         return True
     numbers: Any = pd.to_numeric(texts, errors="coerce")
@@ -135,7 +153,9 @@ def holds_sequences(column: Any) -> bool:
 def holds_digits(column: Any) -> bool:
     """Return whether the cells are strings of digits without separators, such as 0110, which are letters."""
     texts = as_texts(filled(column))
-    return bool(texts.str.fullmatch(r"\d+").all() and (texts.str.len() > 1).any())
+    are_digits = texts.str.fullmatch(r"\d+").all()
+    some_have_several = (texts.str.len() > 1).any()
+    return bool(are_digits and some_have_several)
 
 
 def may_separate_thousands(column: Any) -> bool:
@@ -146,19 +166,24 @@ def may_separate_thousands(column: Any) -> bool:
 
 
 def holds_words(column: Any) -> bool:
-    """Return whether most filled cells are texts that are not made of numbers."""
+    """Return whether most texts in a column are not made of numbers; False if it has no texts."""
     texts = [cell for cell in filled(column) if isinstance(cell, str)]
-    words = sum(numbers_of_text(text) is None for text in texts)
-    return words > MOST * len(texts)
+    word_count = sum(numbers_of_text(text) is None for text in texts)
+    return word_count > MOST * len(texts)
 
 
 def numbers_of_text(cell: str) -> np.ndarray | None:
-    """Return the numbers of a text: a JSON list, or separated by spaces, commas or semicolons; else None."""
+    """Return the numbers of a text, (numbers,), or of a JSON list, also (steps, channels); None if it has others.
+
+    The numbers are separated by commas, semicolons or spaces; NumPy's brackets may stand around them.
+    """
     if cell.strip().startswith("["):
         with suppress(ValueError, RecursionError):
             return numbers_of_list(json.loads(cell))
-        cell = cell.strip().strip("[]")  # as NumPy prints an array
+        # Brackets without JSON are those of an array as NumPy prints it, with spaces between the numbers.
+        cell = cell.strip().strip("[]")
     separator = next((mark for mark in ",;" if mark in cell), None)  # None splits at spaces
+    # Integers if all are integers, else floats.
     for kind in (np.int64, np.float64):
         with suppress(ValueError, OverflowError):
             return np.array(cell.split(separator), dtype=kind)
@@ -166,7 +191,10 @@ def numbers_of_text(cell: str) -> np.ndarray | None:
 
 
 def numbers_of_list(cell: Any) -> np.ndarray | None:
-    """Return a list of numbers, or of lists of one length, as an array with NaN for None; else None."""
+    """Return a list of numbers, or of lists of one length, as an array of one or two axes with NaN for None.
+
+    Return None for an empty list and for anything else.
+    """
     try:
         array = np.asarray(cell)
         # A list with None becomes an array of objects; as a float, None is NaN.
@@ -192,10 +220,12 @@ FIRST_ROWS = 5
 
 
 def files_kind(names: Iterable[str]) -> str:
-    """Return the kind in `FILES` that has the suffixes of all names; else ""."""
-    lower = [name.lower() for name in names]
+    """Return the kind in `FILES` of files with such names; "" if they are of several kinds, or if there are none."""
+    lower_names = [name.lower() for name in names]
+    if not lower_names:
+        return ""
     for kind, suffixes in FILES.items():
-        if lower and all(name.endswith(suffixes) for name in lower):
+        if all(name.endswith(suffixes) for name in lower_names):
             return kind
     return ""
 
@@ -206,23 +236,29 @@ def with_slashes(name: str) -> Path:
 
 
 def names_files(folder: Path, cells: Any) -> str:
-    """Return the kind of files that the first cells name; "" if no such file is in the folder."""
+    """Return the kind in `FILES` of the files that the first cells name; "" if none of them is in the folder."""
+    first_cells = list(cells[:FIRST_ROWS])
     # The system refuses to look for a path that is very long or has a NUL.
-    cells = list(cells[:FIRST_ROWS])
-    if not all(isinstance(cell, str) and len(cell) < 1000 and "\0" not in cell for cell in cells):
+    may_be_paths = all(
+        isinstance(cell, str) and len(cell) < 1000 and "\0" not in cell for cell in first_cells
+    )
+    kind = files_kind(cell.strip() for cell in first_cells) if may_be_paths else ""
+    if not kind:
         return ""
-    kind = files_kind(cell.strip() for cell in cells)
-    exists = kind and any((folder / with_slashes(cell)).is_file() for cell in cells)
-    return kind if exists else ""
+    some_exist = any((folder / with_slashes(cell)).is_file() for cell in first_cells)
+    return kind if some_exist else ""
 
 
 def named_kind(path: Path) -> str:
-    """Return the kind of files that a table names in its first rows; "" for other tables."""
+    """Return the kind in `FILES` of the files that a table names in its first rows; "" for any other path."""
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return ""
     frame = read_table(path, rows=FIRST_ROWS).frame
-    kinds = (names_files(path.parent, filled(frame[name])) for name in frame)
-    return next(filter(None, kinds), "")
+    for name in frame:
+        kind = names_files(path.parent, filled(frame[name]))
+        if kind:
+            return kind
+    return ""
 
 
 # ---- times
@@ -233,11 +269,15 @@ OTHER_GAP = 1.5
 
 
 def times_of(column: Any) -> np.ndarray | None:
-    """Return numbers, or ISO 8601 dates in UTC, as a sortable array, (rows,); None for other cells."""
+    """Return a column of times as an array (rows,) that can be sorted; None for cells that are no times, or missing.
+
+    Times are numbers, or ISO 8601 dates, which become datetime64 in UTC.
+    """
     import pandas as pd
 
     if column.dtype.kind in "iuf":
         return column.to_numpy() if column.notna().all() else None
+    # Without a hyphen, pandas would also read numbers such as 2024 as dates.
     if not all(isinstance(cell, str) and "-" in cell for cell in column):
         return None
     times = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
@@ -245,7 +285,7 @@ def times_of(column: Any) -> np.ndarray | None:
 
 
 def sortable_times(table: Table, name: str) -> np.ndarray:
-    """Return a column of times as `times_of` does; an empty cell is a bad row, and other cells are refused."""
+    """Return a column of times as `times_of` does; a row with an empty cell is bad, and other cells are refused."""
     column = table.frame[name]
     for row in np.flatnonzero(column.isna()):
         table.bad.add(row, f"no time in column {name!r}")
@@ -261,26 +301,39 @@ def sortable_times(table: Table, name: str) -> np.ndarray:
     return times
 
 
-def notes_on_gaps(times: np.ndarray, member: np.ndarray) -> list[str]:
-    """Return a note if the ``times`` (rows,) of the sequences ``member`` (rows,) of int are not equally spaced.
+def notes_on_gaps(times: np.ndarray, sequence: np.ndarray) -> list[str]:
+    """Return a note if the times within sequences are not equally spaced.
 
     A gap is irregular if it differs from the median gap of its sequence by a factor of more than `OTHER_GAP`.
+
+    Parameters
+    ----------
+    times : array (rows,)
+        The time of each row: numbers or datetime64.
+    sequence : array (rows,) of int
+        The number of the sequence of each row.
     """
-    # The gaps between neighbouring times of the same sequence, with the number of the sequence of each gap.
-    order = np.lexsort((times, member))
-    same_sequence = np.diff(member[order]) == 0
-    gaps = np.diff(times[order].astype("datetime64[ns]") if times.dtype.kind == "M" else times[order])
-    gaps, sequence = gaps[same_sequence].astype(np.float64), member[order][1:][same_sequence]
+    # The gaps between neighbouring times, in order, of the same sequence, and the number of the sequence of each gap.
+    order = np.lexsort((times, sequence))
+    sorted_times, sorted_sequence = times[order], sequence[order]
+    if times.dtype.kind == "M":
+        sorted_times = sorted_times.astype("datetime64[ns]")
+    is_within_sequence = np.diff(sorted_sequence) == 0
+    gaps = np.diff(sorted_times)[is_within_sequence].astype(np.float64)
+    sequence_of_gap = sorted_sequence[1:][is_within_sequence]
     if not len(gaps):
         return []
-    # The median of each sequence: sorted by sequence and gap, it is in the middle of the rows of the sequence.
-    by_size = np.lexsort((gaps, sequence))
-    counts = np.bincount(sequence)
-    present = np.flatnonzero(counts)
-    middles = (np.cumsum(counts) - counts + counts // 2)[present]
-    usual = np.zeros(len(counts))
-    usual[present] = gaps[by_size][middles]
-    is_irregular = (gaps > OTHER_GAP * usual[sequence]) | (gaps * OTHER_GAP < usual[sequence])
+    # The median gap of each sequence. Sorted by sequence and size, the gaps of a sequence begin after those of all
+    # sequences before, and its median is in the middle of them. Sequences of one row have no gap.
+    by_size = np.lexsort((gaps, sequence_of_gap))
+    gap_counts = np.bincount(sequence_of_gap)
+    sequences_with_gaps = np.flatnonzero(gap_counts)
+    starts = np.cumsum(gap_counts) - gap_counts
+    middles = (starts + gap_counts // 2)[sequences_with_gaps]
+    usual = np.zeros(len(gap_counts))
+    usual[sequences_with_gaps] = gaps[by_size][middles]
+    usual_gap = usual[sequence_of_gap]
+    is_irregular = (gaps > OTHER_GAP * usual_gap) | (gaps * OTHER_GAP < usual_gap)
     if not is_irregular.any():
         return []
     return [
@@ -302,22 +355,35 @@ def values_of(
     lengths: np.ndarray | None = None,
     data: str = "",
 ) -> np.ndarray:
-    """Return columns of single numbers as floats (rows, columns), 0 after ``lengths`` (rows,).
+    """Return columns of single numbers as floats, (rows, columns); rows with other cells become bad.
 
-    An infinite number, and an empty cell unless ``fill`` keeps it as NaN, make the row bad. ``data`` is
-    the path of the data if the table is only a part of it.
+    Parameters
+    ----------
+    table : Table
+        The table, whose bad rows are noted in ``table.bad``.
+    names : sequence of str
+        The columns to read.
+    options : OwnDataOptions
+        The user's options, for the example in a message.
+    fill : bool
+        Whether empty cells stay NaN, because they are filled later; else their rows are bad.
+    lengths : array (rows,) of int, optional
+        The number of columns, from the first, that count in each row; the others are 0. By default all count.
+    data : str
+        The path of the data if the table is only a part of them.
     """
     # Read column by column. A few cells that are not numbers make their rows bad; if most filled cells are not
     # numbers, the column does not hold values and is refused.
     x = np.empty((len(table.frame), len(names)))
-    for place, name in enumerate(names):
-        numbers, not_numbers, filled_cells = _numbers_of_column(table, name)
-        for row in not_numbers:
+    for column, name in enumerate(names):
+        numbers = _numbers_of_column(table, name)
+        for row in numbers.other_rows:
             cell = str(table.frame[name][row]).strip()[:40]
             table.bad.add(row, f"{cell!r} is not a number in column {name!r}")
-        if len(not_numbers) > MOST * filled_cells:
-            _refuse_column(table, names, name, int(not_numbers[0]), options, data or str(table.path))
-        x[:, place] = numbers
+        if len(numbers.other_rows) > MOST * numbers.filled_count:
+            first_row = int(numbers.other_rows[0])
+            _refuse_column(table, names, name, first_row, options, data or str(table.path))
+        x[:, column] = numbers.values
     if lengths is not None:
         x[np.arange(len(names)) >= lengths[:, None]] = 0
     # Infinite and empty cells make a row bad, which is noted with the first of them. Cells that are not numbers are NaN
@@ -325,34 +391,47 @@ def values_of(
     refuses_empty = not fill
     is_refused = np.isinf(x) | (np.isnan(x) & refuses_empty)
     for row in np.flatnonzero(is_refused.any(axis=1)):
-        place = int(np.argmax(is_refused[row]))
-        problem = EMPTY_CELL if np.isnan(x[row, place]) else f"{x[row, place]} in column"
-        table.bad.add(row, f"{problem} {names[place]!r}")
+        column = int(np.argmax(is_refused[row]))
+        value = x[row, column]
+        problem = EMPTY_CELL if np.isnan(value) else f"{value} in column"
+        table.bad.add(row, f"{problem} {names[column]!r}")
     return x
 
 
-def _numbers_of_column(table: Table, name: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return a column as floats, the rows whose cell is not a number, and the number of filled cells."""
+class _Numbers(NamedTuple):
+    """The numbers in a column: ``values`` (rows,), NaN for cells that are empty or not numbers."""
+
+    values: np.ndarray
+    other_rows: np.ndarray  # the rows whose cell is filled, but not a number
+    filled_count: int  # number of cells that are not empty
+
+
+def _numbers_of_column(table: Table, name: str) -> _Numbers:
+    """Return the numbers in a column of a table; true and false are 1 and 0."""
     import pandas as pd
 
     column = table.frame[name]
     if column.dtype.kind in "biuf":
-        return column.to_numpy(np.float64), np.empty(0, np.int64), len(column)
+        return _Numbers(column.to_numpy(np.float64), np.empty(0, np.int64), len(column))
     texts = table.with_points(as_texts(column).str.lower())
-    cells = texts.map(lambda cell: SWITCHES.get(cell, cell))
-    is_empty = (cells == "nan").to_numpy()  # `SWITCHES` gives every empty cell this text
+    cells = texts.map(lambda cell: NUMBERS_OF_WORDS.get(cell, cell))
+    is_empty = (cells == "nan").to_numpy()  # `NUMBERS_OF_WORDS` gives every empty cell this text
     numbers: Any = pd.to_numeric(cells, errors="coerce")
-    not_numbers = np.flatnonzero(numbers.isna() & ~is_empty)
-    return numbers.to_numpy(np.float64), not_numbers, int((~is_empty).sum())
+    other_rows = np.flatnonzero(numbers.isna() & ~is_empty)
+    return _Numbers(numbers.to_numpy(np.float64), other_rows, int((~is_empty).sum()))
 
 
 def _refuse_column(
     table: Table, names: Sequence[str], name: str, row: int, options: OwnDataOptions, data: str
 ) -> NoReturn:
-    """Refuse a column that does not hold values, with the flag that says what it probably holds."""
+    """Refuse a column that does not hold values, with the flag that says what it probably holds.
+
+    ``names`` are the columns that were to be read as values, ``name`` is the one to refuse, ``row`` has its first cell
+    that is not a number, and ``data`` is the path of the data.
+    """
     column = table.frame[name]
     cell = str(column[row]).strip()
-    only_texts = not any(table.frame[other].dtype.kind in "biuf" for other in names)
+    no_column_is_numeric = not any(table.frame[other].dtype.kind in "biuf" for other in names)
     # What it probably holds: decimal commas, times, letters or names of files, or else something to leave out.
     has_commas = re.fullmatch(r"[-+]?\d+(,\d+)+", cell)
     if has_commas and table.decimal == ".":
@@ -367,8 +446,9 @@ def _refuse_column(
         flag, value = "time", name
     elif names_files(table.path.parent, filled(column)):
         flag, value = "text", name
-    elif only_texts:  # sequences are longer than names
-        flag, value = "text", max(names, key=lambda other: as_texts(table.frame[other]).str.len().mean())
+    elif no_column_is_numeric:  # the column of the longest texts, because sequences are longer than names
+        mean_lengths = {other: as_texts(table.frame[other]).str.len().mean() for other in names}
+        flag, value = "text", max(names, key=mean_lengths.__getitem__)
     else:
         flag, value = "drop", ",".join([*separated(options.drop), name])
     command = example(data, options, **{flag: value})

@@ -45,48 +45,55 @@ def refuse_counters(table: Table, roles: Roles, options: OwnDataOptions, window:
     rows of their own put the same sequence into several splits, and so do rows of one patient.
     ``window`` is the number of steps of a window to suggest.
     """
-    # A counter stands beside values: a table with a single column of values has no other to read. Beside a
-    # sequence, no values are read.
+    # Beside a sequence, no values are read. A single column of values is no counter, because one stands beside values.
     if options.values or roles.sequence or len(roles.values) < 2:
         return
     has_rows_to_count = len(table.frame) >= MIN_COUNTED_ROWS
+    may_hold_times = has_rows_to_count and not roles.time
+    # The first test that refuses gives the message, so the plainest ones come first.
     if has_rows_to_count:
         _refuse_counted(table, roles, options)
-    if has_rows_to_count and not roles.time:
+    if may_hold_times:
         _refuse_times_in_sequences(table, roles, options)
     _refuse_ids(table, roles, options)
-    if has_rows_to_count and not roles.time:
+    if may_hold_times:
         _refuse_times_of_table(table, roles, options, window)
 
 
 def _refuse_counted(table: Table, roles: Roles, options: OwnDataOptions) -> None:
     """Refuse whole numbers that count the rows, in any order, or the steps of sequences."""
-    escape = "or --values if it is a value"
+    or_values = "or --values if it is a value"
     for name in roles.values:
-        if table.frame[name].dtype.kind not in "iu":
+        if table.frame[name].dtype.kind not in "iu":  # NumPy's kinds of integers
             continue
         numbers = table.frame[name].to_numpy(np.int64)
-        # A table that was shuffled, or sorted by another column, still has each number once.
-        first, last = int(numbers.min()), int(numbers.max())
-        may_count = first >= 0 and last - first == len(numbers) - 1
-        if may_count and len(np.unique(numbers)) == len(numbers):
+        # Numbers that count the rows have each value of a range once, also if the table was shuffled, or sorted by
+        # another column.
+        lowest, highest = int(numbers.min()), int(numbers.max())
+        is_as_long_as_table = highest - lowest == len(numbers) - 1
+        has_each_once = len(np.unique(numbers)) == len(numbers)
+        if lowest >= 0 and is_as_long_as_table and has_each_once:
             raise InputError(
                 f"{table.path}: the column {name!r} counts the rows",
-                f"pass --drop {quote(name)} to leave it out, {escape}, for example: "
+                f"pass --drop {quote(name)} to leave it out, {or_values}, for example: "
                 f"{_example_without(table, options, name)}",
             )
         sequence_id = "" if roles.time else _id_of_steps(table, roles, name, numbers)
         if sequence_id:
             raise InputError(
                 f"{table.path}: the column {name!r} counts the steps of each {sequence_id!r}",
-                f"pass --id {quote(sequence_id)} --time {quote(name)} to read these rows as one sequence, {escape}, "
+                f"pass --id {quote(sequence_id)} --time {quote(name)} to read these rows as one sequence, {or_values}, "
                 f"for example: {example(table.path, options, id=sequence_id, time=name)}",
             )
 
 
 def _id_of_steps(table: Table, roles: Roles, name: str, numbers: np.ndarray) -> str:
-    """Return the column that is equal in all steps of a sequence, if the column ``name`` counts steps; else ""."""
-    # A counter of steps starts again, from the same number, with each sequence.
+    """Return the column of ids of sequences, if ``name`` counts the steps of each; else "".
+
+    ``numbers`` (rows,) are those of the column ``name``. The column of ids changes where counting starts again.
+    """
+    # A counter of steps starts again, from the same number, with each sequence: there, the number is not one more than
+    # that of the row before. The first row is compared with itself, so it is a start, too.
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0]) != 1)
     starts_alike = np.ptp(numbers[starts]) == 0
     return _column_that_changes_at(table, roles, starts, name) if starts_alike else ""
@@ -95,6 +102,7 @@ def _id_of_steps(table: Table, roles: Roles, name: str, numbers: np.ndarray) -> 
 def _refuse_times_in_sequences(table: Table, roles: Roles, options: OwnDataOptions) -> None:
     """Refuse values that increase exactly as long as another column is the same, as the times of a sequence do."""
     for name, numbers in _columns_of_numbers(table, roles):
+        # A sequence starts in the first row, and where the number does not increase, or is NaN.
         starts = np.concatenate([[0], 1 + np.flatnonzero(~(np.diff(numbers) > 0))])
         sequence_id = _column_that_changes_at(table, roles, starts, name)
         if sequence_id and sequence_id != options.group:
@@ -110,17 +118,18 @@ def _refuse_ids(table: Table, roles: Roles, options: OwnDataOptions) -> None:
     """Refuse whole numbers in a column such as ``patient_id`` beside other values."""
     for name in roles.values:
         column = table.frame[name]
-        if column.dtype.kind not in "iu" or not NAME_OF_IDS.search(name):
+        holds_integers = column.dtype.kind in "iu"  # NumPy's kinds of integers
+        if not holds_integers or not NAME_OF_IDS.search(name):
             continue
         # A number that several rows have is that of a patient or a machine; others name the rows.
         repeats = bool(column.duplicated().any())
         flag = "group" if repeats else "id"
-        has_the_role = bool(roles.group if repeats else roles.id)
-        if has_the_role:
+        another_has_role = bool(roles.group if repeats else roles.id)
+        if another_has_role:
             remedy, command = "", _example_without(table, options, name)
         else:
-            what = "rows with the same number belong together" if repeats else "they name the rows"
-            remedy = f"--{flag} {quote(name)} if {what}, "
+            condition = "rows with the same number belong together" if repeats else "they name the rows"
+            remedy = f"--{flag} {quote(name)} if {condition}, "
             command = example(table.path, options, **{flag: name})
         raise InputError(
             f"{table.path}: the whole numbers in {name!r} are probably names, not values",
@@ -131,16 +140,17 @@ def _refuse_ids(table: Table, roles: Roles, options: OwnDataOptions) -> None:
 
 def _refuse_times_of_table(table: Table, roles: Roles, options: OwnDataOptions, window: int) -> None:
     """Refuse values in one order through the whole table, as times are, if labels rarely change from row to row."""
-    names = []
+    sorted_columns = []
     for name, numbers in _columns_of_numbers(table, roles):
         differences = np.diff(numbers)
         if (differences > 0).all() or (differences < 0).all():
-            names.append(name)
+            sorted_columns.append(name)
     # Of several such columns, none is plainly the time: the rows may follow a parameter on which all depend.
-    label = _steady_label(table, roles) if len(names) == 1 else ""
+    label = _steady_label(table, roles) if len(sorted_columns) == 1 else ""
     if not label:
         return
-    (name,) = names
+    (name,) = sorted_columns
+    # In a table of several sequences, the column may be their common time, so the example only leaves it out.
     has_sequences = bool(roles.id or roles.group)
     if has_sequences:
         command = _example_without(table, options, name)
@@ -155,7 +165,7 @@ def _refuse_times_of_table(table: Table, roles: Roles, options: OwnDataOptions, 
 
 
 def _columns_of_numbers(table: Table, roles: Roles) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name and the numbers (rows,) of each column of values that pandas reads as numbers."""
+    """Yield the name and the numbers, (rows,) of float64, of each column of values that pandas reads as numbers."""
     for name in roles.values:
         if table.frame[name].dtype.kind in "iuf":
             yield name, table.frame[name].to_numpy(np.float64)
@@ -173,8 +183,9 @@ def refuse_steps_in_time(table: Table, roles: Roles, options: OwnDataOptions) ->
     """
     if not roles.time or roles.sequence or len(table.frame) < MIN_COUNTED_ROWS:
         return
+    # Empty cells get the time of a neighbour.
     times = times_of(table.frame[roles.time].ffill().bfill())
-    if times is None:  # they are left out, so their form does not matter
+    if times is None:  # not sortable: the column is left out, so the form of its cells does not matter
         return
     if roles.group and not options.group and _increase_in_groups(table, roles.group, times):
         raise InputError(
@@ -183,6 +194,7 @@ def refuse_steps_in_time(table: Table, roles: Roles, options: OwnDataOptions) ->
             f"--group {quote(roles.group)} if each row is a whole sequence, for example: "
             f"{example(table.path, options, id=roles.group)}",
         )
+    # A sequence starts in the first row, and where the time does not increase.
     starts = np.concatenate([[0], 1 + np.flatnonzero(times[1:] <= times[:-1])])
     sequence_id = _column_that_changes_at(table, roles, starts, roles.time)
     if sequence_id and sequence_id != options.group:
@@ -214,7 +226,7 @@ def refuse_one_recording(table: Table, roles: Roles, options: OwnDataOptions, wi
 
 
 def _steady_label(table: Table, roles: Roles) -> str:
-    """Return the first column of labels that changes less from row to row than in a random order; else ""."""
+    """Return the first column of labels that changes far less from row to row than in a random order; else ""."""
     for label in roles.labels:
         cells = as_texts(table.with_points(table.frame[label].astype(object)))
         if change_between_neighbours(cells[cells != ""].to_numpy(str)) < SHUFFLED_CHANGE:
@@ -223,7 +235,10 @@ def _steady_label(table: Table, roles: Roles) -> str:
 
 
 def are_in_order(table: Table, roles: Roles) -> bool:
-    """Return whether many rows, without ids, groups and sequences, are nearly all in the order of their times."""
+    """Return whether a table may be one recording: nearly all of its many rows are in the order of their times.
+
+    Rows with ids, groups or sequences are not, nor are rows of lists.
+    """
     has_sequences = bool(roles.id or roles.group or roles.sequence)
     if not roles.time or has_sequences or len(table.frame) < MIN_COUNTED_ROWS:
         return False
@@ -232,8 +247,9 @@ def are_in_order(table: Table, roles: Roles) -> bool:
     times = times_of(table.frame[roles.time].ffill().bfill())
     if times is None:
         return False
-    later, earlier = (times[1:] > times[:-1]).mean(), (times[1:] < times[:-1]).mean()
-    return bool(max(later, earlier) >= IN_ORDER)
+    later_share = (times[1:] > times[:-1]).mean()
+    earlier_share = (times[1:] < times[:-1]).mean()
+    return bool(max(later_share, earlier_share) >= IN_ORDER)  # from the oldest or from the newest
 
 
 def change_between_neighbours(labels: np.ndarray) -> float:
@@ -255,15 +271,18 @@ def change_between_neighbours(labels: np.ndarray) -> float:
         between_neighbours = np.square(np.diff(numbers)).mean()
         at_random = 2 * numbers.var(ddof=1)
     else:
-        # Two labels at random are of one class with the chance of a pair of that class among all pairs.
-        of_class = np.unique(labels, return_counts=True)[1]
+        # A pair of two rows at random differs unless both are of one class: n (n - 1) pairs are of a class of n rows.
+        class_sizes = np.unique(labels, return_counts=True)[1]
         between_neighbours = float((labels[1:] != labels[:-1]).mean())
-        at_random = 1 - float((of_class * (of_class - 1)).sum()) / (count * (count - 1))
+        at_random = 1 - float((class_sizes * (class_sizes - 1)).sum()) / (count * (count - 1))
     return float(between_neighbours / at_random) if at_random > 0 else 1.0
 
 
 def _increase_in_groups(table: Table, group: str, times: np.ndarray) -> bool:
-    """Return whether times increase strictly within each group, and the median group has `MIN_COUNTED_STEPS` rows."""
+    """Return whether ``times`` (rows,) increase strictly within each group of the column ``group``.
+
+    The median group must have `MIN_COUNTED_STEPS` rows: fewer may be in order by chance.
+    """
     import pandas as pd
 
     by_group = pd.Series(times).groupby(as_texts(table.frame[group]).to_numpy())
@@ -275,13 +294,19 @@ def _increase_in_groups(table: Table, group: str, times: np.ndarray) -> bool:
 
 
 def _column_that_changes_at(table: Table, roles: Roles, starts: np.ndarray, name: str) -> str:
-    """Return the column, other than ``name``, whose cells change exactly at the ``starts`` of sequences; else ""."""
+    """Return the column, other than ``name``, whose cells change exactly at the ``starts`` of sequences; else "".
+
+    ``starts`` are the first rows of the sequences, the first of which is 0. Return "" also if there is only one
+    sequence, or if one is shorter than `MIN_COUNTED_STEPS`.
+    """
     lengths = np.diff(starts, append=len(table.frame))
-    starts_again = len(starts) > 1 and lengths.min() >= MIN_COUNTED_STEPS
-    for other in [roles.id, roles.group, *roles.values] if starts_again else ():
-        if other and other != name:
-            cells = as_texts(table.frame[other]).to_numpy()
-            changes = np.flatnonzero(cells[1:] != cells[:-1]) + 1
-            if np.array_equal(changes, starts[1:]):
-                return other
+    if len(starts) < 2 or lengths.min() < MIN_COUNTED_STEPS:
+        return ""
+    for other in (roles.id, roles.group, *roles.values):
+        if not other or other == name:
+            continue
+        cells = as_texts(table.frame[other]).to_numpy()
+        changes = np.flatnonzero(cells[1:] != cells[:-1]) + 1
+        if np.array_equal(changes, starts[1:]):
+            return other
     return ""

@@ -16,15 +16,18 @@ from reservoir_pipelines.data.table_labels import labels_from_table
 from reservoir_pipelines.data.table_rows import columns_as_rows
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fna")
-LAST_WORD = r"[\s|]([^\s|]+)$"  # the label in a header without --label
-ENTRY = re.compile(r"(?<![^\s|])(\w+)=")  # a name with a value, such as OX=9606
+LAST_WORD = r"[\s|]([^\s|]+)$"
+"""Pattern of the label in a header by default: the last word, after a space or a bar."""
+
+ENTRY = re.compile(r"(?<![^\s|])(\w+)=")
+"""Pattern of an entry with a name and a value, such as OX=9606, at the beginning of a word."""
 
 
 class Record(NamedTuple):
-    """A sequence with its header, and where the header stands."""
+    """A sequence with its header."""
 
-    header: str
-    place: str
+    header: str  # without the > before it
+    place: str  # where the header is, such as "line 12"
     sequence: str
 
 
@@ -36,51 +39,77 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     records = _read_records(path, upper=upper)
     headers = [record.header for record in records]
     bad = BadRows(origin, [record.place for record in records], skip=options.skip_bad_rows)
-    # The labels are in a table, or in the headers.
     ids, notes = _names(headers, options, is_new=is_new)
     columns: dict[str, Any] = {"id": ids, "sequence": [record.sequence for record in records]}
+    # The labels are in a table, or in the headers. A readout that was fitted on a table, or with --labels, has names of
+    # columns instead of patterns, and its new headers have no labels.
+    has_patterns = task is None or not {"text", "labels", "columns"} & task.parameters.keys()
     if options.labels:
         table = labels_from_table(options, ids, bad, is_new=is_new)
         notes += table.notes
         columns |= {"label" if name == "y" else name: list(array) for name, array in table.arrays.items()}
-    # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
-    elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
-        label_pattern = options.label or ""
-        if task is None and not options.label:
-            label_pattern, notes_on_label = _default_pattern(headers)
-            notes += notes_on_label
-        labels = _matches(bad, headers, label_pattern, "label", is_new=is_new)
-        if task is not None and not options.label:
-            label_pattern, labels = LAST_WORD, _classes_at_end(headers, task)
-        groups = _matches(bad, headers, options.group or "", "group", is_new=is_new)
-        if any(labels):
-            columns["label"] = labels
-            notes.append(f"the label is the match of {label_pattern} in the header")
-        if groups and None not in groups:
-            columns["groups"] = groups
-    parameters = None if task is None else {"each": "token"} if task.labels_each_token else {}
+    elif has_patterns:
+        labels_and_groups, notes_on_labels = _columns_of_headers(bad, headers, options, task)
+        columns |= labels_and_groups
+        notes += notes_on_labels
+    # The parameters of the readout's task say whether each letter has a label; a mapping says that rows are new.
+    parameters: dict[str, str] | None = None
+    if task is not None:
+        parameters = {"each": "token"} if task.labels_each_token else {}
     rows = columns_as_rows(columns, bad, options, parameters, id="id", text="sequence")
-    unused = ("time", "text", "drop", *(() if options.labels else ("id",)))
-    return replace(rows, notes=(*rows.notes, *notes), unused=unused)
+    unused = ["time", "text", "drop"]
+    if not options.labels:
+        unused.append("id")  # --id names a column of the table of labels
+    return replace(rows, notes=(*rows.notes, *notes), unused=tuple(unused))
+
+
+def _columns_of_headers(
+    bad: BadRows, headers: Sequence[str], options: OwnDataOptions, task: Task | None
+) -> tuple[dict[str, list[str | None]], list[str]]:
+    """Return the columns ``label`` and ``groups`` of the headers, as far as they have them, and notes.
+
+    The patterns of ``--label`` and ``--group`` find them. Without ``--label``, the label is the last word of a header,
+    of new headers only if it is the name of a class of the ``task``.
+    """
+    is_new = task is not None
+    columns: dict[str, list[str | None]] = {}
+    notes: list[str] = []
+    label_pattern = options.label or ""
+    if label_pattern:
+        labels = _matches(bad, headers, label_pattern, "label", is_new=is_new)
+    elif task is not None:
+        label_pattern = LAST_WORD
+        labels = _classes_at_end(headers, task)
+    else:
+        label_pattern, notes = _default_pattern(headers)
+        labels = _matches(bad, headers, label_pattern, "label", is_new=is_new)
+    groups = _matches(bad, headers, options.group or "", "group", is_new=is_new)
+    if any(labels):
+        columns["label"] = labels
+        notes.append(f"the label is the match of {label_pattern} in the header")
+    if groups and None not in groups:  # new headers may lack a group
+        columns["groups"] = groups
+    return columns, notes
 
 
 def _read_records(path: Path, *, upper: bool) -> list[Record]:
-    """Return the records of a file, with their sequences in upper case if ``upper``; refuse a file without any."""
+    """Return the records of a file, with sequences in upper case if ``upper`` is set; refuse a file without records."""
     records: list[Record] = []
-    letters: list[str] = []  # the lines of the last record so far
+    lines: list[str] = []  # the lines of the last record's sequence so far
 
     def end_record() -> None:
+        """Give the last record, if there is one, its sequence."""
         if records:
-            records[-1] = records[-1]._replace(sequence="".join(letters))
-            letters.clear()
+            records[-1] = records[-1]._replace(sequence="".join(lines))
+            lines.clear()
 
     for number, line in enumerate(lines_of(path), 1):
         if line.startswith(">"):
             end_record()
-            records.append(Record(line[1:].strip(), f"line {number}", ""))
+            records.append(Record(line[1:].strip(), f"line {number}", sequence=""))
         elif records:
-            block = "".join(line.split())  # spaces divide a sequence into blocks
-            letters.append(block.upper() if upper else block)
+            letters = "".join(line.split())  # spaces divide a sequence into blocks
+            lines.append(letters.upper() if upper else letters)
         elif line.strip():
             raise InputError(
                 f"{path}, line {number}: no header", "a FASTA file has a line with > before each sequence"
@@ -92,15 +121,16 @@ def _read_records(path: Path, *, upper: bool) -> list[Record]:
 
 
 def _default_pattern(headers: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the pattern of the label in headers without ``--label``, empty if there is none, and notes.
+    """Return the pattern of the label in headers without ``--label``, empty if they have no label, and notes.
 
-    It is the last word. But if headers have several entries such as ``OX=9606 GN=INS SV=2``, the last one is probably
-    not the label.
+    The label is the last word. But if headers have several entries such as ``OX=9606 GN=INS SV=2``, the last one is
+    probably not the label.
     """
     last_words = [match.group(1) for header in headers if (match := re.search(LAST_WORD, header))]
-    keys = [*dict.fromkeys(ENTRY.findall(headers[0]))]
-    are_entries = sum(map(bool, map(ENTRY.match, last_words))) > len(headers) / 2
-    if are_entries and len(keys) > 1:
+    keys = [*dict.fromkeys(ENTRY.findall(headers[0]))]  # of the entries of the first header, each once
+    entry_count = sum(ENTRY.match(word) is not None for word in last_words)
+    most_end_with_entry = entry_count > len(headers) / 2
+    if most_end_with_entry and len(keys) > 1:
         pattern = quote(rf"{keys[0]}=([^\s|]+)")
         note = (
             f"headers have the entries {', '.join(keys)}, of which none is read as the label; pass --label"
@@ -114,17 +144,26 @@ def _default_pattern(headers: Sequence[str]) -> tuple[str, list[str]]:
 
 def _classes_at_end(headers: Sequence[str], task: Task) -> list[str | None]:
     """Return the last word of each new header if it is the name of a class, else None."""
-    words = [match and match.group(1) for match in (re.search(LAST_WORD, header) for header in headers)]
-    return [word if word in task.labels else None for word in words]
+    classes: list[str | None] = []
+    for header in headers:
+        match = re.search(LAST_WORD, header)
+        word = match.group(1) if match else None
+        classes.append(word if word in task.labels else None)
+    return classes
 
 
 def _names(headers: Sequence[str], options: OwnDataOptions, *, is_new: bool) -> tuple[list[str], list[str]]:
-    """Return the first word of each header, with the row's number if most of these words repeat, and notes."""
+    """Return the names of records, and notes: the first word of each header, with the row's number if most repeat.
+
+    Words that repeat are names of classes, for example. An empty header has the row's number alone.
+    """
     ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
-    are_names = 2 * len(set(ids)) > len(ids)
-    if are_names or options.labels:
+    most_differ = 2 * len(set(ids)) > len(ids)
+    if most_differ or options.labels:  # a table of labels has these names
         return ids, []
     numbered = [f"{name}#{row}" for row, name in enumerate(ids)]
+    # The note is on splits, which new rows do not have, and suggests --group. Headers of one word that repeat are no
+    # names of records.
     if is_new or options.group or ids == list(headers):
         return numbered, []
     note = "most names of records repeat, so records of one name may be in several splits"
@@ -134,7 +173,10 @@ def _names(headers: Sequence[str], options: OwnDataOptions, *, is_new: bool) -> 
 def _matches(
     bad: BadRows, headers: Sequence[str], pattern: str, flag: str, *, is_new: bool
 ) -> list[str | None]:
-    """Return the match of a pattern's group in each header, or nothing without a pattern; new headers may lack it."""
+    """Return the match of a pattern's group in each header; an empty list if the pattern is empty.
+
+    New headers without a match have None, others are refused. ``flag`` is the option that has the pattern.
+    """
     if not pattern:
         return []
     with as_input_error(f"--{flag} {pattern}: not a regular expression", "give one with a group"):
@@ -143,7 +185,7 @@ def _matches(
         raise InputError(
             f"--{flag} {pattern}: {compiled.groups} groups", "give a pattern with one, in parentheses"
         )
-    matches = [match and match.group(1) for match in map(compiled.search, headers)]
+    matches = [match.group(1) if match else None for match in map(compiled.search, headers)]
     if None in matches and not is_new:
         row = matches.index(None)
         raise InputError(

@@ -7,6 +7,7 @@ which is known when they are forecast.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +54,23 @@ UNUSED = (
 
 
 def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
-    """Return whether the rows of an origin are steps in time."""
+    """Return whether the rows of an origin are read as steps in time: with ``--forecast`` only."""
     return options.forecast is not None
 
 
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the windows of the series in a table; for a fitted ``task``, the newest window of each series."""
     path = Path(origin)
-    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+    is_table = path.suffix.lower() in SUFFIXES and path.is_file()
+    if not is_table:
         raise InputError(
             f"{origin}: --forecast reads a table with a row per step", f"give one of {', '.join(SUFFIXES)}"
         )
-    table = read_table(path, lambda names: {name for name in names if name == options.id}, options.decimal)
+    # Ids stay as they are written: 007 is not 7.
+    table = read_table(path, lambda names: [name for name in names if name == options.id], options.decimal)
     columns = _columns_of(table, options) if task is None else _columns_of_readout(table, task.parameters)
     series = _read_series(table, columns, options)
-    assert options.forecast is not None
+    assert options.forecast is not None  # as `accepts` says
     if task is not None:
         assert options.past is not None, "a readout of forecasts remembers the length of its past"
         return _newest_windows(origin, series, options.past)
@@ -79,18 +82,23 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
 
 @dataclass(frozen=True)
 class StepColumns:
-    """The columns of a table of steps: the values, the one to forecast first, and those of times and of series."""
+    """The columns of a table of steps by their role."""
 
-    values: tuple[str, ...]
-    time: str = ""  # empty if the rows are in order
-    id: str = ""  # names the series of each row; empty if all rows are one series
-    notes: tuple[str, ...] = ()
+    values: tuple[str, ...]  # the columns that are read; the first is the one to forecast
+    time: str = ""  # the times; empty if the rows are in order
+    id: str = ""  # what names the series of each row; empty if all rows are one series
+    notes: tuple[str, ...] = ()  # lines for the user on how the columns were chosen
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What is needed to read new steps in the same way."""
-        named = {"label": self.values[0], "time": self.time, "id": self.id}
-        return {"columns": [*self.values], **{flag: name for flag, name in named.items() if name}}
+        """The parameters of the task: ``columns``, and the columns by the flags that would name them."""
+        return {"columns": [*self.values], **self.by_flag}
+
+    @property
+    def by_flag(self) -> dict[str, str]:
+        """The columns by the flag that would name them, such as ``{"label": "sales"}``."""
+        flags = {"label": self.values[0], "time": self.time, "id": self.id}
+        return {flag: name for flag, name in flags.items() if name}
 
 
 def _columns_of_readout(table: Table, fitted: Mapping[str, Any]) -> StepColumns:
@@ -102,34 +110,43 @@ def _columns_of_readout(table: Table, fitted: Mapping[str, Any]) -> StepColumns:
 
 
 def _columns_of(table: Table, options: OwnDataOptions) -> StepColumns:
-    """Return the columns by flags, conventional names, and what is left; refuse a table that leaves the label open."""
+    """Return the columns by flags and conventional names, and as values all other columns of numbers.
+
+    Refuse a table that lacks a column that a flag names, or that leaves open which column to forecast.
+    """
     for flag in ("label", "id", "time"):
         require_column(table.path, table.names, getattr(options, flag), flag)
     for name in separated(options.drop):
         require_column(table.path, table.names, name, "drop")
+    # Columns without a name are left out, as those of --drop.
     dropped = {name for name in table.names if name in separated(options.drop) or INDEX.fullmatch(name)}
     names = [name for name in table.names if name not in dropped]
     # The columns of ids and times have roles of their own. Of the others, only numbers can be read.
     series_id = options.id or next(iter(conventional("id", names)), "")
     time = options.time or next((name for name in names if name.lower() in TIMES), "")
-    rest = [name for name in names if name not in {series_id, time}]
-    numbers = [name for name in rest if holds_single_numbers(table, name)]
-    texts = [name for name in rest if name not in numbers]
+    others = [name for name in names if name not in {series_id, time}]
+    numbers = [name for name in others if holds_single_numbers(table, name)]
+    texts = [name for name in others if name not in numbers]
     notes = [f"the column {name!r} is left out, because it holds no numbers" for name in texts]
-    if time and not options.time and times_of(table.frame[time]) is None:
+    has_time_by_name = bool(time) and not options.time
+    if has_time_by_name and times_of(table.frame[time]) is None:
         notes.append(f"rows are steps in their order, because the cells of {time!r} are not sortable times")
         time = ""
     # The column to forecast, which is also the first one that is read.
     label = options.label or next(iter(conventional("label", numbers)), "")
     if not label and len(numbers) != 1:
+        candidates = numbers or others
+        likely = candidates[-1] if candidates else "y"
         raise InputError(
-            f"{table.path}: --forecast needs one column to forecast among {listed(numbers or rest)}",
-            f"pass --label NAME, for example: {example(table.path, options, label=(numbers or rest or ['y'])[-1])}",
+            f"{table.path}: --forecast needs one column to forecast among {listed(candidates)}",
+            f"pass --label NAME, for example: {example(table.path, options, label=likely)}",
         )
     label = label or numbers[0]
     values = (label, *(name for name in numbers if name != label))
-    what = f"forecasts {label!r}" + (f" from it and {listed(values[1:])}" if len(values) > 1 else "")
-    return StepColumns(values, time, series_id, (what, *notes))
+    forecast_note = f"forecasts {label!r}"
+    if len(values) > 1:
+        forecast_note += f" from it and {listed(values[1:])}"
+    return StepColumns(values, time, series_id, (forecast_note, *notes))
 
 
 # ---- series
@@ -137,12 +154,13 @@ def _columns_of(table: Table, options: OwnDataOptions) -> StepColumns:
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """Steps of one series in time: values (steps, channels), NaN if missing, and the name of each step."""
+    """The steps of one series, in the order of their times."""
 
-    name: str
-    values: np.ndarray
-    steps: np.ndarray
-    times: np.ndarray  # (steps,), sortable
+    name: str  # its id; empty if the table is one series
+    values: np.ndarray  # (steps, channels), NaN if missing
+    # (steps,) of texts: the time of each step as it is written, or the number of its row
+    step_names: np.ndarray
+    times: np.ndarray  # (steps,) of numbers or datetime64
 
 
 def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) -> list[Series]:
@@ -152,26 +170,27 @@ def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) ->
     frame = table.frame
     values = values_of(table, columns.values, options, fill=options.missing != "refuse")
     times = sortable_times(table, columns.time) if columns.time else np.arange(len(frame))
-    member, names = np.zeros(len(frame), np.int64), [""]
+    # The number of the series of each row, and the names of the series. Without ids, all rows are one without a name.
+    series_of_row, series_names = np.zeros(len(frame), np.int64), [""]
     if columns.id:
-        member, names = pd.factorize(as_texts(frame[columns.id]))
-    repeated = pd.DataFrame({"member": member, "time": times}).duplicated().to_numpy()
-    for row in np.flatnonzero(repeated):
+        series_of_row, series_names = pd.factorize(as_texts(frame[columns.id]))
+    is_repeated = pd.DataFrame({"series": series_of_row, "time": times}).duplicated().to_numpy()
+    for row in np.flatnonzero(is_repeated):
         table.bad.add(
             row,
             f"a second row at {columns.time} {frame[columns.time][row]}",
             "pass --id NAME if the table holds several series",
         )
-    table.bad.skip = None  # a step that is left out would shift the steps before it
-    table.bad.readable()
-    steps = (
-        as_texts(frame[columns.time]).to_numpy(str) if columns.time else np.arange(len(frame)).astype(str)
-    )
+    table.bad.skip = None  # never skip a bad row: the steps before it would shift
+    table.bad.readable()  # refuses bad rows
+    step_names = np.arange(len(frame)).astype(str)
+    if columns.time:
+        step_names = as_texts(frame[columns.time]).to_numpy(str)
     series: list[Series] = []
-    for number, name in enumerate(names):
-        rows = np.flatnonzero(member == number)
+    for number, name in enumerate(series_names):
+        rows = np.flatnonzero(series_of_row == number)
         rows = rows[np.argsort(times[rows], kind="stable")]
-        series.append(Series(str(name), values[rows], steps[rows], times[rows]))
+        series.append(Series(str(name), values[rows], step_names[rows], times[rows]))
     return series
 
 
@@ -180,7 +199,17 @@ def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) ->
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """The windows (rows, past, channels) of steps (steps, channels) that begin at ``starts`` (rows,); read by range."""
+    """Windows of steps as an array (rows, past, channels) of which ranges of rows are read.
+
+    Parameters
+    ----------
+    steps : array (steps, channels)
+        The values of all steps.
+    starts : array (rows,) of int
+        The first step of each window.
+    past : int
+        The number of steps of each window.
+    """
 
     steps: np.ndarray
     starts: np.ndarray
@@ -201,90 +230,123 @@ class Windows:
 
 
 def _newest_windows(origin: str, series: Sequence[Series], past: int) -> Rows:
-    """Return the last ``past`` steps of each series, without labels."""
-    for part in series:
-        if len(part.steps) < past:
-            name = f" {part.name!r}" if part.name else ""
+    """Return the last ``past`` steps of each series as rows without labels; refuse a shorter series."""
+    for one_series in series:
+        step_count = len(one_series.values)
+        if step_count < past:
+            name = f" {one_series.name!r}" if one_series.name else ""
             raise InputError(
-                f"{origin}: the series{name} has {len(part.steps):,} steps, but the readout reads {past:,}",
+                f"{origin}: the series{name} has {step_count:,} steps, but the readout reads {past:,}",
                 "give more of its past",
             )
-    names = [part.name for part in series]
+    names = [one_series.name for one_series in series]
     is_single_series = names == [""]  # without a column of ids, the table is one series, which has no name
     ids = None if is_single_series else np.array(names)
-    return Rows(x=np.stack([part.values[-past:] for part in series]), ids=ids)
+    return Rows(x=np.stack([one_series.values[-past:] for one_series in series]), ids=ids)
 
 
 def _labelled_windows(
     origin: str, series: Sequence[Series], columns: StepColumns, horizon: int, options: OwnDataOptions
 ) -> Rows:
-    """Return every window that has ``horizon`` steps after it, oldest first, with these as labels, and its split."""
-    # How many steps a window has: the same in all series, by their median length.
-    typical = int(np.median([len(part.steps) for part in series]))
-    past = options.past or max(1, min(MAX_PAST, round(PAST_SHARE * typical)))
-    read = past * len(columns.values) * (2 if options.missing == "mask" else 1)
-    if read > MAX_PAST_VALUES:
-        raise InputError(
-            f"{origin}: --past {past:,} reads {read:,} values of {listed(columns.values)}",
-            f"lower it, so that at most {MAX_PAST_VALUES:,} values are read, or leave out columns with --drop",
-        )
-    # All series one after the other; ``offsets`` has the first row of each.
-    offsets = np.cumsum([0, *(len(part.steps) for part in series)])
-    steps = np.concatenate([part.values for part in series])
-    # Each window by its first label: the row of the table, and its distance to the end of the series. Series are
-    # taken to end at the same time, so that windows at one distance from the end are of one time.
-    first_label, from_end = [], []
-    for part, offset in zip(series, offsets, strict=False):
-        inside = np.arange(past, len(part.steps) - horizon + 1)
-        first_label.append(offset + inside)
-        from_end.append(len(part.steps) - inside)
-    first, distance = np.concatenate(first_label), np.concatenate(from_end)
-    order = np.argsort(-distance, kind="stable")
-    first, distance = first[order], distance[order]
-    windows = Windows(steps, first - past, past)
-    y = steps[first[:, None] + np.arange(horizon), 0]
-    # The newest steps are test, those before them valid. Windows with labels in test and before it are in no split.
-    test = max(horizon, round(SHARES["test"] * typical))
-    valid = max(horizon, round(SHARES["valid"] * typical))
-    split = np.select([distance <= test, distance >= test + horizon], ["test", "train"], "")
-    split[(split == "train") & (distance <= test + valid)] = "valid"
+    """Return the windows that have ``horizon`` steps after them, with these as labels, and their splits; oldest first.
+
+    Windows that span two splits, or lack a value, are left out.
+    """
+    typical_steps = int(np.median([len(one_series.values) for one_series in series]))
+    past = _past(origin, typical_steps, columns, options)
+    # The steps of all series one after the other; ``offsets`` (series + 1,) has the first one of each, and the end.
+    offsets = np.cumsum([0, *(len(one_series.values) for one_series in series)])
+    steps = np.concatenate([one_series.values for one_series in series])
+    first_label, from_end = _window_ends(offsets, past, horizon)
+    windows = Windows(steps, first_label - past, past)
+    y = steps[first_label[:, None] + np.arange(horizon), 0]  # the first channel is the one to forecast
+    # The newest steps are test, those before them valid, and at least one horizon each.
+    test_steps = max(horizon, round(SHARES["test"] * typical_steps))
+    valid_steps = max(horizon, round(SHARES["valid"] * typical_steps))
+    split = _split_of_windows(from_end, horizon, test_steps, valid_steps)
     is_used = (split != "") & np.isfinite(y).all(axis=1) & _has_values(windows)
     for name in SHARES:
         if not (split[is_used] == name).any():
             raise InputError(
-                f"{origin}: {typical:,} steps are too few for --past {past} --forecast {horizon}: "
+                f"{origin}: {typical_steps:,} steps are too few for --past {past} --forecast {horizon}: "
                 f"no window is left for the split {name!r}",
                 "lower the two, or give more steps",
             )
-    names = np.concatenate([_step_names(part) for part in series])
-    times = np.concatenate([part.times for part in series])
-    member = np.repeat(np.arange(len(series)), np.diff(offsets))
+    step_names = np.concatenate([_step_names(one_series) for one_series in series])
+    times = np.concatenate([one_series.times for one_series in series])
+    series_of_step = np.repeat(np.arange(len(series)), np.diff(offsets))
     return Rows(
-        x=Windows(steps, first[is_used] - past, past),
+        x=Windows(steps, first_label[is_used] - past, past),
         y=y[is_used],
         split=split[is_used],
-        ids=names[first[is_used]],
+        ids=step_names[first_label[is_used]],
         piece_rows=max(1, PIECE_VALUES // (past * steps.shape[1])),
         notes=(
             *columns.notes,
-            f"windows of {past} steps; the newest {test:,} steps are test, the {valid:,} before them valid",
-            *notes_on_gaps(times, member),
+            f"windows of {past} steps; the newest {test_steps:,} steps are test, the {valid_steps:,} before them valid",
+            *notes_on_gaps(times, series_of_step),
         ),
-        roles={flag: name for flag, name in columns.parameters.items() if flag != "columns"},
+        roles=columns.by_flag,
         parameters={**columns.parameters, "past": past, "series": len(series)},
         label=columns.values[0],
         unused=UNUSED,
     )
 
 
-def _step_names(part: Series) -> np.ndarray:
-    """Return the names of the steps of a series, which begin with its own name if there are several."""
-    return part.steps if not part.name else np.char.add(f"{part.name} ", part.steps)
+def _past(origin: str, typical_steps: int, columns: StepColumns, options: OwnDataOptions) -> int:
+    """Return the steps of a window: ``--past``, or a number for series of ``typical_steps``; refuse too many values."""
+    past = options.past or max(1, min(MAX_PAST, round(PAST_SHARE * typical_steps)))
+    channels = len(columns.values)
+    if options.missing == "mask":
+        channels *= 2  # each channel has another one that marks its missing values
+    value_count = past * channels
+    if value_count > MAX_PAST_VALUES:
+        raise InputError(
+            f"{origin}: --past {past:,} reads {value_count:,} values of {listed(columns.values)}",
+            f"lower it, so that at most {MAX_PAST_VALUES:,} values are read, or leave out columns with --drop",
+        )
+    return past
+
+
+def _window_ends(offsets: np.ndarray, past: int, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the step of the first label of each window, and its distance to the end of its series, oldest first.
+
+    Both are (windows,) of int. ``offsets`` (series + 1,) are the first steps of the series, and the end of the last.
+    """
+    first_labels, distances = [], []
+    for start, end in pairwise(offsets.tolist()):
+        # A window needs ``past`` steps before its first label, and ``horizon`` labels.
+        first_label = np.arange(start + past, end - horizon + 1)
+        first_labels.append(first_label)
+        distances.append(end - first_label)
+    first, distance = np.concatenate(first_labels), np.concatenate(distances)
+    # Series are taken to end at the same time, so that windows at one distance from the end are of one time.
+    order = np.argsort(-distance, kind="stable")
+    return first[order], distance[order]
+
+
+def _split_of_windows(from_end: np.ndarray, horizon: int, test_steps: int, valid_steps: int) -> np.ndarray:
+    """Return the split of each window, (windows,) of str; "" for windows with labels in test and before it.
+
+    ``from_end`` (windows,) is the distance of the first of ``horizon`` labels to the end of the series.
+    """
+    is_test = from_end <= test_steps
+    is_before_test = from_end >= test_steps + horizon  # with all its labels
+    split = np.select([is_test, is_before_test], ["test", "train"], "")
+    split[is_before_test & (from_end <= test_steps + valid_steps)] = "valid"
+    return split
+
+
+def _step_names(series: Series) -> np.ndarray:
+    """Return the names of the steps of a series, (steps,), after its own name if it has one."""
+    return np.char.add(f"{series.name} ", series.step_names) if series.name else series.step_names
 
 
 def _has_values(windows: Windows) -> np.ndarray:
-    """Return which windows have a value of every channel, (rows,): those without cannot be filled."""
-    present = np.isfinite(windows.steps)
-    counts = np.concatenate([np.zeros((1, present.shape[1]), np.int64), present.cumsum(axis=0)])
-    numbers = counts[windows.starts + windows.past] - counts[windows.starts]
-    return numbers.min(axis=1) > 0
+    """Return which windows have a value of every channel, (rows,) of bool: those without cannot be filled."""
+    # The number of values of each channel in a window is the difference of two cumulative counts.
+    is_present = np.isfinite(windows.steps)
+    no_steps = np.zeros((1, is_present.shape[1]), np.int64)
+    counts_before = np.concatenate([no_steps, is_present.cumsum(axis=0)])  # (steps + 1, channels)
+    value_counts = counts_before[windows.starts + windows.past] - counts_before[windows.starts]
+    return value_counts.min(axis=1) > 0

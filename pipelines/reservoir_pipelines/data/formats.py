@@ -31,7 +31,7 @@ from reservoir_pipelines.data.rows import COLUMN_FLAGS, OR_PASS, Rows
 from reservoir_pipelines.data.table_labels import labels_path
 from reservoir_pipelines.data.values import encode
 
-IDX_ENDINGS = ("-ubyte", ".idx")  # before a suffix .gz
+IDX_ENDINGS = ("-ubyte", ".idx")  # how the names of files end, before a suffix .gz
 IDX_SIDES = (28, 28)  # pixels of the images of MNIST
 
 
@@ -72,7 +72,8 @@ class Format:
         """Return whether the format reads an origin."""
         if self.accepts:
             return self.accepts(origin, options, task)
-        return Path(origin).suffix.lower() in self.suffixes and Path(origin).is_file()
+        path = Path(origin)
+        return path.suffix.lower() in self.suffixes and path.is_file()
 
 
 FORMATS = (
@@ -90,6 +91,8 @@ FORMATS = (
 """All formats; the first that reads an origin is taken. The files of `media` and of `series` may be tables, too."""
 
 PACKED = (".zip", ".gz", ".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz")
+"""Suffixes of packed files, which must be unpacked first."""
+
 OTHER_FORMATS = {
     ".npy": "write the arrays into one file: numpy.savez('data.npz', x=x, y=y)",
     ".mat": "write the arrays into one file: numpy.savez('data.npz', x=x, y=y)",
@@ -102,11 +105,12 @@ OTHER_FORMATS = {
 
 
 def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
-    """Return the rows of a file, a folder or a dataset of the hub, in the format that it has.
+    """Return the rows of a file, a folder or a dataset of the hub, in whichever format it has.
 
     Every stage opens data here. Rows may lack labels: features of all rows can be extracted, and new rows of a
     fitted ``task`` need none.
     """
+    # The table of labels may be named within the data's folder; readers get its path.
     if options.labels:
         options = replace(options, labels=str(labels_path(Path(origin), options.labels)))
     for candidate in FORMATS:
@@ -114,6 +118,7 @@ def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) ->
             rows = candidate.read(origin, options, task)
             labels_tokens = None if task is None else task.labels_each_token
             return prepare_recordings(origin, rows, options, labels_tokens=labels_tokens)
+    # No format reads the origin: say so, or that it does not exist.
     path = Path(origin)
     check_file(path)
     suffixes = [suffix for candidate in FORMATS for suffix in candidate.suffixes]
@@ -121,15 +126,20 @@ def open_rows(origin: str, options: OwnDataOptions, task: Task | None = None) ->
     raise InputError(f"{path}: files of type {path.suffix!r} are not read", remedy)
 
 
-def source_files(path: Path, named: str | None = None) -> list[Path]:
-    """Return the files of a path (itself, two files of an archive, those of a folder or a pattern), and the labels."""
+def source_files(path: Path, labels: str | None = None) -> list[Path]:
+    """Return the files that data are read from, and at the end the table that ``--labels`` names, if it is given.
+
+    The files are those of a pattern or of a folder, the published train and test files of a data set, or ``path``
+    itself. A missing path is refused.
+    """
     if table.is_pattern(path):
         return table.files_of_pattern(path)
-    labels = [labels_path(path, named)] if named else []
-    files = list(series.split_files(path).values()) or media_files(path, *labels)
+    tables_of_labels = [labels_path(path, labels)] if labels else []
+    files = list(series.split_files(path).values()) or media_files(path, *tables_of_labels)
     if not files:
         check_file(path)
-    return [*(files or [path]), *labels]
+        files = [path]
+    return [*files, *tables_of_labels]
 
 
 def check_file(path: Path) -> None:
@@ -144,10 +154,10 @@ def check_file(path: Path) -> None:
 
 
 def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
-    """Return the rows of a file in the form that `encode` reads; those that cannot be read are skipped, unless all are.
+    """Return the rows of new data for a task in the form that `encode_rows` reads.
 
-    ``x`` holds texts (rows,), numbers, or files of images, which stay on disk; ``labels`` is a table of
-    labels.
+    ``x`` holds texts (rows,), numbers, or files of images, which stay on disk. Rows that cannot be read are skipped,
+    unless that is true of all. ``labels`` is the path of a table of labels, if there is one.
     """
     # New rows are read with the options and choices that the task was read with.
     parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
@@ -158,29 +168,32 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
     try:
         rows = open_rows(str(path), as_group(parameters, OwnDataOptions), task)
     except InputError as error:
-        # `predict` has no flags that say how data are read, so the alternative that is such a flag is cut off.
+        # `predict` has no flags that say how data are read, so the end of the message, which suggests one, is cut off.
         raise InputError(str(error).partition(OR_PASS)[0]) from None
     rows.refuse_unused(str(path), ["labels"] if labels else [])
-    are_images, read_images = rows.holds == "images", task.pictures > 0
-    if are_images != read_images:
+    are_images = rows.holds == "images"
+    reads_images = task.pictures > 0
+    if are_images != reads_images:
         kind, fitted = ("images", "other data") if are_images else ("no images", "images")
         raise InputError(
             f"{path}: {kind}, but the readout was fitted on {fitted}", "give data of this kind"
         )
+    # `encode` reads texts, not their code points, whose numbers depend on the alphabet of the task.
     if rows.holds == "letters":
-        assert rows.lengths is not None
+        assert rows.lengths is not None  # `text_rows` sets them
         return replace(rows, x=np.array(texts_of(rows.x[:], rows.lengths)), lengths=None)
     if are_images:
         return rows
     # Symbols may be stored as floats.
     x = rows.x[:]
     are_whole = x.dtype.kind == "f" and x.ndim == 2 and bool((x == np.rint(x)).all())
-    return replace(rows, x=x.astype(np.int64) if isinstance(task.form, Tokens) and are_whole else x)
+    reads_symbols = isinstance(task.form, Tokens)
+    return replace(rows, x=x.astype(np.int64) if reads_symbols and are_whole else x)
 
 
 def encode_rows(rows: Rows, task: Task, where: str) -> Rows:
-    """Return the rows of `read_new` with their stored sequences and lengths; images stay on disk."""
-    if rows.holds == "images":
+    """Return the rows of `read_new` with their sequences and lengths as they are stored; ``where`` is for messages."""
+    if rows.holds == "images":  # they stay on disk; each has as many patches
         return replace(rows, lengths=np.full(len(rows), task.max_tokens, np.int32))
     x, lengths = encode(task, rows.x[:], rows.lengths, where)
     return replace(rows, x=x, lengths=lengths)

@@ -37,14 +37,17 @@ BYTES_PER_SECOND = 2 * 10**7
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the rows of a file with the datasets of `NAMES` at its root; its ``x`` may be larger than memory."""
     path = Path(origin)
-    _check_apart(path)
+    _check_in_child(path)  # before this process opens the file
     arrays = datasets(path)
     rows = rows_of_arrays(origin, arrays, _piece_rows(arrays))
     return read_axes(origin, rows, options, task)
 
 
 class Dataset:
-    """A dataset of a file, which is opened for each range of rows that is read."""
+    """A dataset at the root of a file, which is opened for each range of rows that is read.
+
+    The ``dtype`` of texts is ``U1``, whatever their length, which is only known when they are read.
+    """
 
     def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype):
         self.shape, self.dtype = shape, dtype
@@ -70,6 +73,7 @@ def datasets(path: Path) -> dict[str, Dataset]:
 
 
 def _dataset(path: Path, file: Any, name: str) -> Dataset:
+    """Return a dataset of an open file, without its values; refuse one that is stored elsewhere, or of other types."""
     import h5py
 
     dataset = dataset_of(file, name)
@@ -87,7 +91,7 @@ def _dataset(path: Path, file: Any, name: str) -> Dataset:
 
 
 def dataset_of(file: Any, name: str) -> Any:
-    """Return a dataset stored in the file itself, or None; links may lead to other files."""
+    """Return the dataset of a name if its values are stored in the open file itself, else None."""
     import h5py
 
     # A hard link is the dataset itself; soft and external links are names, perhaps in other files. The values of a
@@ -99,7 +103,7 @@ def dataset_of(file: Any, name: str) -> Any:
 
 
 def _piece_rows(arrays: dict[str, Dataset]) -> int:
-    """Return the number of rows that are read at a time."""
+    """Return how many rows of ``x``, if there is one, are read at a time."""
     row_bytes = math.prod(arrays["x"].shape[1:]) * arrays["x"].dtype.itemsize if "x" in arrays else 0
     return min(PIECE_ROWS, max(1, PIECE_BYTES // max(1, row_bytes)))
 
@@ -107,16 +111,19 @@ def _piece_rows(arrays: dict[str, Dataset]) -> int:
 # ---- the checking process
 
 
-def _check_apart(path: Path) -> None:
+def _check_in_child(path: Path) -> None:
     """Read the file in a child process; refuse the file if the process reports an error or dies."""
-    # The process imports the same packages, also where they are folders that are not installed.
+    # The process imports the same packages, also where they are folders that are not installed: their parent folders
+    # come first on its path.
     folders = [str(Path(import_module(name).__file__ or "").resolve().parents[1]) for name in PACKAGES]
     paths = [*folders, *filter(None, [os.environ.get("PYTHONPATH", "")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     code = f"import sys; from {__name__} import check; check(sys.argv[1])"
-    command = [sys.executable, "-P", "-c", code, str(path)]
+    command = [sys.executable, "-P", "-c", code, str(path)]  # -P: import nothing from the working directory
     result = subprocess.run(command, env=environment, capture_output=True, check=False, text=True)
-    if result.returncode == 1 and result.stdout:
+    # `check` writes its message to stdout, and Python those of other errors to stderr.
+    reports_error = result.returncode == 1 and result.stdout
+    if reports_error:
         raise InputError(result.stdout.strip())
     if result.returncode:
         raise InputError(
@@ -127,14 +134,19 @@ def _check_apart(path: Path) -> None:
 
 
 def check(name: str) -> None:
-    """Read all datasets of a file once under limits; if one cannot be read, print why and exit with code 1."""
+    """Read all datasets of the file ``name`` under limits; if one cannot be read, print why and exit with code 1.
+
+    The limits are those of the whole process, so it must be one that does nothing else.
+    """
     path = Path(name)
+    # No core dump, and limited processor time, in seconds.
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_CPU: SECONDS + path.stat().st_size // BYTES_PER_SECOND,
     }
     if sys.platform == "linux":
-        # The limit counts what this process has allocated already: the sixth number, in pages.
+        # The limit counts what this process has allocated already: the sixth number, in pages. Other systems do not
+        # have this file.
         pages = int(Path("/proc/self/statm").read_text().split()[5])
         limits[resource.RLIMIT_DATA] = pages * resource.getpagesize() + MEMORY
     # A process may lower its limits, but not raise them above the hard limit.
@@ -150,14 +162,15 @@ def check(name: str) -> None:
 
 
 def read_once(path: Path) -> None:
-    """Read all datasets of a file; raise an `InputError` if one cannot be read."""
+    """Read all datasets of a file in pieces; raise an `InputError` if one cannot be read, or is far too large."""
     with as_input_error(f"{path}: not a readable HDF5 file", "write it again"):
         arrays = datasets(path)
         step = _piece_rows(arrays)
         for name, dataset in arrays.items():
-            starts = range(0, dataset.shape[0] if dataset.shape else 0, step)
+            row_count = dataset.shape[0] if dataset.shape else 0  # a single number has no rows
+            starts = range(0, row_count, step)
             dtypes = [dataset[low : low + step].dtype for low in starts]
-            # NumPy stores a letter of a text in four bytes.
+            # The letters of the longest text, each of which NumPy stores in four bytes; 0 for numbers.
             longest = max((dtype.itemsize // 4 for dtype in dtypes if dtype.kind == "U"), default=0)
             # All texts are padded to the longest, and a few stored letters may be the text of many rows.
             check_expansion(path, name, math.prod(dataset.shape) * longest, path.stat().st_size)

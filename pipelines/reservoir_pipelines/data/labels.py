@@ -21,11 +21,23 @@ from reservoir_pipelines.data.values import (
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels as a task stores them: class numbers (int64) or targets (float32), (rows, readout_tokens, outputs)."""
+    """Labels as a task stores them.
+
+    Parameters
+    ----------
+    y : array (rows, readout_tokens, outputs)
+        Class numbers (int64) or targets of a regression (float32).
+    classes : int
+        The number of classes; 0 for targets.
+    names : tuple of str or int
+        The names of the classes by their numbers; empty if they are called 0, 1, 2, ..., and for targets.
+    notes : tuple of str
+        Lines for the user on how the labels are read.
+    """
 
     y: np.ndarray
-    classes: int  # 0 for targets
-    names: tuple[str | int, ...]  # names of the classes; empty if they are 0, 1, 2, ...
+    classes: int
+    names: tuple[str | int, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -35,7 +47,7 @@ WHERE = "name their column with --label, call their array y, give files a folder
 
 def no_labels(rows: int) -> Labels:
     """Return the labels of rows without any: missing targets."""
-    return Labels(np.full((rows, 1, 1), np.nan, np.float32), 0, ())
+    return Labels(np.full((rows, 1, 1), np.nan, np.float32), classes=0, names=())
 
 
 def require_labels(task: Task, stage: str) -> None:
@@ -47,9 +59,13 @@ def require_labels(task: Task, stage: str) -> None:
 
 
 def encode_labels(
-    where: str, y: np.ndarray, options: OwnDataOptions, units: np.ndarray | None = None, label: str = "y"
+    where: str,
+    y: np.ndarray,
+    options: OwnDataOptions,
+    label_counts: np.ndarray | None = None,
+    label: str = "y",
 ) -> Labels:
-    """Return labels with classes numbered in sorted order.
+    """Return labels with classes numbered in sorted order; refuse labels that cannot be learnt.
 
     Parameters
     ----------
@@ -59,54 +75,70 @@ def encode_labels(
         Labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs): integers, floats or texts.
     options : OwnDataOptions
         The user's options, of which ``regression`` and ``classes`` decide how numbers are read.
-    units : np.ndarray, optional
-        The number of labels of each row, (rows,), if every token has one.
+    label_counts : np.ndarray, optional
+        The number of labels of each row, (rows,), if every token has one; ``y`` is then (rows, longest, ...).
     label : str
         What messages call the labels.
     """
-    if y.dtype.kind not in "biufU" or not 1 <= y.ndim <= 3 or not y.size:
+    _refuse_other_arrays(where, y, options, label)
+    if label_counts is not None:
+        return _encode_token_labels(where, y, options, label_counts, label)
+    y, note = _read_as(where, y, options, label)
+    _refuse_missing(where, y, options, label)
+    notes = (note,) if note else ()
+    # Of labels (rows,) or (rows, outputs), the axes of one token, and of one output, are missing.
+    token_labels = y
+    if y.ndim == 1:
+        token_labels = y[:, None, None]
+    elif y.ndim == 2:
+        token_labels = y[:, None]
+    if y.dtype.kind == "f":
+        targets = _as_float32(where, token_labels, label)
+        _refuse_constant(where, targets, label)
+        return Labels(targets, classes=0, names=(), notes=notes)
+    # Classes are numbered in sorted order, and named unless they are these numbers.
+    classes, numbers, row_counts = np.unique(token_labels, return_inverse=True, return_counts=True)
+    names = classes.tolist()
+    _refuse_names_of_rows(where, y, names, label)
+    # In Python, the names False and True equal the numbers 0 and 1.
+    are_their_numbers = y.dtype.kind != "b" and names == list(range(len(names)))
+    return Labels(
+        numbers.reshape(token_labels.shape).astype(np.int64),
+        classes=len(names),
+        names=() if are_their_numbers else tuple(names),
+        notes=(*notes, *_notes_on_classes(y, names, row_counts, options, label)),
+    )
+
+
+def _refuse_other_arrays(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> None:
+    """Refuse an array of labels that is empty, or has a type, a shape or numbers that labels cannot have."""
+    are_numbers_or_texts = y.dtype.kind in "biufU"  # NumPy's kinds: booleans, integers, floats and texts
+    if not are_numbers_or_texts or not 1 <= y.ndim <= 3 or not y.size:
         raise InputError(
             f"{where}: {label} has the shape {y.shape} and holds {y.dtype} values",
             "give (rows,) or (rows, outputs) of integers or strings, or floats for targets",
         )
+    # Numbers of classes are stored as int64.
     if y.dtype.kind == "u" and not options.regression and int(y.max()) > INT64.max:
         raise InputError(
             f"{where}: {label} holds {int(y.max())}, which does not fit into 64 bits with a sign",
             "give names of classes as strings, or pass --regression for targets",
         )
-    if units is not None:
-        return _encode_token_labels(where, y, options, units, label)
-    y, note = _read_as(where, y, options, label)
-    _refuse_missing(where, y, options, label)
-    notes = (note,) if note else ()
-    # (rows,) is one output of one token, (rows, outputs) are those of one token.
-    shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
-    if y.dtype.kind == "f":
-        targets = _as_float32(where, shaped, label)
-        _refuse_constant(where, targets, label)
-        return Labels(targets, 0, (), notes)
-    # Classes are numbered in sorted order, and named unless they are these numbers.
-    classes, numbers, counts = np.unique(shaped, return_inverse=True, return_counts=True)
-    names = classes.tolist()
-    _refuse_names_of_rows(where, y, names, label)
-    counted_from_zero = y.dtype.kind != "b" and names == list(range(len(names)))
-    return Labels(
-        numbers.reshape(shaped.shape).astype(np.int64),
-        len(names),
-        () if counted_from_zero else tuple(names),
-        (*notes, *_notes_on_classes(y, names, counts, options, label)),
-    )
 
 
 def _encode_token_labels(
-    where: str, y: np.ndarray, options: OwnDataOptions, units: np.ndarray, label: str
+    where: str, y: np.ndarray, options: OwnDataOptions, label_counts: np.ndarray, label: str
 ) -> Labels:
-    """Return labels of tokens (rows, longest, outputs); those after the end of a row are marked as missing."""
-    is_token = np.arange(y.shape[1]) < units[:, None]
-    labels = encode_labels(where, y[is_token], options, None, label)
+    """Return labels of tokens (rows, longest, ...) as `encode_labels` does; those after a row's end are missing.
+
+    Missing classes are `MISSING`, and missing targets NaN. ``label_counts`` (rows,) are the labels of each row.
+    """
+    # Encode the labels of all tokens as if each token were a row, and put them back to their places.
+    is_token = np.arange(y.shape[1]) < label_counts[:, None]
+    labels = encode_labels(where, y[is_token], options, label=label)
     missing = MISSING if labels.classes else np.nan
     padded_y = np.full((*is_token.shape, labels.y.shape[2]), missing, labels.y.dtype)
-    padded_y[is_token] = labels.y[:, 0]
+    padded_y[is_token] = labels.y[:, 0]  # the only token of each of these rows
     return replace(labels, y=padded_y)
 
 
@@ -123,14 +155,18 @@ def _refuse_missing(where: str, y: np.ndarray, options: OwnDataOptions, label: s
 
 
 def _refuse_names_of_rows(where: str, y: np.ndarray, names: list[str | int], label: str) -> None:
-    """Refuse labels that are all the same, and texts that are all different, as names of rows are."""
+    """Refuse labels that are all the same, and texts that are all different, as names of rows are.
+
+    ``names`` are the different labels in ``y``.
+    """
     if len(names) == 1:
         raise InputError(
             f"{where}: all labels are the same ({names[0]!r})", "give rows of at least two classes"
         )
-    if y.dtype.kind == "U" and len(names) == y.size > 2:
-        numbers = are_numbers([str(name) for name in names])
-        or_regression = ", or pass --regression for numbers" if numbers else ""
+    all_differ = len(names) == y.size
+    if y.dtype.kind == "U" and all_differ and y.size > 2:
+        texts_are_numbers = are_numbers([str(name) for name in names])
+        or_regression = ", or pass --regression for numbers" if texts_are_numbers else ""
         raise InputError(
             f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows",
             f"name the column of the labels with --label{or_regression}",
@@ -138,10 +174,11 @@ def _refuse_names_of_rows(where: str, y: np.ndarray, names: list[str | int], lab
 
 
 def _notes_on_classes(
-    y: np.ndarray, names: list[str | int], counts: np.ndarray, options: OwnDataOptions, label: str
+    y: np.ndarray, names: list[str | int], row_counts: np.ndarray, options: OwnDataOptions, label: str
 ) -> list[str]:
-    """Return notes on classes that may be mistakes."""
+    """Return notes on classes that may be mistakes; each of the ``names`` has ``row_counts`` (classes,) rows."""
     notes = []
+    # Numbers such as 007 made all labels texts.
     if y.dtype.kind == "U" and not options.classes:
         texts = [str(name) for name in names]
         unusual = next((text for text in texts if not is_usual_number(text)), None)
@@ -155,16 +192,16 @@ def _notes_on_classes(
         for name in names
         if str(name).strip().lower() in EMPTY
     ]
-    of_one_row = [str(name) for name, count in zip(names, counts.tolist(), strict=True) if count == 1]
+    of_one_row = [str(name) for name, count in zip(names, row_counts.tolist(), strict=True) if count == 1]
     if of_one_row:
         examples = ", ".join(of_one_row[:MAX_NAMED])
         notes.append(
             f"{label} has classes of one row, which cannot be learnt ({len(of_one_row)}): {examples}"
         )
-    # Names that differ only in capitals or spaces; the first one of each spelling is kept to compare.
-    spellings: dict[str, object] = {}
+    # Names that differ only in capitals or spaces: the later ones are compared with the first.
+    first_spelling: dict[str, object] = {}
     for name in names:
-        first = spellings.setdefault(str(name).strip().lower(), name)
+        first = first_spelling.setdefault(str(name).strip().lower(), name)
         if first != name:
             notes.append(
                 f"{label} has the classes {first!r} and {name!r}; spell them the same if they are one"
@@ -173,7 +210,10 @@ def _notes_on_classes(
 
 
 def _read_as(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
-    """Return floats for targets, or integers or strings for classes, and a note if a rule decided."""
+    """Return labels as floats for targets, or as integers or strings for classes, and a note if a rule decided.
+
+    The note is empty if the user's options or the type of the labels decided.
+    """
     if options.regression:
         with as_input_error(f"{where}: {label} holds texts", "give numbers, or leave out --regression"):
             return y.astype(np.float64), ""
@@ -182,50 +222,62 @@ def _read_as(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> 
     if options.classes or y.dtype.kind not in "iu":
         return y, ""
     reading = read_labels(y)
-    if not reading.names:
+    if not reading.are_names:
         note = f"{label} read as targets of a regression ({reading.why}); pass --classes for classes"
         return y.astype(np.float64), note
-    # Two numbers are classes, but more may also be marks, counts or ages.
+    # Two numbers are plainly classes, which needs no note, but more may also be marks, counts or ages.
+    has_two_numbers = len(np.unique(y)) == 2
     note = f"{label} read as classes ({reading.why}); pass --regression for targets"
-    return y, "" if len(np.unique(y)) == 2 else note
+    return y, "" if has_two_numbers else note
 
 
 def _read_floats(where: str, y: np.ndarray, options: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
-    """Return floats as targets, or as classes (integers) if the user asks for them and all are whole."""
+    """Return floats as targets, or as classes (integers) if the user asks for them and all are whole; and a note.
+
+    The note says so if whole numbers are read as targets; else it is empty.
+    """
     if not np.isfinite(y).all():
-        return y, ""  # targets, which are refused with the row
+        return y, ""  # `_as_float32` refuses such targets, and names the row
     are_whole = bool((y % 1 == 0).all())
     if options.classes and not are_whole:
         raise InputError(f"{where}: {label} holds numbers that are not whole", "leave out --classes")
     if options.classes:
         return y.astype(np.int64), ""
-    note = f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
-    return y, note if are_whole else ""
+    if not are_whole:
+        return y, ""
+    return (
+        y,
+        f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes",
+    )
 
 
 def _as_float32(where: str, y: np.ndarray, label: str) -> np.ndarray:
     """Return targets (rows, readout_tokens, outputs) as float32; refuse infinite ones and large rounding errors."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is refused
         stored = y.astype(np.float32)
     if not np.isfinite(stored).all():
-        row, token, output = (int(i) for i in np.argwhere(~np.isfinite(stored))[0])
+        row, token, output = (int(index) for index in np.argwhere(~np.isfinite(stored))[0])
         raise InputError(
             f"{where}: {label} is {y[row, token, output]} in row {row}, which is not a finite float32 number",
             "remove the row, or rescale the labels",
         )
-    check_rounding(where, [rounding(y.reshape(-1, y.shape[2]), stored.reshape(-1, y.shape[2]))], label)
+    outputs = y.shape[2]
+    errors = rounding(y.reshape(-1, outputs), stored.reshape(-1, outputs))
+    check_rounding(where, [errors], label)
     return stored
 
 
 def _refuse_constant(where: str, targets: np.ndarray, label: str) -> None:
     """Refuse targets (rows, readout_tokens, outputs) of which an output is the same everywhere."""
-    flat_targets = targets.reshape(-1, targets.shape[2])
-    for output in np.flatnonzero((flat_targets == flat_targets[0]).all(axis=0)).tolist():
-        if flat_targets.shape[1] > 1:
-            which, remedy = f"all values of output {output} of {label}", "leave the output out"
-        else:
-            which, remedy = "all labels", "give rows with different labels"
-        raise InputError(f"{where}: {which} are the same ({flat_targets[0, output]:g})", remedy)
+    by_token = targets.reshape(-1, targets.shape[2])  # (tokens of all rows, outputs)
+    is_constant = (by_token == by_token[0]).all(axis=0)
+    if not is_constant.any():
+        return
+    output = int(np.argmax(is_constant))
+    which, remedy = "all labels", "give rows with different labels"
+    if len(is_constant) > 1:
+        which, remedy = f"all values of output {output} of {label}", "leave the output out"
+    raise InputError(f"{where}: {which} are the same ({by_token[0, output]:g})", remedy)
 
 
 # ---- splits
@@ -242,14 +294,27 @@ SPLIT_NAMES = {
 def split_rows(
     where: str, labels: Labels, split: np.ndarray | None, groups: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the split of each row, (rows,) of str.
+    """Return the split of each row, (rows,) of str: train, valid or test.
 
     Without ``split`` a hash of the number of the row, stratified by class, divides the rows 60/20/20, or whole groups
-    are divided as evenly as possible; if only "valid" is missing, it is a tenth of "train".
+    are divided as evenly as possible. If ``split`` has no "valid", that is a tenth of "train".
+
+    Parameters
+    ----------
+    where : str
+        The path of the data, for messages.
+    labels : Labels
+        The labels of the rows.
+    split : array (rows,), optional
+        The split of each row as the data have it.
+    groups : array (rows,), optional
+        The group (patient, machine) of each row; no group may be in two splits.
     """
+    # The class of a row is that of its first token; targets are all of one class, so they are not stratified.
     classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
 
     def divide(rows: np.ndarray, shares: dict[str, float]) -> np.ndarray:
+        """Return the split of each of the ``rows`` (n,), by their numbers, with a share of them for each split."""
         if groups is None:
             return stratified(classes[rows], shares)
         return grouped(groups[rows], classes[rows], shares)
@@ -266,7 +331,7 @@ def split_rows(
             train = np.flatnonzero(names == "train")
             shares = {"train": 1 - HELD_OUT, "valid": HELD_OUT}
             names[train] = divide(train, shares)
-            # no class has enough rows to hold out a tenth of them
+            # If no class has enough rows to hold out a tenth of them, hold out a tenth of all rows.
             if "valid" not in names and groups is None:
                 names[train] = stratified(np.zeros(len(train), np.int64), shares)
     _refuse_empty_splits(where, names, labels.classes, groups)
@@ -277,7 +342,7 @@ def split_rows(
 
 def _known_splits(where: str, split: np.ndarray) -> np.ndarray:
     """Return the split of each row as train, valid or test, (rows,) of str; refuse any other name."""
-    # Longer texts are cut to 16 letters, which is more than any known name has, so that the message is short.
+    # Texts are cut to 16 letters, which is more than any name of a split has, so that the message is short.
     written = np.asarray(split).astype("U16")
     names = np.array([SPLIT_NAMES.get(name.lower(), name) for name in written.tolist()])
     is_unknown = ~np.isin(names, SPLITS)
@@ -288,14 +353,20 @@ def _known_splits(where: str, split: np.ndarray) -> np.ndarray:
 
 
 def _refuse_empty_splits(where: str, names: np.ndarray, classes: int, groups: np.ndarray | None) -> None:
-    """Refuse rows, or whole groups of rows, that are too few for three splits."""
-    units = f"{len(names)} rows" if groups is None else f"rows of the {len(np.unique(groups))} groups"
-    more = "rows" if groups is None else "groups (recordings, if --window cuts them)"
+    """Refuse rows, or whole groups of rows, of which none is in one of the splits.
+
+    ``names`` (rows,) are the splits of the rows; ``classes`` is the number of classes, 0 for targets.
+    """
+    if groups is None:
+        rows, more = f"{len(names)} rows", "rows"
+    else:
+        rows = f"rows of the {len(np.unique(groups))} groups"
+        more = "groups (recordings, if --window cuts them)"
     of_classes = f" of each of the {classes} classes" if classes else ""
     for name in SPLITS:
         if name not in names:
             raise InputError(
-                f"{where}: none of the {units} is for the split {name!r}", f"give more {more}{of_classes}"
+                f"{where}: none of the {rows} is for the split {name!r}", f"give more {more}{of_classes}"
             )
 
 

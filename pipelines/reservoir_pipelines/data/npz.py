@@ -24,7 +24,10 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
 
 
 def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive, by default all; nothing is unpacked before its size is known."""
+    """Return the arrays of an archive with some ``names``, by default all; refuse a damaged or a malicious one.
+
+    Nothing is unpacked before its size is known. Byte strings become texts.
+    """
     arrays = {}
     with (
         as_input_error(f"{path}: not a readable .npz archive", "write it again"),
@@ -32,22 +35,23 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, n
     ):
         # NumPy calls both the members "x" and "x.npy" x.
         members = [(member, member.removesuffix(".npy")) for member in archive.namelist()]
-        chosen = [(member, name) for member, name in members if names is None or name in names]
-        for member, _ in chosen:
+        wanted = [(member, name) for member, name in members if names is None or name in names]
+        for member, _ in wanted:
             check_header(path, archive, member)
-        for member, name in chosen:
+        for member, name in wanted:
             if name in arrays:
                 raise ValueError(f"several arrays are called {name!r}")
             with archive.open(member) as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
-                file.read(1)  # the checksum is compared at the end
+                file.read(1)  # reading on to the end makes ``zipfile`` compare the checksum
             arrays[name] = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
     return arrays
 
 
 def check_header(path: Path, archive: zipfile.ZipFile, member: str) -> None:
-    """Refuse an array of Python objects, and one whose header, shape and size do not match."""
-    entry, name = archive.getinfo(member), member.removesuffix(".npy")
+    """Refuse a ``member`` of an archive that is no array of plain values, or whose size is not that of its shape."""
+    name = member.removesuffix(".npy")
+    entry = archive.getinfo(member)
     if entry.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise InputError(
             f"{path}: array {name!r} has an unsupported compression", "write it with numpy.savez"
@@ -56,11 +60,10 @@ def check_header(path: Path, archive: zipfile.ZipFile, member: str) -> None:
     check_expansion(path, name, entry.file_size, min(entry.compress_size, path.stat().st_size))
     with archive.open(entry) as file:
         npy = np.lib.format
-        read_header = (
-            npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
-        )
+        version = npy.read_magic(file)  # consumes the first bytes
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read_header(file)  # NumPy refuses a long header, which it would parse slowly
-        stored = entry.file_size - file.tell()
+        stored_size = entry.file_size - file.tell()  # bytes after the header
     if dtype.hasobject:
         raise InputError(
             f"{path}: array {name!r} holds Python objects",
@@ -68,8 +71,9 @@ def check_header(path: Path, archive: zipfile.ZipFile, member: str) -> None:
             "'lengths'",
         )
     size = math.prod(shape) * dtype.itemsize
-    if size != stored or not dtype.itemsize or min(shape, default=0) < 0:
+    has_possible_shape = dtype.itemsize > 0 and min(shape, default=0) >= 0
+    if size != stored_size or not has_possible_shape:
         raise InputError(
-            f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {stored}",
+            f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {stored_size}",
             "the file is damaged: write it again",
         )

@@ -26,68 +26,83 @@ WINDOWS_OF_SHORT_LOG = 40
 
 
 def likely_window(steps: int) -> int:
-    """Return the steps of a window to suggest for one recording, of at least twenty steps."""
+    """Return the number of steps of a window to suggest for one recording, which has at least twenty ``steps``."""
     return max(2, min(LONG_WINDOW, steps // WINDOWS_OF_SHORT_LOG))
 
 
 def is_one_recording(reading: TableArrays) -> bool:
-    """Return whether the rows are steps of one recording: ``--window``, times, values, and neither ids nor groups."""
+    """Return whether the rows are steps of one recording; those of new data are if those of the fit were.
+
+    Rows are steps of one recording with ``--window``, if they have times and values, but neither ids nor groups.
+    """
     roles = reading.roles
-    if reading.new:
-        return bool(reading.remembered.get("one_recording"))
+    if reading.is_new:
+        return bool(reading.fitted_parameters.get("one_recording"))
     has_sequences = bool(roles.id or roles.group or roles.sequence)
     if not reading.options.window or not roles.time or has_sequences:
         return False
-    return not all(holds_lists(reading.table.frame[name]) for name in roles.values)
+    rows_are_sequences = all(holds_lists(reading.table.frame[name]) for name in roles.values)
+    return not rows_are_sequences
 
 
 def read_one_recording(reading: TableArrays) -> RecordingSteps | None:
     """Read ``x`` as one sequence (1, steps, channels) in the order of the times, with the labels and splits of steps.
 
-    Return what says which row of a new table is which step. A row that cannot be read is not a step, if bad rows are
-    skipped.
+    For a new table, return which of its rows is which step; else None. If bad rows are skipped, a row that cannot be
+    read is not a step.
     """
     table, roles = reading.table, reading.roles
-    if reading.new:
-        require_column(table.path, table.names, reading.options.time, fitted=reading.remembered["columns"])
+    if reading.is_new:
+        require_column(
+            table.path, table.names, reading.options.time, fitted=reading.fitted_parameters["columns"]
+        )
         _refuse_several_recordings(reading)
     if reading.options.resample:
         raise InputError(
             f"{table.path}: --resample changes the steps, each of which is a row of the table",
             "leave it out",
         )
-    # The columns of labels, groups, values and times, a step on each row.
+    # Read the columns of labels, splits, values and times, with a step on each row.
     reading.read_labels()
-    if not reading.new:
+    if not reading.is_new:  # new steps have no split; `is_one_recording` excludes a column of groups
         reading.read_groups_and_split()
     names = reading.value_columns()
     values = _values(reading, names)
     times = _times(reading)
     readable = table.bad.readable()
-    # The steps in the order of their times, as rows of the table.
+    # The row of the table of each step, in the order of their times.
     row_of_step = np.flatnonzero(readable)[np.argsort(times[readable], kind="stable")]
-    # All arrays in this order, as the only row of the result.
-    of_rows = reading.arrays
-    reading.arrays = {name: array[row_of_step][None] for name, array in of_rows.items()}
+    # All arrays in this order, with a first axis of one entry: the recording is the only row of the result.
+    arrays_of_table = reading.arrays
+    reading.arrays = {name: array[row_of_step][None] for name, array in arrays_of_table.items()}
     reading.arrays["x"] = values[row_of_step][None]
     reading.arrays["ids"] = np.array([table.path.name])
-    reading.chosen |= {"one_recording": True, "time": roles.time}
+    reading.parameters |= {"one_recording": True, "time": roles.time}
     reading.notes.append(
         f"one recording: {len(row_of_step):,} rows are its steps, ordered by {roles.time!r}, with the values "
         f"{listed(names)}"
     )
     reading.notes += notes_on_gaps(times[row_of_step], np.zeros(len(row_of_step), np.int64))
-    if not reading.new:
-        if "y" in of_rows:
-            reading.chosen["each"] = "token"
+    if not reading.is_new:
+        if "y" in arrays_of_table:
+            reading.parameters["each"] = "token"
             reading.notes.append(f"every step has a label: {listed(roles.labels)}")
         return None
-    # Predictions of a new table are written by its own rows, so the order of the steps is returned.
-    y = of_rows.get("y")
+    y = arrays_of_table.get("y")
     if y is not None:
         reading.arrays["y"] = _labels_of_new(y[row_of_step])
-    problems = {row: reason for row, (_, reason) in table.bad.skipped(()).items()}
-    written_times = as_texts(table.frame[roles.time]).to_numpy(str)
+    return _steps_of_new(reading, row_of_step, y)
+
+
+def _steps_of_new(reading: TableArrays, row_of_step: np.ndarray, y: np.ndarray | None) -> RecordingSteps:
+    """Return which row of a new table is which step, because predictions are written in the order of its rows.
+
+    ``row_of_step`` (steps,) is the row of each step, and ``y`` (rows, ...) are the labels of the rows, if any.
+    """
+    table = reading.table
+    without_ids = ()
+    problems = {row: reason for row, (_, reason) in table.bad.skipped(without_ids).items()}
+    written_times = as_texts(table.frame[reading.roles.time]).to_numpy(str)
     return RecordingSteps(names=written_times, row_of_step=row_of_step, problems=problems, y=y)
 
 
@@ -103,9 +118,10 @@ def _refuse_several_recordings(reading: TableArrays) -> None:
 
 
 def _values(reading: TableArrays, names: list[str]) -> np.ndarray:
-    """Return the values of the rows, (rows, channels), or with ``--symbols`` and one column (rows,)."""
+    """Return the values of the columns ``names``, (rows, channels), or with ``--symbols`` and one column (rows,)."""
     values = values_of(reading.table, names, reading.options, fill=reading.fill)
-    return values[:, 0] if reading.options.symbols and len(names) == 1 else values
+    are_symbols = reading.options.symbols and len(names) == 1
+    return values[:, 0] if are_symbols else values
 
 
 def _times(reading: TableArrays) -> np.ndarray:
@@ -121,9 +137,10 @@ def _times(reading: TableArrays) -> np.ndarray:
             f"{table.path}, column {name!r}: times like {str(next(iter(filled(column)), ''))[:40]!r} cannot be sorted",
             "write ISO 8601 dates such as 2024-12-31T08:00, or numbers",
         )
-    present = np.flatnonzero(column.notna())
-    first_rows = present[np.unique(times[present], return_index=True)[1]]
-    for row in np.setdiff1d(present, first_rows):
+    # ``unique`` returns the first row with each time; all other rows with a time repeat one.
+    rows_with_time = np.flatnonzero(column.notna())
+    first_rows = rows_with_time[np.unique(times[rows_with_time], return_index=True)[1]]
+    for row in np.setdiff1d(rows_with_time, first_rows):
         table.bad.add(
             row,
             f"a second row at {name} {column[row]}",

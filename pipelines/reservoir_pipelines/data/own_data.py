@@ -26,6 +26,7 @@ from reservoir_pipelines.data.rows import (
     OR_FILL,
     UNSEEN,
     UNUSED,
+    Alphabet,
     Rows,
     alphabet_of,
 )
@@ -57,7 +58,10 @@ NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read
 
 
 def own_name(origin: str) -> str:
-    """Return the name of your own data as a task: the name of its file, or of the folder of its parts, simplified."""
+    """Return the name of your own data as a task: the name of its file, or of the folder of its parts.
+
+    All but letters and digits of ASCII, points, underscores and hyphens become hyphens.
+    """
     path = Path(origin)
     name = path.absolute().parent.name if is_pattern(path) else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "data"
@@ -75,14 +79,14 @@ class OwnData(Source):
     options: OwnDataOptions
 
     def __reduce__(self) -> tuple[type, tuple]:
-        """Pickle the settings without the rows: another process reads the files itself."""
+        """Return what pickle restores: the settings without the rows, because a new process reads the files itself."""
         return type(self), (self.origin, self.options)
 
     def settings(self) -> Mapping[str, Any]:
-        """Return what the prepared data depend on besides the files."""
-        # Options of arrays, recordings, forecasts and chats count only if they are given, so that a new one of them
-        # leaves the folders of data that was prepared by the same rules. "asked" is the name that the options have in
-        # the digests of these folders.
+        """Return what the prepared data depend on besides the files: the options and the version of the rules."""
+        # Options of arrays, recordings, forecasts and chats count only if they are given, so that the digests of
+        # folders that were prepared before there was such an option stay valid. "asked" is the name of the options in
+        # the digests.
         explicit = self.options.explicit
         options = {
             name: value
@@ -99,9 +103,10 @@ class OwnData(Source):
     @cached_property
     def task(self) -> Task:
         """The description of the task, with the shapes of the data."""
-        _, tokens, *dims = self._shape
-        gaps = 2 if self.options.missing == "mask" else 1  # a channel for the gaps of each channel
-        channels = (dims[0] if dims else 1) * gaps
+        _, tokens, *dims = self._shape  # (rows, tokens) or (rows, tokens, dim)
+        channels = dims[0] if dims else 1
+        if self.options.missing == "mask":
+            channels *= 2  # each channel has another one that marks its missing values
         return Task(
             name=self.name,
             form=Tokens(self._vocabulary) if self._are_symbols else Vectors(channels),
@@ -111,12 +116,12 @@ class OwnData(Source):
             outputs=self._labels.y.shape[2],
             parameters=self._parameters(),
             labels=self._labels.names,
-            alphabet=self._alphabet[0],
+            alphabet=self._alphabet.symbols,
             pictures=SIDE if self._rows.holds == "images" else 0,
         )
 
     def _parameters(self) -> dict[str, Any]:
-        """Return the given options and the choices of the rules, with which `predict` reads new rows."""
+        """Return the choices of the rules and the explicit options, with which `predict` reads new rows."""
         parameters: dict[str, Any] = {} if self._labels_per_row is None else {"each": "token"}
         parameters |= {**self._rows.parameters, **self.options.explicit}
         if self._rows.y is None:
@@ -124,26 +129,29 @@ class OwnData(Source):
         if self.options.labels:  # paths are not part of the cache key
             parameters["labels"] = Path(self.options.labels).name
         if self._are_symbols:
+            # Symbols are never standardised, so the option changes nothing.
             parameters.pop("standardise", None)
         return parameters
 
     def files(self) -> list[Path]:
-        """Return the files of a path, or of a dataset of the hub."""
+        """Return the files that the data are read from."""
+        # A dataset of the hub has no path; its rows say where its files are.
         files = [] if is_hub(self.origin) else source_files(Path(self.origin), self.options.labels)
-        # The rows of a dataset of the hub, and of a table that names files, say which files they are read from.
+        # So do the rows of a table whose cells name files. Other data need not be read to know the files.
         has_other_files = not files or named_kind(files[0])
         return [*files, *self._rows.files] if has_other_files else files
 
     def pieces(self) -> list[Piece]:
-        """Return ranges of rows."""
+        """Return the ranges of rows that are read at a time, in order."""
         row_count = len(self._rows)
         step = self._rows.piece_rows
         return [Piece("rows", low, min(low + step, row_count)) for low in range(0, row_count, step)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
-        """Return a range of rows, divided into its splits."""
-        rows, groups = slice(piece.lo, piece.hi), self._group_numbers
-        whole = Split(
+        """Return a range of rows, divided into its splits by their names."""
+        rows = slice(piece.lo, piece.hi)
+        groups = self._group_numbers
+        all_splits = Split(
             x=self._stored(piece),
             y=self._labels.y[rows],
             lengths=self._lengths[rows],
@@ -151,20 +159,24 @@ class OwnData(Source):
             ids=self._rows.names[rows],
         )
         split = self._split[rows]
-        return {name: whole.take(split == name) for name in sorted(set(split.tolist()))}
+        return {name: all_splits.take(split == name) for name in sorted(set(split.tolist()))}
 
     def _stored(self, piece: Piece) -> np.ndarray:
-        """Return the sequences of a range of rows as they are stored: letters and images as they are read."""
+        """Return the sequences of a range of rows as they are stored, checked and converted; values are float32."""
         x, lengths = self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]
-        if self._rows.holds in ("letters", "images"):
+        if self._rows.holds in ("letters", "images"):  # code points, and bytes of files, stay as they are
             return x
         if self._are_symbols:
             return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo)
-        tokens = x.reshape(*x.shape[:2], -1)
+        tokens = x.reshape(*x.shape[:2], -1)  # a series (rows, tokens) gets an axis of one channel
         return as_values(self.origin, tokens, lengths, self.options.missing, piece.lo, OR_FILL)
 
     def scaling(self) -> Scaling | None:
-        """Return the standardisation of the training split, for images a scaling to -2 ... 2, or None for symbols."""
+        """Return how the model scales the stored values, or None for symbols.
+
+        Values are standardised by the training rows, unless the user says otherwise or they are sounds as samples. The
+        bytes of images become about -2 to 2.
+        """
         form = self.task.form
         if isinstance(form, Tokens):
             return None
@@ -172,30 +184,38 @@ class OwnData(Source):
             return Scaling.constant(1 / 64, form.dim, offset=127.5)
         if not self.options.standardise or self.options.waveform:
             return Scaling.constant(1.0, form.dim)
-        errors: list[np.ndarray] = []  # of rounding to float32, by piece
-        usual: list[np.ndarray] = []  # centre and spread of the values, by piece
-
-        # The values are read piece by piece, because they may be larger than memory.
-        def training_tokens() -> Iterator[np.ndarray]:
-            for piece in self.pieces():
-                rows = slice(piece.lo, piece.hi)
-                is_training = self._split[rows] == "train"
-                stored = self._stored(piece)  # also refuses values of other splits that cannot be stored
-                if is_training.any():
-                    x = self._rows.x[rows]
-                    is_token = np.arange(stored.shape[1]) < self._lengths[rows][is_training, None]
-                    tokens = stored[is_training][is_token]
-                    errors.append(rounding(x.reshape(*x.shape[:2], -1)[is_training][is_token], tokens))
-                    usual.append(centre_and_spread(tokens))
-                    yield tokens
-
-        scaling = standardisation(self.origin, training_tokens())
-        check_rounding(self.origin, errors)
-        check_outliers(self.origin, usual, scaling.offset)
-        if self.options.missing == "mask":  # the channels that mark missing values stay 0 and 1
+        # One pass over the training tokens: while they are summed, statistics of each piece are added to these lists.
+        roundings: list[np.ndarray] = []
+        centres: list[np.ndarray] = []
+        scaling = standardisation(self.origin, self._training_tokens(roundings, centres))
+        check_rounding(self.origin, roundings)
+        check_outliers(self.origin, centres, scaling.offset)
+        if self.options.missing == "mask":
+            # The second half of the channels mark missing values, and stay 0 and 1.
             half = form.dim // 2
             scaling.offset[half:], scaling.scale[half:] = 0, 1
         return scaling
+
+    def _training_tokens(
+        self, roundings: list[np.ndarray], centres: list[np.ndarray]
+    ) -> Iterator[np.ndarray]:
+        """Yield the stored tokens of the training rows of each piece, (tokens, dim), which may be larger than memory.
+
+        Append the results of `rounding` and of `centre_and_spread` for each piece to the two lists.
+        """
+        for piece in self.pieces():
+            rows = slice(piece.lo, piece.hi)
+            is_training = self._split[rows] == "train"
+            stored = self._stored(piece)  # also refuses values of other splits that cannot be stored
+            if not is_training.any():
+                continue
+            is_token = np.arange(stored.shape[1]) < self._lengths[rows][is_training, None]
+            tokens = stored[is_training][is_token]
+            x = self._rows.x[rows]
+            original = x.reshape(*x.shape[:2], -1)[is_training][is_token]
+            roundings.append(rounding(original, tokens))
+            centres.append(centre_and_spread(tokens))
+            yield tokens
 
     def summary(self) -> str:
         """Return what was read in one line: rows, lengths, classes, and the columns with a role."""
@@ -203,13 +223,17 @@ class OwnData(Source):
         shortest, longest = int(lengths.min()), int(lengths.max())
         size = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
         tokens = {"letters": "letters", "images": "patches"}.get(rows.holds, "tokens")
-        labels = f"{self.task.classes:,} classes" if self.task.classes else "targets of a regression"
-        labels = "no labels" if rows.y is None else labels
+        if rows.y is None:
+            labels = "no labels"
+        elif self.task.classes:
+            labels = f"{self.task.classes:,} classes"
+        else:
+            labels = "targets of a regression"
         roles = "".join(f", --{flag} {column}" for flag, column in rows.roles.items())
         return f"{self.name}: {len(rows):,} rows of {size} {tokens}, with {labels}{roles}"
 
     def notes(self) -> list[str]:
-        """Return one line for each choice that a rule made, with the flag for another."""
+        """Return one line for each choice that a rule made, with the flag that makes another choice."""
         lines = [*self._rows.notes, *self._labels.notes]
         if self.task.labels_each_token and "each" not in self._rows.parameters:
             lines.append("y is as long as x, so it labels every token")
@@ -221,13 +245,15 @@ class OwnData(Source):
 
     def _notes_on_sequences(self) -> list[str]:
         """Return lines on what the sequences hold: texts, symbols or values."""
-        alphabet, unseen = self._alphabet
-        if alphabet:
-            letters = alphabet.removeprefix(UNKNOWN)
-            kind = "holds texts of" if are_words(alphabet) else f"read as {len(letters)} symbols,"
-            lines = [f"x {kind} the letters {shown(letters)}"]
-            return [*lines, f"{UNSEEN}, read as unknown: {shown(unseen)}"] if unseen else lines
-        if self._reading is None:
+        symbols, unseen = self._alphabet
+        if symbols:
+            letters = symbols.removeprefix(UNKNOWN)
+            reading = "holds texts of" if are_words(symbols) else f"read as {len(letters)} symbols,"
+            lines = [f"x {reading} the letters {shown(letters)}"]
+            if unseen:
+                lines.append(f"{UNSEEN}, read as unknown: {shown(unseen)}")
+            return lines
+        if self._reading is None:  # no rule has decided
             return []
         if self._are_symbols:
             why = self._reading.why
@@ -242,8 +268,8 @@ class OwnData(Source):
         are_waveforms = self.options.waveform and "waveform" not in UNUSED[rows.holds]
         applicable = {"rate"} if are_waveforms else set()
         rows.refuse_unused(self.origin, [*(self.options.explicit.keys() - applicable)])
-        # If rows have groups, each has one.
-        for row, group in enumerate([] if rows.groups is None else rows.groups.tolist()):
+        groups = [] if rows.groups is None else rows.groups.tolist()
+        for row, group in enumerate(groups):
             if str(group).strip() in NO_GROUP:
                 raise InputError(
                     f"{self.origin}: no group in row {row}", "give every row one, or leave groups out"
@@ -256,8 +282,10 @@ class OwnData(Source):
         if self._rows.holds == "images":
             return len(self._rows), TOKENS, 3 * PATCH**2
         shape, dtype = self._rows.x.shape, self._rows.x.dtype
-        has_a_known_shape = len(shape) in ({2} if self.options.symbols else {2, 3}) and 0 not in shape
-        if not has_a_known_shape or dtype.kind not in "uif":
+        may_have_channels = not self.options.symbols
+        has_known_axes = len(shape) == 2 or (len(shape) == 3 and may_have_channels)
+        are_numbers = dtype.kind in "uif"  # NumPy's kinds: integers and floats
+        if not has_known_axes or 0 in shape or not are_numbers:
             raise InputError(
                 f"{self.origin}: x has the shape {shape} and holds {dtype} values",
                 "give floats (rows, tokens) or (rows, tokens, dim), or symbols (rows, tokens)",
@@ -273,13 +301,13 @@ class OwnData(Source):
         by_type = self._rows.holds in ("letters", "images") or self._rows.x.dtype.kind == "f"
         if by_flag or by_type or len(self._shape) == 3:
             return None
-        piece = min(self._rows.piece_rows, max(1, SAMPLE // self._shape[1]))
-        return read_integers(self._rows.x[:piece], self._lengths[:piece])
+        sampled_rows = min(self._rows.piece_rows, max(1, SAMPLE // self._shape[1]))
+        return read_integers(self._rows.x[:sampled_rows], self._lengths[:sampled_rows])
 
     @cached_property
     def _are_symbols(self) -> bool:
         """Whether the tokens are symbols: letters, or whole numbers by a flag or by the rule of `_reading`."""
-        by_rule = self._reading is not None and self._reading.names
+        by_rule = self._reading is not None and self._reading.are_names
         are_symbols = self.options.symbols or self._rows.holds == "letters" or by_rule
         if are_symbols and self.options.missing != "refuse":
             raise InputError(
@@ -289,9 +317,11 @@ class OwnData(Source):
 
     @cached_property
     def _labels_per_row(self) -> np.ndarray | None:
-        """Number of labels of each row, if every token, letter or word has one."""
-        if self._rows.parameters.get("each") != "word":
+        """Number of labels of each row, (rows,), if every token, letter or word has one; None if each row has one."""
+        words_have_labels = self._rows.parameters.get("each") == "word"
+        if not words_have_labels:
             return self._lengths if self._rows.labels_tokens else None
+        # The words of each row are counted by their first letters.
         counts = [
             word_starts(self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]).sum(axis=1)
             for piece in self.pieces()
@@ -300,6 +330,7 @@ class OwnData(Source):
 
     @cached_property
     def _labels(self) -> Labels:
+        """The labels as the task stores them; missing targets if the rows have none."""
         rows = self._rows
         if rows.y is None:
             return no_labels(len(rows))
@@ -307,35 +338,40 @@ class OwnData(Source):
         options = replace(self.options, regression=True) if self.options.forecast else self.options
         if not rows.class_names:
             return encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
+        # The reader has numbered the classes of spans, and ``class_names`` are their names.
         if options.regression:
             raise InputError(f"{self.origin}: spans have classes, not numbers", "leave out --regression")
         options = replace(options, classes=True)
         labels = encode_labels(self.origin, rows.y, options, self._labels_per_row, rows.label)
-        # The classes of rows that were skipped may be missing.
+        # `encode_labels` has numbered them anew, without those that only skipped rows have; its ``names`` are the
+        # reader's numbers, or empty if these are 0, 1, 2 and so on.
         numbers = labels.names or range(labels.classes)
         return replace(labels, names=tuple(rows.class_names[int(number)] for number in numbers))
 
     @cached_property
     def _split(self) -> np.ndarray:
+        """The split of each row, (rows,) of str."""
         return split_rows(self.origin, self._labels, self._rows.split, self._rows.groups)
 
     @cached_property
     def _group_numbers(self) -> np.ndarray | None:
+        """The number of the group of each row, (rows,) of int; None without groups."""
         groups = self._rows.groups
         return None if groups is None else np.unique(groups, return_inverse=True)[1]
 
     @cached_property
     def _lengths(self) -> np.ndarray:
+        """The number of tokens of each row, (rows,) of int32."""
         rows, tokens = self._shape[:2]
         if self._rows.lengths is None:
             return np.full(rows, tokens, np.int32)
         return clean_lengths(self.origin, self._rows.lengths, rows, tokens)
 
     @cached_property
-    def _alphabet(self) -> tuple[str, str]:
-        """The alphabet of texts, and the letters that no training row has."""
+    def _alphabet(self) -> Alphabet:
+        """The letters of texts; none for other data."""
         if self._rows.holds != "letters":
-            return "", ""
+            return Alphabet("", "")
         ranges = [slice(piece.lo, piece.hi) for piece in self.pieces()]
         return alphabet_of(
             (self._rows.x[rows], self._lengths[rows], self._split[rows] == "train") for rows in ranges
@@ -344,13 +380,13 @@ class OwnData(Source):
     @cached_property
     def _vocabulary(self) -> int:
         """The number of symbols: that of the letters, or one more than the largest number."""
-        if self._alphabet[0]:
-            return len(self._alphabet[0])
+        if self._alphabet.symbols:
+            return len(self._alphabet.symbols)
         largest = 0
         for piece in self.pieces():
             x, lengths = self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]
-            real = np.arange(x.shape[1]) < lengths[:, None]
-            largest = max(largest, int(x.max(initial=0, where=real)))
+            is_token = np.arange(x.shape[1]) < lengths[:, None]
+            largest = max(largest, int(x.max(initial=0, where=is_token)))
         if largest >= MAX_SYMBOLS:
             raise InputError(
                 f"{self.origin}: x holds {largest}, too large for a symbol", "leave out --symbols"

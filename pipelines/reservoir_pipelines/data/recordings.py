@@ -38,17 +38,15 @@ def prepare_recordings(
     is_new = labels_tokens is not None
     shape = rows.x.shape
     has_steps = len(shape) in (2, 3) and 0 not in shape  # other shapes are refused later, in one place
-    if not has_steps or "window" in UNUSED[rows.holds] or not (options.resample or options.window):
+    may_be_cut = "window" not in UNUSED[rows.holds]  # texts and images are not, and the options are refused
+    changes_rows = bool(options.resample or options.window)
+    if not has_steps or not may_be_cut or not changes_rows:
         return rows
     if labels_tokens is None:
         labels_tokens = rows.labels_tokens
-    y = rows.y
-    are_arrays = y is not None and y.dtype != object  # not lists, which have the length of their recording
-    if labels_tokens and y is not None and are_arrays and y.shape[:2] != tuple(shape[:2]):
-        raise InputError(
-            f"{where}: the labels have the shape {y.shape}, not one label for each of {tuple(shape[:2])} steps",
-            "correct or remove them",
-        )
+    if labels_tokens:
+        _refuse_other_labels(where, rows)
+    # All rows get explicit lengths, which are checked before anything is computed from them.
     lengths = np.full(shape[0], shape[1], np.int32) if rows.lengths is None else rows.lengths
     rows = replace(rows, lengths=clean_lengths(where, lengths, *shape[:2]))
     if options.resample:
@@ -61,9 +59,7 @@ def prepare_recordings(
                 f"{options.window}",
                 f"pass a --step of at most {options.window}",
             )
-        # A label of the recording would be that of all its stretches, which is refused where labels are read.
-        is_divided = len(rows) == 1 and not is_new and (rows.split is None or rows.split.ndim == 2)
-        if is_divided:
+        if _is_divided(rows, is_new=is_new):
             stretches = _stretches_of_one(where, rows, options.window, labels_tokens=labels_tokens)
         else:
             stretches = _whole_recordings(rows)
@@ -71,11 +67,34 @@ def prepare_recordings(
     return rows
 
 
+def _is_divided(rows: Rows, *, is_new: bool) -> bool:
+    """Return whether the rows are a single recording that is divided into stretches, each of which is in one split.
+
+    A recording with one split for all of its steps is not. A label of the recording would be that of all its stretches,
+    which is refused where labels are read.
+    """
+    has_one_split = rows.split is not None and rows.split.ndim == 1  # (1,), not (1, steps)
+    return len(rows) == 1 and not is_new and not has_one_split
+
+
+def _refuse_other_labels(where: str, rows: Rows) -> None:
+    """Refuse labels of steps, an array, whose shape is not that of the steps.
+
+    Labels of new rows are lists, which have the lengths of their recordings.
+    """
+    rows_and_steps = tuple(rows.x.shape[:2])
+    if rows.y is not None and rows.y.dtype != object and rows.y.shape[:2] != rows_and_steps:
+        raise InputError(
+            f"{where}: the labels have the shape {rows.y.shape}, not one label for each of {rows_and_steps} steps",
+            "correct or remove them",
+        )
+
+
 # ---- resampling
 
 
 class _Resampled:
-    """Sequences (rows, steps, ...) that are resampled when they are read."""
+    """Sequences ``x``, of ``lengths`` (rows,), that get a number of ``steps`` each when they are read."""
 
     def __init__(self, x: Sequences, lengths: np.ndarray, steps: int):
         self._x, self._lengths = x, lengths
@@ -91,7 +110,7 @@ class _Resampled:
 
 
 def resampled(values: np.ndarray, steps: int) -> np.ndarray:
-    """Return a recording (length, ...) with ``steps`` steps, each in the middle of an equal stretch of the recording.
+    """Return a recording (length, ...) as (steps, ...): the new steps are the middles of equal stretches of it.
 
     More steps are interpolated linearly. Fewer are means over their stretches, which is a low-pass
     filter, so that fast oscillations do not appear as slow ones. A mean leaves out missing values, and
@@ -101,21 +120,23 @@ def resampled(values: np.ndarray, steps: int) -> np.ndarray:
     length = len(values)
     if steps == length:
         return values
-    channels = values.reshape(length, -1).astype(np.float64).T
     convert: Callable[[np.ndarray, int], np.ndarray] = _interpolated if steps > length else _means
-    return np.stack([convert(channel, steps) for channel in channels], axis=1).reshape(
-        steps, *values.shape[1:]
-    )
+    # Each channel by itself; all axes but the first are channels.
+    channels = values.reshape(length, -1).astype(np.float64).T
+    new_channels = np.stack([convert(channel, steps) for channel in channels], axis=1)
+    return new_channels.reshape(steps, *values.shape[1:])
 
 
 def _interpolated(values: np.ndarray, steps: int) -> np.ndarray:
-    """Return the values (steps,) on the lines between neighbours; the ends continue as constants."""
+    """Return the values (steps,) on the lines between neighbours in ``values`` (length,); the ends are constant."""
+    # A step of a recording lasts from its number to the next one, so step 0 of the old ones is at the time 0.5. The
+    # middles of the new steps are counted from there.
     middles = (np.arange(steps) + 0.5) * len(values) / steps - 0.5
     return np.interp(middles, np.arange(len(values)), values)
 
 
 def _means(values: np.ndarray, steps: int) -> np.ndarray:
-    """Return the means over equal stretches, whose ends may be within a step, (steps,).
+    """Return the means of ``values`` (length,) over equal stretches, whose ends may be within a step, (steps,).
 
     With the sum S(t) of all values before the time t, between whole t on a line, the mean over a
     stretch from a to b is (S(b) - S(a)) / (b - a). Values are centred, so that a large offset does not
@@ -123,12 +144,14 @@ def _means(values: np.ndarray, steps: int) -> np.ndarray:
     """
     present = ~np.isnan(values)
     offset = values[present].mean() if present.any() else 0.0
-    ends = np.arange(steps + 1) * len(values) / steps
+    borders = np.arange(steps + 1) * len(values) / steps  # of the stretches, in steps of ``values``
 
     def sums(terms: np.ndarray) -> np.ndarray:
-        before = np.concatenate([[0.0], np.cumsum(terms)])
-        return np.diff(np.interp(ends, np.arange(len(before)), before))
+        """Return the sum of ``terms`` (length,) over each stretch, (steps,), as S(b) - S(a)."""
+        sums_before = np.concatenate([[0.0], np.cumsum(terms)])  # S at whole times 0 ... length
+        return np.diff(np.interp(borders, np.arange(len(sums_before)), sums_before))
 
+    # Missing values count as nothing in the sums, and b - a becomes the number of values that are present.
     counts = sums(present.astype(np.float64))
     has_value = counts > 1e-9  # a stretch that only touches a value has the count of a rounding error
     totals = sums(np.where(present, values - offset, 0.0))
@@ -136,29 +159,30 @@ def _means(values: np.ndarray, steps: int) -> np.ndarray:
 
 
 def nearest_steps(length: int, steps: int) -> np.ndarray:
-    """Return the step of a recording in which the middle of each resampled step lies, (steps,) of int."""
+    """Return the old step, of ``length``, in which the middle of each new step of a recording lies, (steps,) of int."""
     return ((np.arange(steps) + 0.5) * length / steps).astype(np.int64)
 
 
 def _resampled_rows(rows: Rows, steps: int, *, labels_tokens: bool) -> Rows:
-    """Return recordings that are resampled when they are read; a label of a step goes to the nearest new step."""
-    assert rows.lengths is not None
+    """Return recordings that are resampled when they are read; a new step has the label of the nearest old one."""
+    assert rows.lengths is not None  # `prepare_recordings` sets them
     old_lengths = rows.lengths
     shortest, longest = int(old_lengths.min()), int(old_lengths.max())
-    between = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+    old_steps = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
     y = rows.y
     if labels_tokens and y is not None:
-        places = [nearest_steps(int(length), steps) for length in old_lengths]
-        y = _labels_at(y, np.arange(len(rows)), places)
-    # As many values as before fit into memory at a time.
-    piece_rows = max(1, rows.piece_rows * rows.x.shape[1] // max(rows.x.shape[1], steps))
+        nearest = [nearest_steps(int(length), steps) for length in old_lengths]
+        y = _labels_at(y, np.arange(len(rows)), nearest)
+    # As many values as before fit into memory at a time, where both the old and the new ones are read.
+    old_width = rows.x.shape[1]
+    piece_rows = max(1, rows.piece_rows * old_width // max(old_width, steps))
     return replace(
         rows,
         x=_Resampled(rows.x, old_lengths, steps),
         lengths=np.full(len(rows), steps, np.int32),
         y=y,
         piece_rows=piece_rows,
-        notes=(*rows.notes, f"each recording of {between} steps is resampled to {steps:,}"),
+        notes=(*rows.notes, f"each recording of {old_steps} steps is resampled to {steps:,}"),
     )
 
 
@@ -174,7 +198,7 @@ MAX_STRETCHES = 50
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stretches:
-    """Contiguous parts of recordings, each of which is cut into windows by itself.
+    """Contiguous parts of recordings, each of which is cut into windows by itself, in the order of the recordings.
 
     Parameters
     ----------
@@ -185,7 +209,7 @@ class Stretches:
     groups : array (stretches,)
         The group of the stretch.
     split : array (stretches,), optional
-        Its split.
+        The split of the stretch; None if it is decided later, by the groups.
     noun : str
         What messages call the stretches.
     """
@@ -200,7 +224,7 @@ class Stretches:
 
 def _whole_recordings(rows: Rows) -> Stretches:
     """Return each recording as one stretch, which is a group if the recordings have none."""
-    assert rows.lengths is not None
+    assert rows.lengths is not None  # `prepare_recordings` sets them
     return Stretches(
         recording=np.arange(len(rows)),
         start=np.zeros(len(rows), np.int64),
@@ -214,45 +238,49 @@ def _whole_recordings(rows: Rows) -> Stretches:
 def stretch_of_steps(steps: int, window: int) -> np.ndarray:
     """Return the number of the stretch of each step of a recording, (steps,) of int.
 
-    Stretches are as many as `MAX_STRETCHES` and a window in each allow, because intervals of scores need several
-    test stretches. They hold whole windows, and the last one also the steps that are left.
+    ``steps`` is the length of the recording, and ``window`` that of the windows. Stretches are as many as
+    `MAX_STRETCHES` and a window in each allow, because intervals of scores need several test stretches. They hold whole
+    windows, and the last one also the steps that are left.
     """
     length = _stretch_length(steps, window)
-    return np.minimum(np.arange(steps) // length, max(0, steps // length - 1))
+    last_stretch = max(0, steps // length - 1)
+    return np.minimum(np.arange(steps) // length, last_stretch)
 
 
 def _stretch_length(steps: int, window: int) -> int:
+    """Return the steps of a stretch: the fewest whole windows of which at most `MAX_STRETCHES` cover ``steps``."""
     return window * math.ceil(steps / (MAX_STRETCHES * window))
 
 
 def _stretches_of_one(where: str, rows: Rows, window: int, *, labels_tokens: bool) -> Stretches:
-    """Return the stretches of a single recording, divided into splits by its own split of each step, or evenly.
+    """Return the stretches of a single recording, with the splits of its steps if they have any.
 
-    Only steps at a border have a neighbour in another split. The stretches of each split come from the whole recording,
-    with about its share of the steps of each class, so that no split lacks a class that occurs in several stretches.
+    Else the stretches are divided into splits: those of each split come from the whole recording, with about its share
+    of the steps of each class, so that no split lacks a class that occurs in several stretches. Only steps at a border
+    of a stretch have a neighbour in another split.
     """
-    assert rows.lengths is not None
+    assert rows.lengths is not None  # `prepare_recordings` sets them
     steps = int(rows.lengths[0])
     if rows.split is not None:
         return _stretches_of_splits(where, rows.split[0, :steps], window)
     if steps < MIN_STRETCHES * window:
-        at_most = (
-            f"pass --window {steps // MIN_STRETCHES} or less, or " if steps >= 2 * MIN_STRETCHES else ""
-        )
+        a_window_fits = steps >= 2 * MIN_STRETCHES  # a window has two steps at least
+        at_most = f"pass --window {steps // MIN_STRETCHES} or less, or " if a_window_fits else ""
         raise InputError(
             f"{where}: one recording of {steps:,} steps is divided into at least {MIN_STRETCHES} stretches, which are "
             f"shorter than --window {window}",
             f"{at_most}give more steps or recordings",
         )
     stretch_of_step = stretch_of_steps(steps, window)
-    # Targets of a regression are not balanced, and neither are several outputs.
+    # Balance the splits by the classes of the steps. Targets of a regression are not balanced, and neither are several
+    # outputs: then all steps are of one class.
     classes = np.zeros(steps, np.int64)
     if labels_tokens and rows.y is not None and rows.y.ndim == 2:
         y = rows.y[0, :steps]
-        are_classes = y.dtype.kind == "U" or (y.dtype.kind in "iu" and read_labels(y).names)
+        are_classes = y.dtype.kind == "U" or (y.dtype.kind in "iu" and read_labels(y).are_names)
         classes = y if are_classes else classes
     split_of_step = grouped(stretch_of_step, classes, SHARES)
-    start = np.unique(stretch_of_step, return_index=True)[1]
+    start = np.unique(stretch_of_step, return_index=True)[1]  # the first step of each stretch
     return Stretches(
         recording=np.zeros(len(start), np.int64),
         start=start,
@@ -263,7 +291,8 @@ def _stretches_of_one(where: str, rows: Rows, window: int, *, labels_tokens: boo
 
 
 def _stretches_of_splits(where: str, split: np.ndarray, window: int) -> Stretches:
-    """Return the stretches of a recording whose steps have a split (steps,): parts of each run of one split."""
+    """Return the stretches of a recording whose steps have a ``split`` (steps,): parts of each run of one split."""
+    # A run begins at the first step, and where the split changes.
     run_starts = np.flatnonzero(np.concatenate([[True], split[1:] != split[:-1]]))
     run_lengths = np.diff(run_starts, append=len(split))
     if np.median(run_lengths) < window:
@@ -271,7 +300,8 @@ def _stretches_of_splits(where: str, split: np.ndarray, window: int) -> Stretche
             f"{where}: the split changes every {np.median(run_lengths):.0f} steps, within a window of {window}",
             "give each split stretches of at least a window, or pass --drop split",
         )
-    # Longer runs are divided, because folds need several groups.
+    # Longer runs are divided, because folds need several groups. The last stretch of a run also has the steps that are
+    # left.
     stretch_length = _stretch_length(len(split), window)
     start = np.concatenate(
         [
@@ -292,7 +322,10 @@ def _stretches_of_splits(where: str, split: np.ndarray, window: int) -> Stretche
 
 
 class _Cut:
-    """Windows (rows, steps, ...) of recordings, which are read when the windows are; zero after their ``lengths``."""
+    """Windows (rows, steps, ...) of the recordings ``x``, which are read when the windows are.
+
+    The windows have ``lengths`` (rows,), after which they are zero.
+    """
 
     def __init__(self, x: Sequences, windows: RecordingWindows, lengths: np.ndarray, steps: int):
         self._x, self._windows, self._lengths = x, windows, lengths
@@ -306,16 +339,17 @@ class _Cut:
         # The windows of a recording follow each other, so a range of windows needs a range of recordings.
         first, last = int(recording[0]), int(recording[-1])
         recordings = self._x[first : last + 1]
-        places = np.arange(self.shape[1])
-        # A short window may end before its recording does, whose further steps belong to another stretch.
-        steps = np.minimum(start[:, None] + places, recordings.shape[1] - 1)
+        # The steps of each window, (windows, steps). Those after the end of a short window are cleared afterwards: they
+        # may be after the end of the array, or belong to another stretch.
+        offsets = np.arange(self.shape[1])
+        steps = np.minimum(start[:, None] + offsets, recordings.shape[1] - 1)
         windows = recordings[recording[:, None] - first, steps]
-        windows[places >= self._lengths[rows][:, None]] = 0
+        windows[offsets >= self._lengths[rows][:, None]] = 0
         return windows
 
 
 def window_starts(length: int, window: int, step: int) -> list[int]:
-    """Return the first steps of the windows of a recording.
+    """Return the first steps of the windows of a recording of ``length`` steps, one every ``step`` steps.
 
     A recording that is not longer than a window is one window. If steps are left at the end, one more
     window ends with the recording, unless windows are meant to leave steps out (``step`` above
@@ -328,16 +362,11 @@ def window_starts(length: int, window: int, step: int) -> list[int]:
 
 
 def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, labels_tokens: bool) -> Rows:
-    """Return the windows of the stretches of recordings as rows, which are read when they are needed."""
-    assert rows.lengths is not None
-    # The stretch and the recording of each window, and its first step in the recording.
-    starts_by_stretch = [
-        first + np.array(window_starts(int(length), window, step), np.int64)
-        for first, length in zip(stretches.start, stretches.length, strict=True)
-    ]
-    counts = [len(starts) for starts in starts_by_stretch]
-    stretch_of_window = np.repeat(np.arange(len(counts)), counts)
-    start_of_window = np.concatenate(starts_by_stretch)
+    """Return the windows of the stretches of recordings as rows, which are read when they are needed.
+
+    ``rows`` has a row per recording. A window of ``window`` steps begins every ``step`` steps of a stretch.
+    """
+    stretch_of_window, start_of_window = _windows_of_stretches(stretches, window, step)
     recording_of_window = stretches.recording[stretch_of_window]
     recording_names = rows.names
     windows = RecordingWindows(recording=recording_of_window, start=start_of_window, names=recording_names)
@@ -351,11 +380,6 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
         window_name(recording_names[recording], first_step, first_step + length)
         for recording, first_step, length in zip(recording_of_window, start_of_window, lengths, strict=True)
     ]
-    shorter = int((stretches.length < window).sum())
-    count = f"{len(stretches.start):,} {stretches.noun}"
-    note = f"{count} make {len(start_of_window):,} windows of {window:,} steps, every {step:,}"
-    if shorter:
-        note += f"; {shorter:,} shorter ones are one window each"
     # A piece may hold as many steps as before. Each of its windows holds ``window`` steps, and is cut from about
     # ``step`` new steps of a recording; the larger of the two limits the number of windows.
     steps_of_piece = rows.piece_rows * rows.x.shape[1]
@@ -372,8 +396,28 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
         windows=windows,
         skipped=_skipped_among_windows(rows.skipped, windows_of_recording),
         piece_rows=piece_rows,
-        notes=(*rows.notes, note),
+        notes=(*rows.notes, _note_on_windows(stretches, len(start_of_window), window, step)),
     )
+
+
+def _windows_of_stretches(stretches: Stretches, window: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of the stretch of each window, and its first step in the recording, (windows,) each."""
+    starts_by_stretch = [
+        first + np.array(window_starts(int(length), window, step), np.int64)
+        for first, length in zip(stretches.start, stretches.length, strict=True)
+    ]
+    counts = [len(starts) for starts in starts_by_stretch]
+    return np.repeat(np.arange(len(counts)), counts), np.concatenate(starts_by_stretch)
+
+
+def _note_on_windows(stretches: Stretches, windows: int, window: int, step: int) -> str:
+    """Return a line that says how many ``windows``, of ``window`` steps, the stretches make, and how far apart."""
+    count = f"{len(stretches.start):,} {stretches.noun}"
+    note = f"{count} make {windows:,} windows of {window:,} steps, every {step:,}"
+    short_stretches = int((stretches.length < window).sum())
+    if short_stretches:
+        note += f"; {short_stretches:,} shorter ones are one window each"
+    return note
 
 
 def _labels_of_windows(
@@ -384,45 +428,60 @@ def _labels_of_windows(
     *,
     labels_tokens: bool,
 ) -> np.ndarray | None:
-    """Return the label of each window: that of its recording, or those of its steps."""
+    """Return the label of each window, that of its recording, or with ``labels_tokens`` those of its steps.
+
+    ``y`` has the labels of the recordings as `_labels_at` describes them, ``lengths`` (windows,) are the lengths of the
+    windows, and ``steps`` is the length to which they are padded.
+    """
     if y is None:
         return None
     if not labels_tokens:
         return y[windows.recording]
-    # An array has padding after the end of a short window, of any labels; a list of labels has none.
-    counts = np.full(len(lengths), steps) if y.ndim > 1 else lengths
-    places = [first + np.arange(count) for first, count in zip(windows.start, counts, strict=True)]
-    if y.ndim > 1:
-        places = [np.minimum(steps_of_window, y.shape[1] - 1) for steps_of_window in places]
-    return _labels_at(y, windows.recording, places)
+    # The steps of each window. Labels in an array are padded after the end of a short window, with any labels, which
+    # are not read; lists are not padded.
+    is_array = y.ndim > 1
+    counts = np.full(len(lengths), steps) if is_array else lengths
+    steps_of_windows = [
+        first + np.arange(count) for first, count in zip(windows.start, counts, strict=True)
+    ]
+    if is_array:
+        last_step = y.shape[1] - 1
+        steps_of_windows = [np.minimum(steps_of_window, last_step) for steps_of_window in steps_of_windows]
+    return _labels_at(y, windows.recording, steps_of_windows)
 
 
-def _labels_at(y: np.ndarray, recording: np.ndarray, places: list[np.ndarray]) -> np.ndarray:
-    """Return the labels of the steps ``places`` of each ``recording``.
+def _labels_at(y: np.ndarray, recording: np.ndarray, steps_of_rows: list[np.ndarray]) -> np.ndarray:
+    """Return the labels of some steps of recordings, a row for each entry of ``steps_of_rows``.
 
-    The labels of recordings, ``y``, are an array (recordings, steps); those of new recordings are objects
-    (recordings,), each a list or None. The result has the same form.
+    Row r has the labels of the steps ``steps_of_rows[r]`` of the recording with the number ``recording[r]``. ``y`` has
+    the labels of recordings, an array (recordings, steps); those of new recordings are objects (recordings,), each a
+    list or None. The result has the same form.
     """
     if y.ndim > 1:
-        return np.stack([y[number, steps] for number, steps in zip(recording, places, strict=True)])
+        return np.stack([y[number, steps] for number, steps in zip(recording, steps_of_rows, strict=True)])
     labels = np.empty(len(recording), object)
-    for row, (number, steps) in enumerate(zip(recording, places, strict=True)):
-        of_recording = y[number]
-        labels[row] = None if of_recording is None else [of_recording[step] for step in steps]
+    for row, (number, steps) in enumerate(zip(recording, steps_of_rows, strict=True)):
+        labels_of_recording = y[number]
+        if labels_of_recording is not None:  # else the row keeps None
+            labels[row] = [labels_of_recording[step] for step in steps]
     return labels
 
 
 def _skipped_among_windows(skipped: Skipped, counts: np.ndarray) -> Skipped:
-    """Return the recordings that cannot be read, counted among windows: each counts as one."""
-    windows_of = iter(counts.tolist())
+    """Return the recordings that cannot be read by their numbers among the windows, where each counts as one window.
+
+    ``skipped`` has them by their numbers among all recordings, and ``counts`` (recordings,) are the numbers of windows
+    of the others.
+    """
+    counts_left = iter(counts.tolist())
     among_windows: Skipped = {}
-    number = 0
+    window = 0
     for recording in range(len(counts) + len(skipped)):
         if recording in skipped:
-            among_windows[number] = skipped[recording]
-            number += 1
+            among_windows[window] = skipped[recording]
+            window += 1
         else:
-            number += next(windows_of)
+            window += next(counts_left)
     return among_windows
 
 
@@ -430,7 +489,7 @@ _WINDOW_NAME = re.compile(r"(.*)\[\d+:\d+\]", re.DOTALL)
 
 
 def window_name(recording: object, start: int, end: int) -> str:
-    """Return the name of a window: its recording, and its steps as Python writes a slice."""
+    """Return the name of a window: its recording, and its steps as Python writes a slice, such as ``"walk[0:50]"``."""
     return f"{recording}[{start}:{end}]"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -38,7 +38,8 @@ IMAGE_NOTE = f"without a vision model, images are read as {SIDE}x{SIDE} pixels"
 Skipped = dict[int, tuple[str | int | None, str]]
 """The rows of a source that cannot be read, by their numbers: the id, if rows have ids, and the reason."""
 
-EVERY_ROW = 2**62  # piece size of sequences in memory
+EVERY_ROW = 2**62
+"""The number of rows to read at a time of sequences that are in memory: more than any source has."""
 
 
 class Sequences(Protocol):
@@ -61,7 +62,7 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingWindows:
-    """Which recording each row is a window of, and where the window begins.
+    """Which recording each row is a window of, and where the window begins there.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ class RecordingWindows:
     names: np.ndarray
 
     def take(self, rows: np.ndarray) -> "RecordingWindows":
-        """Return some of the windows."""
+        """Return the windows of some ``rows``, an array of indices or a mask."""
         return RecordingWindows(recording=self.recording[rows], start=self.start[rows], names=self.names)
 
 
@@ -111,15 +112,15 @@ class Rows:
     Parameters
     ----------
     x : Sequences
-        (rows, tokens) or (rows, tokens, dim) of numbers, zero after each row's end; (rows, tokens) of code points of
-        letters; or (rows,) of the bytes of files of images.
+        Numbers (rows, tokens) or (rows, tokens, dim), zero after each row's end; code points of letters (rows, tokens);
+        or the bytes of files of images (rows,).
     lengths : array (rows,) of int, optional
         The number of real tokens of each row; by default all tokens are real.
     y : array (rows, ...), optional
         Labels, as the source has them.
     groups, split, ids : array (rows,), optional
-        The group of each row, its split, and what names it; by default its number. The split of a single recording
-        that is cut is that of each step, (1, tokens).
+        The group of each row, its split, and what names it; without ``ids``, its number does. The split of a single
+        recording that is cut into windows is that of each step, (1, tokens).
     holds : str
         What ``x`` holds.
     piece_rows : int
@@ -130,14 +131,14 @@ class Rows:
         How the source was read, one line each.
     roles : mapping of str to str
         The columns of a table by the option that names them, such as ``{"label": "class"}``.
-    skipped : dict
+    skipped : Skipped
         The rows that could not be read, which are not in the arrays.
     parameters : mapping
         Choices that the rules made, which are needed to read new rows in the same way.
     label : str
         What messages call the labels.
     unused : tuple of str
-        Options that do not apply to the format, besides those of `UNUSED`.
+        Options that do not apply to the format, besides those that do not apply to what ``x`` holds (`UNUSED`).
     windows : RecordingWindows, optional
         The recording of each row, if the rows are windows of recordings.
     steps : RecordingSteps, optional
@@ -173,13 +174,14 @@ class Rows:
         """Whether ``y`` has a label for every token."""
         if "each" in self.parameters:  # the reader has seen labels of tokens
             return True
-        # y0, y1 ... of a table are several outputs.
+        # In a table, which has "columns", a second axis of ``y`` is that of the outputs y0, y1 ...
         if self.y is None or self.holds == "images" or "columns" in self.parameters:
             return False
-        # Of sequences of one token, a label (rows, 1) is that of the whole row.
+        # Labels (rows, tokens, ...) are those of tokens. But of sequences of one token, a label (rows, 1) is that of
+        # the whole row.
         rows_and_tokens = tuple(self.x.shape[:2])
-        one_label_per_token = self.y.shape[:2] == rows_and_tokens
-        return len(rows_and_tokens) == 2 and one_label_per_token and rows_and_tokens[1] > 1
+        has_tokens = len(rows_and_tokens) == 2 and rows_and_tokens[1] > 1
+        return has_tokens and self.y.shape[:2] == rows_and_tokens
 
     @property
     def names(self) -> np.ndarray:
@@ -188,14 +190,16 @@ class Rows:
         The numbers are from 0, and rows that are skipped count, too.
         """
         if self.ids is None:
-            return np.setdiff1d(np.arange(len(self) + len(self.skipped)), [*self.skipped])
-        whole = self.ids.dtype.kind in "iu" and np.can_cast(self.ids.dtype, np.int64)
-        return self.ids.astype(np.int64 if whole else str)
+            all_numbers = np.arange(len(self) + len(self.skipped))
+            return np.setdiff1d(all_numbers, [*self.skipped])
+        fit_int64 = self.ids.dtype.kind in "iu" and np.can_cast(self.ids.dtype, np.int64)
+        return self.ids.astype(np.int64 if fit_int64 else str)
 
     def refuse_unused(self, where: str, options: Sequence[str]) -> None:
-        """Refuse options that do not apply to such data."""
-        not_read = (name for name in (*OF_TEXTS, *OF_ARRAYS) if name not in self.parameters)
-        for name in (*UNUSED[self.holds], *self.unused, *not_read):
+        """Refuse ``options``, the names of those that are given, if they do not apply to the data at ``where``."""
+        # A reader that uses one of these options records it in the parameters.
+        not_recorded = [name for name in (*OF_TEXTS, *OF_ARRAYS) if name not in self.parameters]
+        for name in (*UNUSED[self.holds], *self.unused, *not_recorded):
             if name in options:
                 raise InputError(
                     f"{where}: --{name.replace('_', '-')} does not apply to data of this kind",
@@ -204,18 +208,22 @@ class Rows:
 
 
 def padded(where: str, sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences (tokens, ...) of several lengths as one array with zeros at the ends, and their lengths."""
+    """Return sequences (tokens, ...) of several lengths as one array (rows, longest, ...), and their lengths (rows,).
+
+    There are zeros after each row's end. Sequences that need far too much memory that way are refused, with ``where``
+    in the message.
+    """
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
-    kind = np.result_type(*sequences)
-    check_padding(where, lengths, kind.itemsize)
-    x = np.zeros((len(sequences), lengths.max(), *sequences[0].shape[1:]), kind)
+    dtype = np.result_type(*sequences)
+    check_padding(where, lengths, dtype.itemsize)
+    x = np.zeros((len(sequences), lengths.max(), *sequences[0].shape[1:]), dtype)
     for row, sequence in enumerate(sequences):
         x[row, : len(sequence)] = sequence
     return x, lengths
 
 
 MAX_NAMED = 5
-"""Number of bad rows that a message names."""
+"""Most bad rows that a message names."""
 
 EMPTY_CELL = "an empty cell in column"
 """Begins the reason why a row with a missing value cannot be read."""
@@ -228,14 +236,17 @@ OR_FILL = f"{OR_PASS}missing interpolate or mask for missing values"
 
 
 class BadRows:
-    """The rows of a source that cannot be read.
+    """The rows of a source that cannot be read, which are collected while it is read.
+
+    ``reasons`` has why a row cannot be read, and ``remedies`` what to do if it is not "fix the file", by the row's
+    number.
 
     Parameters
     ----------
     where : str
         The path of the source, for messages.
     places : sequence of str
-        The place of each row, such as ``"line 12"``.
+        The place of each row in the source, bad or not, such as ``"line 12"``.
     skip : bool, optional
         Whether bad rows are left out, as ``--skip-bad-rows`` says; None if the caller has no such option.
         If they are not left out, `readable` refuses them.
@@ -246,10 +257,10 @@ class BadRows:
         self.places = places
         self.skip = skip
         self.reasons: dict[int, str] = {}
-        self.remedies: dict[int, str] = {}  # other remedies than "fix the file", by row
+        self.remedies: dict[int, str] = {}
 
     def add(self, row: int | np.integer, reason: str, remedy: str = "") -> None:
-        """Note why a row cannot be read; the first reason of a row counts."""
+        """Note why a row cannot be read, and what to do if it is not "fix the file"; the first reason counts."""
         if int(row) in self.reasons:
             return
         self.reasons[int(row)] = reason
@@ -257,7 +268,10 @@ class BadRows:
             self.remedies[int(row)] = remedy
 
     def read_files(self, files: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
-        """Return ``read`` of the file of each row that is not bad; rows that it refuses become bad."""
+        """Return what ``read`` makes of each file, without those of bad rows; rows that it refuses become bad.
+
+        ``files`` (rows,) has the file of each row.
+        """
         contents = []
         for row, path in enumerate(files):
             if row in self.reasons:
@@ -265,6 +279,7 @@ class BadRows:
             try:
                 contents.append(read(path))
             except InputError as error:
+                # The message is "PATH: reason; remedy", or "PATH, line 5: reason; remedy". The path is in the places.
                 message = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ")
                 reason, _, remedy = message.partition("; ")
                 self.add(row, reason, remedy)
@@ -278,12 +293,13 @@ class BadRows:
         return ~np.isin(np.arange(len(self.places)), list(self.reasons))
 
     def _refuse(self, *, all_bad: bool) -> None:
+        """Raise an error that names the first bad rows, and says what to do; ``all_bad`` if no row is left."""
         # If all rows have one remedy, the message gives that; else "fix the file" is true of all.
         remedies = {self.remedies.get(row, "fix the file").removesuffix(OR_FILL) for row in self.reasons}
         remedy = remedies.pop() if len(remedies) == 1 else "fix the file"
         if any(EMPTY_CELL in reason for reason in self.reasons.values()):
             remedy += OR_FILL
-        # If all of several rows are bad, none would be left. A single row may be one file of many.
+        # If all of several rows are bad, skipping them would leave none. A single row may be one file of many.
         skipping_helps = not all_bad or len(self.places) == 1
         has_option = self.skip is not None  # None: the caller has no --skip-bad-rows
         if has_option and not self.skip and skipping_helps:
@@ -295,7 +311,7 @@ class BadRows:
         raise InputError(f"{self.where}: {count} be read: {self._first_reasons()}", remedy)
 
     def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
-        """Return why each bad row cannot be read, with its id if there are ``ids``."""
+        """Return why each bad row cannot be read, with its id; ``ids`` are those of all rows, or empty without ids."""
         return {
             row: (str(ids[row]) if len(ids) else None, reason)
             for row, reason in self._reasons_with_places().items()
@@ -309,48 +325,59 @@ class BadRows:
         return [f"{count}: {self._first_reasons()}"]
 
     def take(self, rows: Sequence[int]) -> "BadRows":
-        """Return the bad rows among some rows, in the given order."""
-        part = BadRows(self.where, [self.places[row] for row in rows], skip=self.skip)
-        for place, row in enumerate(rows):
+        """Return the bad rows among some rows, which are numbered anew in the given order."""
+        taken = BadRows(self.where, [self.places[row] for row in rows], skip=self.skip)
+        for new_row, row in enumerate(rows):
             if row in self.reasons:
-                part.add(place, self.reasons[row], self.remedies.get(row, ""))
-        return part
+                taken.add(new_row, self.reasons[row], self.remedies.get(row, ""))
+        return taken
 
     def _reasons_with_places(self) -> dict[int, str]:
+        """Return the place and the reason of each bad row, such as "line 12: no label", by its number, in order."""
         return {row: f"{self.places[row]}: {reason}" for row, reason in sorted(self.reasons.items())}
 
     def _first_reasons(self) -> str:
+        """Return the first `MAX_NAMED` reasons with their places as one text, and how many more there are."""
         lines = list(self._reasons_with_places().values())
         more = [f"and {len(lines) - MAX_NAMED:,} more"] if len(lines) > MAX_NAMED else []
         return "; ".join(lines[:MAX_NAMED] + more)
 
 
-# begins a note, which does not apply to a model's own tokenizer
-UNSEEN = "letters that no training row has"
-PIECE_LETTERS = 2**23  # code points, of at most 4 bytes, that are padded at a time
-
-
 # ---- texts
 
 
+UNSEEN = "letters that no training row has"
+"""Begins a note, which does not apply to a model with a tokenizer of its own."""
+
+PIECE_LETTERS = 2**23
+"""Code points, of at most 4 bytes each, that are padded at a time."""
+
+
 class TextCodes:
-    """Texts as code points (rows, tokens), zero after their ends; encoded when they are read."""
+    """Texts as code points (rows, tokens), zero after their ends; encoded when they are read.
+
+    ``lengths`` (rows,) are the lengths of the ``texts``, and ``where`` is their path for messages.
+    """
 
     def __init__(self, where: str, texts: list[str], lengths: np.ndarray):
         self._where, self.texts = where, texts
         self.shape = (len(texts), int(lengths.max()))
+        # The smallest unsigned integers that hold every letter.
         self.dtype = np.min_scalar_type(max(ord(max(text)) for text in texts))
         check_padding(where, lengths, self.dtype.itemsize)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        codes, _ = codes_of(self._where, self.texts[rows])
+        codes, _ = codes_of(self._where, self.texts[rows])  # padded to the longest of these rows only
         x = np.zeros((len(codes), self.shape[1]), self.dtype)
         x[:, : codes.shape[1]] = codes
         return x
 
 
 def text_rows(where: str, texts: Sequence[str], others: Mapping[str, Any], **fields: Any) -> Rows:
-    """Return texts as rows of letters, with ``others``, arrays (rows, ...), and further fields of the rows."""
+    """Return texts as rows of letters, without white space at their ends.
+
+    ``others`` are further arrays (rows, ...) by the names of their fields in `Rows`, and ``fields`` its other fields.
+    """
     texts = [text.strip() for text in texts]
     lengths = text_lengths(where, texts)
     x = TextCodes(where, texts, lengths)
@@ -358,27 +385,41 @@ def text_rows(where: str, texts: Sequence[str], others: Mapping[str, Any], **fie
     return Rows(x=x, lengths=lengths, **others, holds="letters", piece_rows=piece_rows, **fields)
 
 
-def alphabet_of(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
-    """Return `UNKNOWN` and the sorted letters of the training rows, and the letters that only other rows have.
+class Alphabet(NamedTuple):
+    """The letters of texts, in the order of their code points."""
+
+    symbols: str  # `UNKNOWN`, and the letters of the training rows; empty for data that are no texts
+    unseen: str  # the letters that only other rows have
+
+
+def alphabet_of(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Alphabet:
+    """Return the letters of the texts in some batches.
 
     A batch is code points (rows, tokens), lengths (rows,), and a mask (rows,) of the training rows.
     """
-    in_training = in_any = np.empty(0, np.int64)
+    # The code points of each set of letters, sorted and without repetition.
+    in_training = np.empty(0, np.int64)
+    in_any_row = np.empty(0, np.int64)
     for codes, lengths, is_training in batches:
-        real = np.arange(codes.shape[1]) < lengths[:, None]
-        in_training = np.union1d(in_training, codes[is_training][real[is_training]])
-        in_any = np.union1d(in_any, codes[real])
-    letters, unseen = (
-        "".join(map(chr, codes)) for codes in (in_training, np.setdiff1d(in_any, in_training))
-    )
-    return UNKNOWN + letters.replace(UNKNOWN, ""), unseen
+        is_letter = np.arange(codes.shape[1]) < lengths[:, None]  # the others are padding
+        in_training = np.union1d(in_training, codes[is_training][is_letter[is_training]])
+        in_any_row = np.union1d(in_any_row, codes[is_letter])
+    letters = "".join(map(chr, in_training))
+    unseen = "".join(map(chr, np.setdiff1d(in_any_row, in_training)))
+    return Alphabet(UNKNOWN + letters.replace(UNKNOWN, ""), unseen)
+
+
+# ---- named arrays
 
 
 NAMES = ("x", "y", "lengths", "split", "groups", "ids")  # the arrays that are read; a file may hold others
 
 
 def rows_of_arrays(where: str, arrays: Mapping[str, Sequences], piece_rows: int = EVERY_ROW) -> Rows:
-    """Return named arrays as rows; only ``x`` stays unread, and texts (rows,) become sequences of letters."""
+    """Return arrays with `NAMES` as rows; texts (rows,) in ``x`` become sequences of letters.
+
+    All arrays are read now but an ``x`` of numbers, of which ``piece_rows`` rows fit into memory at a time.
+    """
     if "x" not in arrays:
         raise InputError(f"{where}: no array 'x'", "call the sequences x and the labels y, not X or Y")
     x = arrays["x"]
@@ -390,9 +431,10 @@ def rows_of_arrays(where: str, arrays: Mapping[str, Sequences], piece_rows: int 
                 f"{where}: x has the shape {x.shape} and {name} {array.shape}",
                 f"give one entry of {name} per row of x",
             )
-    every = slice(0, x.shape[0])
-    others: dict[str, Any] = {name: array[every] for name, array in arrays.items() if name != "x"}
-    if len(x.shape) == 1 and x.shape[0] and x.dtype.kind == "U":
+    all_rows = slice(0, x.shape[0])
+    others: dict[str, Any] = {name: array[all_rows] for name, array in arrays.items() if name != "x"}
+    holds_texts = len(x.shape) == 1 and x.shape[0] > 0 and x.dtype.kind == "U"
+    if holds_texts:
         others.pop("lengths", None)  # texts end at their last letter
-        return text_rows(where, np.asarray(x[every]).tolist(), others, unused=COLUMN_FLAGS)
+        return text_rows(where, np.asarray(x[all_rows]).tolist(), others, unused=COLUMN_FLAGS)
     return Rows(x=x, **others, piece_rows=piece_rows, unused=COLUMN_FLAGS)

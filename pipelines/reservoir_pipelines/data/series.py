@@ -13,21 +13,24 @@ from reservoir_pipelines.data.media import check_inside
 from reservoir_pipelines.data.rows import COLUMN_FLAGS, Rows, padded
 from reservoir_pipelines.data.table import lines_of
 
-PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
+PARTS = {
+    "train": "_TRAIN",
+    "test": "_TEST",
+}  # how the names of the two files of a data set end, before the suffix
 SUFFIXES = (".ts", ".tsv")
 
 
 class Series(NamedTuple):
-    """Sequences (tokens, channels) of one file, and their labels: texts for classes, or floats; none if it has none."""
+    """The series of one file."""
 
-    sequences: list[np.ndarray]
-    labels: list[Any]
+    sequences: list[np.ndarray]  # (tokens, channels) each
+    labels: list[Any]  # texts for classes, or floats for targets; empty if the file has no labels
 
 
 def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
     """Return whether a path holds series: a published pair of files, a ``.ts`` file, or a table without a header."""
     path = Path(origin)
-    # New rows for a readout (of ``task``) are one file. The published pair is only read for a fit.
+    # New rows for a readout (of ``task``) are one file. The published pair is read for a fit only.
     if task is None and split_files(path):
         return True
     if not path.is_file():
@@ -39,12 +42,11 @@ def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> b
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
     """Return the series of a file, or of the published train and test files that belong together."""
     path = Path(origin)
-    files = {} if task else split_files(path)
-    series = [
-        _read_ts(file) if file.suffix.lower() == ".ts" else _read_bare(file)
-        for file in files.values() or [path]
-    ]
-    where = str(next(iter(files.values()), path))
+    # The published pair by split, or one file alone.
+    pair = {} if task else split_files(path)
+    files = [*pair.values()] or [path]
+    series = [_read_ts(file) if file.suffix.lower() == ".ts" else _read_bare(file) for file in files]
+    where = str(files[0])
     sequences = [x for part in series for x in part.sequences]
     channels = sorted({x.shape[1] for x in sequences})
     if len(channels) > 1:
@@ -57,9 +59,9 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     sizes = [len(part.sequences) for part in series]
     split = None
     notes: tuple[str, ...] = ()
-    if files:
-        split = np.repeat(list(files), sizes)
-        notes = ("split as published: " + " and ".join(file.name for file in files.values()),)
+    if pair:
+        split = np.repeat(list(pair), sizes)
+        notes = ("split as published: " + " and ".join(file.name for file in files),)
     return Rows(
         x=x,
         lengths=lengths,
@@ -72,12 +74,14 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
 
 
 def split_files(path: Path) -> dict[str, Path]:
-    """Return the train and test files for a folder, or for the path of one of them; empty for other data."""
+    """Return the published train and test files by split, for their folder or the path of one; empty for other data."""
     if path.is_dir():
         return _split_files_of_folder(path)
     ending = next((end for end in PARTS.values() if path.stem.endswith(end)), None)
     suffix = path.suffix.lower()
-    if ending is None or suffix not in SUFFIXES or (suffix == ".tsv" and not is_bare(path)):
+    # A table with names of columns is not a published series.
+    has_header = suffix == ".tsv" and not is_bare(path)
+    if ending is None or suffix not in SUFFIXES or has_header:
         return {}
     stem = path.stem.removesuffix(ending)
     files = {name: path.with_name(f"{stem}{end}{path.suffix}") for name, end in PARTS.items()}
@@ -89,37 +93,43 @@ def split_files(path: Path) -> dict[str, Path]:
 
 
 def _split_files_of_folder(folder: Path) -> dict[str, Path]:
-    """Return the files of the data set that a folder holds, of the one with the folder's name if there are several."""
-    pairs = {}
-    # A data set in both formats is read from the .ts files, which name channels and labels: they come last.
+    """Return the train and test files of the data set in a folder, by split; empty if there is none.
+
+    Of several data sets, that with the folder's name counts.
+    """
+    pair_of_dataset: dict[str, dict[str, Path]] = {}
+    # A data set in both formats is read from the .ts files, which name channels and labels. They come last, so that
+    # they replace the others.
     for suffix in reversed(SUFFIXES):
         for file in sorted(folder.glob(f"*{PARTS['train']}{suffix}")):
             if pair := split_files(file):
-                pairs[file.stem.removesuffix(PARTS["train"])] = pair
+                pair_of_dataset[file.stem.removesuffix(PARTS["train"])] = pair
     name = folder.resolve().name
-    if len(pairs) > 1 and name not in pairs:
+    if len(pair_of_dataset) > 1 and name not in pair_of_dataset:
         raise InputError(
-            f"{folder}: contains the data sets {', '.join([*pairs][:8])}", "give the file of one"
+            f"{folder}: contains the data sets {', '.join([*pair_of_dataset][:8])}", "give the file of one"
         )
-    files = pairs.get(name) or next(iter(pairs.values()), {})
+    files = pair_of_dataset.get(name) or next(iter(pair_of_dataset.values()), {})
     for file in files.values():
         check_inside(file, folder)
     return files
 
 
 def is_bare(path: Path) -> bool:
-    """Return whether the first line of a table has numbers (a label, then values) and not column names."""
+    """Return whether a path is a .tsv table whose first line has numbers (a label, then values), not column names."""
     if path.suffix.lower() != ".tsv" or not path.is_file():
         return False
     cells = next(lines_of(path), "").rstrip("\r\n").split("\t")
     try:
-        return len(list(map(float, cells))) > 1
+        numbers = [float(cell) for cell in cells]
     except ValueError:
         return False
+    return len(numbers) > 1
 
 
 def _read_ts(path: Path) -> Series:
     """Return the series of a ``.ts`` file: header lines with @, then a line per series, fields separated by :."""
+    # The lines with their places, without empty ones and comments. The header is consumed first.
     numbered = ((f"{path}, line {number}", line.strip()) for number, line in enumerate(lines_of(path), 1))
     lines = ((where, line) for where, line in numbered if line and not line.startswith(("#", "%")))
     switched_on = _read_ts_header(path, lines)
@@ -141,10 +151,10 @@ def _read_ts(path: Path) -> Series:
 
 
 def _read_ts_header(path: Path, lines: Iterable[tuple[str, str]]) -> set[str]:
-    """Consume the lines up to ``@data``; return the keywords that are switched on."""
+    """Consume the ``lines`` (place, text) up to ``@data``; return the keywords, such as @classlabel, that are true."""
     switched_on = set[str]()
     for _, line in lines:
-        keyword, value, *_ = [*line.lower().split(), "", ""]  # a line may have no value, and no keyword
+        keyword, value, *_ = [*line.lower().split(), ""]  # a line may have no value
         if keyword == "@data":
             break
         if value in {"yes", "true"}:
@@ -159,28 +169,32 @@ def _read_ts_header(path: Path, lines: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def _read_bare(path: Path) -> Series:
-    """Return the series of a table without names: a label, then the values; NaN at the end of a row is not a value."""
+    """Return the series of a table without names of columns: a label on each line, then the values.
+
+    NaN at the end of a line is the padding of a shorter series. Labels are classes if all are whole, else targets.
+    """
     sequences, labels = [], []
     for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         label, *values = _floats(where, line.rstrip("\r\n").split("\t"))
-        present = np.flatnonzero(~np.isnan(values))
-        if not np.isfinite(label) or not len(present):
+        value_places = np.flatnonzero(~np.isnan(values))
+        if not np.isfinite(label) or not len(value_places):
             raise InputError(
                 f"{where}: no label in the first column, or no value after it", "remove the line"
             )
-        sequences.append(np.array(values[: present[-1] + 1])[:, None])
+        last = value_places[-1]
+        sequences.append(np.array(values[: last + 1])[:, None])  # one channel
         labels.append(float(label))
     are_classes = all(map(float.is_integer, labels))
     return Series(sequences, [str(int(label)) for label in labels] if are_classes else labels)
 
 
 def _floats(where: str, cells: Sequence[str]) -> np.ndarray:
-    """Return numbers, NaN where a cell is empty or ``?``."""
+    """Return the numbers in cells, (cells,), NaN where a cell is empty or ``?``; refuse other cells."""
     try:
         return np.array([float("nan" if cell.strip() in {"?", ""} else cell) for cell in cells])
-    except ValueError as error:
+    except ValueError as error:  # could not convert string to float: 'abc'
         wrong = str(error).partition(": ")[2].strip("'")[:40]
         raise InputError(f"{where}: {wrong!r} is not a number", "write ? for a missing value") from None

@@ -14,7 +14,8 @@ from reservoir_pipelines.data.rows import BadRows, Rows
 
 RATES = (1_000, 768_000)  # samples per second that a file may have
 BANDS = 40  # of the mel spectrum
-WINDOW, STEP = 0.025, 0.010  # seconds that a frame spans, and from one frame to the next
+WINDOW = 0.025  # seconds that a frame spans
+STEP = 0.010  # seconds from the beginning of a frame to that of the next
 LOWEST = 20.0  # Hz, the low edge of the lowest band, about where hearing begins
 FLOOR = 1e-8  # added to the power of each band: log 0 is infinite; a 16-bit step has 1e-9 of full power
 PIECE_VALUES = 2**25  # values of float32 that are decoded together, 128 MB
@@ -28,13 +29,16 @@ class Sound(NamedTuple):
     frames: int  # samples of each channel
 
     def count(self, rate: int) -> int:
-        """Return the number of samples at another rate."""
+        """Return the number of samples of each channel at another rate, rounded up, as ``resample_poly`` makes them."""
         ratio = _ratio(rate, self.rate)
         return -(-self.frames * ratio.numerator // ratio.denominator)
 
 
 def open_sound(path: Path, rate: int = SOUND_RATE) -> Sound:
-    """Read a sound's rate and length from its header; refuse sizes, also at ``rate``, that the file cannot hold."""
+    """Return the rate and the length of a sound as its header has them.
+
+    Refuse a length that the file cannot hold, or that would need far too much memory at ``rate`` samples per second.
+    """
     with _opened(path) as file:
         if not RATES[0] <= file.samplerate <= RATES[1] or file.frames < 1:
             raise InputError(
@@ -49,7 +53,7 @@ def open_sound(path: Path, rate: int = SOUND_RATE) -> Sound:
 
 
 def read_samples(sound: Sound, rate: int) -> np.ndarray:
-    """Return the samples of a file at a rate, the mean of its channels, float32 from -1 to 1."""
+    """Return the samples of a file at a ``rate``, the mean of its channels, (samples,) of float32 from -1 to 1."""
     with (
         _opened(sound.path) as file,
         as_input_error(f"{sound.path}: cannot be decoded", "write the file again"),
@@ -72,11 +76,12 @@ def read_samples(sound: Sound, rate: int) -> np.ndarray:
 
 
 def _opened(path: Path) -> Any:
+    """Return a ``soundfile.SoundFile``, which the caller closes; refuse a file that cannot be opened."""
     import soundfile
 
     try:
         return soundfile.SoundFile(path)
-    except Exception as error:  # raised for a damaged file
+    except Exception as error:  # a damaged file raises errors of several types
         problem = first_line(error).removeprefix(f"Error opening {str(path)!r}: ")
         raise InputError(
             f"{path}: not a readable sound ({problem})", "write it as WAV, FLAC, OGG or MP3"
@@ -84,7 +89,11 @@ def _opened(path: Path) -> Any:
 
 
 class SoundFrames:
-    """Sounds as an array (rows, tokens, values), decoded when they are read: frames of a spectrum, or samples."""
+    """Sounds as an array (rows, tokens, values), which are decoded when they are read; zero after each sound's end.
+
+    Tokens are the frames of a mel spectrum, of `BANDS` values, or with ``waveform`` the samples, of one value. All
+    sounds are resampled to ``rate`` samples per second, and ``tokens`` is the length of the longest.
+    """
 
     dtype = np.dtype(np.float32)
 
@@ -96,7 +105,7 @@ class SoundFrames:
     def __getitem__(self, rows: slice) -> np.ndarray:
         sounds = self._sounds[rows]
         x = np.zeros((len(sounds), *self.shape[1:]), np.float32)
-        for row, sound in zip(x, sounds, strict=True):
+        for row, sound in zip(x, sounds, strict=True):  # each row is a view, so that x changes
             samples = read_samples(sound, self._rate)
             tokens = samples[:, None] if self._waveform else mel_frames(samples, self._rate)
             row[: len(tokens)] = tokens
@@ -106,28 +115,33 @@ class SoundFrames:
 def sound_rows(
     files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows, rate: int | None, *, waveform: bool
 ) -> Rows:
-    """Return sound files as rows, resampled to one rate, with other ``columns`` (files,)."""
+    """Return sound files as rows, resampled to one rate, with further ``columns`` (files,) by their fields in `Rows`.
+
+    ``rate`` is in samples per second, by default `SOUND_RATE`. ``bad`` has the files that cannot be read, to which more
+    are added.
+    """
     with as_input_error("sounds need soundfile", "run pip install 'reservoir-features[audio]'"):
         import soundfile  # noqa: F401
     rate = rate or SOUND_RATE
 
-    def opened(file: Path) -> Sound:
+    def checked_sound(file: Path) -> Sound:
+        """Return a sound; to skip damaged files, decode it, because rows are counted before they are read."""
         sound = open_sound(file, rate)
-        if bad.skip:  # damage after the header must be detected before the rows are counted
+        if bad.skip:
             read_samples(sound, rate)
         return sound
 
-    sounds = bad.read_files(files, opened)
+    sounds = bad.read_files(files, checked_sound)
     readable = bad.readable()
     # Lengths follow from the headers; the sounds themselves are decoded later, piece by piece.
-    samples = np.array([sound.count(rate) for sound in sounds], np.int64)
-    frames = np.array([frame_count(int(count), rate) for count in samples], np.int64)
-    lengths = samples if waveform else frames
+    sample_counts = np.array([sound.count(rate) for sound in sounds], np.int64)
+    frame_counts = np.array([frame_count(int(count), rate) for count in sample_counts], np.int64)
+    lengths = sample_counts if waveform else frame_counts
     x = SoundFrames(sounds, rate, int(lengths.max()), waveform=waveform)
     longest_sound = sounds[int(np.argmax(lengths))].path
     check_padding(str(longest_sound), lengths, x.dtype.itemsize * x.shape[2])
     form = "as their samples" if waveform else f"as {BANDS} bands of the mel scale every 10 ms"
-    seconds = samples.max() / rate
+    seconds = sample_counts.max() / rate
     return Rows(
         x=x,
         lengths=lengths,
@@ -135,38 +149,45 @@ def sound_rows(
         holds="sounds",
         piece_rows=max(1, PIECE_VALUES // (x.shape[1] * x.shape[2])),
         files=tuple(files),
-        notes=(f"{len(samples):,} sounds of up to {seconds:.3g} s, {form}, at {rate:,} Hz",),
+        notes=(f"{len(sounds):,} sounds of up to {seconds:.3g} s, {form}, at {rate:,} Hz",),
     )
 
 
 def frame_count(samples: int, rate: int) -> int:
-    """Return the number of frames of ``samples`` samples; a sound shorter than a frame has one."""
+    """Return how many frames `mel_frames` makes of so many ``samples``; a sound shorter than a frame has one."""
     return 1 + max(0, samples - round(WINDOW * rate)) // round(STEP * rate)
 
 
 def mel_frames(samples: np.ndarray, rate: int) -> np.ndarray:
-    """Return the logarithm of the power in `BANDS` bands, equally wide on the mel scale, (frames, bands) of float32."""
+    """Return the logarithm of the power in `BANDS` bands, equally wide on the mel scale, (frames, bands) of float32.
+
+    ``samples`` (samples,) are at ``rate`` samples per second.
+    """
     # Cut the samples into overlapping frames; a sound shorter than a frame is padded to one.
-    window, step = round(WINDOW * rate), round(STEP * rate)
-    whole = np.pad(samples, (0, max(0, window - len(samples))))
-    frames = np.lib.stride_tricks.sliding_window_view(whole, window)[::step]
+    window, step = round(WINDOW * rate), round(STEP * rate)  # in samples
+    padded = np.pad(samples, (0, max(0, window - len(samples))))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, window)[::step]
     # The Fourier transform of frames that fade in and out, with the next power of two as its size.
     size = 1 << (window - 1).bit_length()
-    hann = np.hanning(window + 1)[:-1]
+    hann = np.hanning(window + 1)[:-1]  # periodic, as spectra use it
     power = np.abs(np.fft.rfft(frames * hann, size)) ** 2 / window**2
     return np.log(power @ _bands(size, rate) + FLOOR).astype(np.float32)
 
 
 def _bands(size: int, rate: int) -> np.ndarray:
-    """Return triangular filters over the bins of a Fourier transform, (bins, bands), each of sum one."""
-    # mel = 1127 log(1 + hertz / 700). Each band rises from its low edge to its middle, and falls to its high edge.
+    """Return triangular filters over the bins of a Fourier transform of a ``size``, (bins, bands), each of sum one."""
+    # Points at equal distances on the mel scale, mel = 1127 log(1 + hertz / 700). Each band begins at a point, has its
+    # middle at the next one, and ends at the one after that: (bands,) each, in hertz.
     first, last = (1127 * float(np.log1p(hertz / 700)) for hertz in (LOWEST, rate / 2))
     mel = np.linspace(first, last, BANDS + 2)
     low, middle, high = ((700 * (np.exp(edge / 1127) - 1)) for edge in (mel[:-2], mel[1:-1], mel[2:]))
-    hertz = np.arange(size // 2 + 1)[:, None] * rate / size
-    rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
+    # The triangles rise from 0 at the low edge to 1 in the middle, and fall to 0 at the high edge.
+    hertz = np.arange(size // 2 + 1)[:, None] * rate / size  # of each bin, (bins, 1)
+    rising = (hertz - low) / (middle - low)
+    falling = (high - hertz) / (high - middle)
     triangles = np.maximum(0, np.minimum(rising, falling))
-    nearest = np.abs(hertz - middle).argmin(axis=0)  # a band between two bins gets the nearest bin
+    # A band between two bins would be empty: its nearest bin gets a small weight, which the division makes 1.
+    nearest = np.abs(hertz - middle).argmin(axis=0)
     bands = np.arange(BANDS)
     triangles[nearest, bands] = np.maximum(triangles[nearest, bands], 1e-3)
     return triangles / triangles.sum(axis=0)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -23,7 +22,7 @@ from reservoir_pipelines.data.rows import BadRows
 
 
 def check_text(path: Path) -> None:
-    """Refuse a file that is not UTF-8 text, or has a NUL."""
+    """Refuse a file that is not UTF-8 text, or has a NUL, with the command that perhaps converts it."""
     flags = f"-t UTF-8 {quote(str(path))} > NEW{path.suffix}"
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -40,23 +39,25 @@ def check_text(path: Path) -> None:
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text."""
+    """Yield the lines of a UTF-8 text, with their line ends; refuse other files."""
     check_text(path)
+    # ``utf-8-sig`` leaves out the byte order mark that Windows may write.
     with path.open(newline="", encoding="utf-8-sig") as file:
         yield from file
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
     """Refuse a table in which two columns have the same name."""
-    for name, count in Counter(names).most_common(1):
+    for name, count in Counter(names).most_common(1):  # the most frequent name, if there is any
         if count > 1:
             raise InputError(f"{path}: two columns are called {name!r}", "rename one")
 
 
 def check_cells(path: Path, rows: int, columns: int) -> None:
-    """Refuse a table of far more cells, nearly all empty, than the file has bytes."""
+    """Refuse a table whose cells, of ``rows`` and ``columns``, would need far more memory than the file has bytes."""
     size = path.stat().st_size
-    if 8 * rows * columns > max(FREE_BYTES, MAX_EXPANSION * size):
+    memory = 8 * rows * columns  # a number, or the address of a text, has 8 bytes
+    if memory > max(FREE_BYTES, MAX_EXPANSION * size):
         raise InputError(
             f"{path}: {rows:,} rows and {columns:,} columns in {size:,} bytes, so nearly all cells are empty",
             "leave out the empty columns",
@@ -67,69 +68,101 @@ def check_cells(path: Path, rows: int, columns: int) -> None:
 
 
 SEPARATORS = ",;\t"
+"""Characters that may separate the columns of a file ``.csv``."""
+
 NO_NAME = "Unnamed: "
 """Begins the name that pandas gives to a column without one."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the first pass over a file sees: its separator, its names, and its records with their lines.
+    """What the first pass over a file sees: its separator, its columns, and its records.
 
-    ``lines``, ``cells`` and ``filled`` (records,) are the number of the line on which each record begins,
-    the number of its cells, and whether any cell is filled.
+    Parameters
+    ----------
+    separator : str
+        The character that separates the columns.
+    names : list of str
+        The names of the columns; `NO_NAME` and a number for a column without one.
+    first_record : int
+        Number of records up to the header and with it, after which the rows begin.
+    lines : array (records,) of int
+        The number, from 1, of the line on which each record begins.
+    cells : array (records,) of int
+        The number of cells of each record.
+    is_filled : array (records,) of bool
+        Whether each record is a row, not an empty line.
     """
 
     separator: str
     names: list[str]
-    first_record: int  # number of records, with the header, before the first row
+    first_record: int
     lines: np.ndarray
     cells: np.ndarray
-    filled: np.ndarray
+    is_filled: np.ndarray
 
 
 def read_layout(path: Path, rows: int | None) -> Layout:
-    """Return the layout of a file, or of its first ``rows``; a cell may have line breaks, so lines are not rows."""
-    csv.field_size_limit(2**31 - 1)
+    """Return the layout of a file, or of its header and its first ``rows`` records; None for all.
+
+    A cell may have line breaks, so that a record may have several lines.
+    """
+    csv.field_size_limit(2**31 - 1)  # by default, Python refuses cells of more than 2**17 characters
     with path.open(encoding="utf-8-sig", newline="") as file:
         separator = "\t" if path.suffix.lower() == ".tsv" else _separator_of(file)
         reader = csv.reader(file, delimiter=separator)
-        header: list[str] = []
-        first_record = 0
-        for number, cells in enumerate(reader, 1):
-            names_separator = cells[:1] == ["sep="]  # Excel writes a first line sep=;
-            if not names_separator and (len(cells) > 1 or "".join(cells).strip()):
-                header, first_record = cells, number
-                break
-        names = [name.strip() or f"{NO_NAME}{place}" for place, name in enumerate(header)]
+        header, first_record = _read_header(reader)
+        names = [name.strip() or f"{NO_NAME}{column}" for column, name in enumerate(header)]
         _refuse_values_as_names(path, reader.line_num, [name for name in map(str.strip, header) if name])
-        records = []
-        line = reader.line_num + 1
+        # The records after the header. ``line_num`` is the last line that has been read.
+        lines: list[int] = []
+        cell_counts: list[int] = []
+        is_filled: list[bool] = []
+        next_line = reader.line_num + 1
         for cells in islice(reader, rows):
-            blank = not cells or (len(cells) == 1 < len(names) and not cells[0].strip())
-            records.append((line, len(cells), not blank))
-            line = reader.line_num + 1
-    if not any(filled for _, _, filled in records):
+            # In a table of one column, a line of spaces is a row with an empty cell.
+            is_blank = not cells or (len(cells) == 1 and len(names) > 1 and not cells[0].strip())
+            lines.append(next_line)
+            cell_counts.append(len(cells))
+            is_filled.append(not is_blank)
+            next_line = reader.line_num + 1
+    if not any(is_filled):
         raise InputError(f"{path}: no rows", "give a header with column names, and one line per row")
-    lines, counts, filled = (np.array(values) for values in zip(*records, strict=True))
-    return Layout(separator, names, first_record, lines, counts, filled)
+    return Layout(
+        separator, names, first_record, np.array(lines), np.array(cell_counts), np.array(is_filled)
+    )
+
+
+def _read_header(records: Iterator[list[str]]) -> tuple[list[str], int]:
+    """Consume the records of a file up to its header; return its cells, and its number among the records, from 1.
+
+    The header is the first record that is not blank. A file without one has no columns.
+    """
+    for number, cells in enumerate(records, 1):
+        names_separator = cells[:1] == ["sep="]  # Excel writes a first line sep=;
+        is_blank = len(cells) <= 1 and not "".join(cells).strip()
+        if not names_separator and not is_blank:
+            return cells, number
+    return [], 0
 
 
 def _refuse_values_as_names(path: Path, line: int, names: Sequence[str]) -> None:
     """Refuse a first line of values, which would be lost: nearly all are numbers, and not in order as wavelengths are.
 
-    Beside the numbers, there may be an id and a label.
+    ``names`` are the cells of the first line, number ``line``, that are not empty.
     """
     numbers = []
     for name in names:
         with suppress(ValueError):
             numbers.append(float(name))
+    # Names that are numbers stand in order and do not repeat. pandas may have sorted them as texts: 1, 10, 2.
     ascending = sorted({*numbers})
-    in_order = numbers in (ascending, ascending[::-1])
-    # pandas may sort the names of columns as texts: 1, 10, 2.
-    whole = [int(number) for number in numbers if number.is_integer()]
-    in_order_of_texts = len({*whole}) == len(numbers) and whole == sorted(whole, key=str)
-    are_values = len(numbers) >= max(2, len(names) - 2) and not in_order and not in_order_of_texts
-    if are_values:
+    are_in_order = numbers in (ascending, ascending[::-1])
+    integers = [int(number) for number in numbers if number.is_integer()]
+    are_in_order_of_texts = len({*integers}) == len(numbers) and integers == sorted(integers, key=str)
+    # Beside the numbers, there may be an id and a label.
+    nearly_all_are_numbers = len(numbers) >= max(2, len(names) - 2)
+    if nearly_all_are_numbers and not are_in_order and not are_in_order_of_texts:
         raise InputError(
             f"{path}, line {line}: numbers such as {numbers[0]:g} are not names of columns",
             "add a first line with the names of the columns",
@@ -137,14 +170,17 @@ def _refuse_values_as_names(path: Path, line: int, names: Sequence[str]) -> None
 
 
 def _separator_of(file: IO[str]) -> str:
-    """Return the separator that is most frequent in the first line that is not blank."""
+    """Return the separator that is most frequent in the first line that is not blank; go back to the file's start."""
     header = next((line for line in file if line.strip()), "")
     file.seek(0)
     return max(SEPARATORS, key=header.count)
 
 
-def read_csv(path: Path, layout: Layout, text: set[str], decimal: str, rows: int | None) -> Any:
-    """Return a ``pandas.DataFrame`` with a row per record; the columns ``text`` stay as they are written."""
+def read_csv(path: Path, layout: Layout, text_columns: set[str], decimal: str, rows: int | None) -> Any:
+    """Return a ``pandas.DataFrame`` with a row per record of a file, or of its first ``rows`` records.
+
+    Cells of ``text_columns``, names of columns, stay as they are written. ``decimal`` is the decimal mark.
+    """
     import pandas as pd
 
     names = layout.names
@@ -153,7 +189,8 @@ def read_csv(path: Path, layout: Layout, text: set[str], decimal: str, rows: int
     read: Any = pd.read_csv  # the type stubs of pandas do not accept columns by number
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # pandas warns about long lines, which `Layout` counts
+            # The warnings are about long lines, whose cells `Layout` has counted.
+            warnings.simplefilter("ignore")
             frame = read(
                 file,
                 sep=layout.separator,
@@ -161,16 +198,17 @@ def read_csv(path: Path, layout: Layout, text: set[str], decimal: str, rows: int
                 header=None,
                 names=range(len(names)),
                 usecols=range(len(names)),
-                dtype={place: str for place, name in enumerate(names) if name in text},
+                dtype={column: str for column, name in enumerate(names) if name in text_columns},
                 skiprows=layout.first_record,
                 nrows=rows,
                 keep_default_na=False,  # "NA" may be a class, or two amino acids
                 na_values=[""],
                 index_col=False,
                 skip_blank_lines=False,  # so that row n of the frame is record n
-                low_memory=False,
+                low_memory=False,  # infer the type of a column from all of its cells
                 float_precision="round_trip",
             )
+        # The csv module, which read the layout, has divided the file into other records than pandas.
         if len(frame) != len(layout.lines):
             raise ValueError("unmatched quotes")
     except (ValueError, OverflowError, csv.Error) as error:
@@ -190,21 +228,24 @@ BATCH_ROWS = 256
 
 
 def import_pyarrow(where: object) -> Any:
-    """Return the module ``pyarrow``; raise `InputError` if it is not installed."""
+    """Return the module ``pyarrow``; raise `InputError`, about the data ``where``, if it is not installed."""
     with as_input_error(f"{where}: Parquet needs pyarrow", "run pip install 'reservoir-features[parquet]'"):
         import pyarrow.parquet
     return pyarrow
 
 
 def read_arrow(path: Path, rows: int | None = None) -> Any:
-    """Return a Parquet file, or its first ``rows``, as a ``pyarrow.Table``; refuse one that unpacks to far more."""
+    """Return a Parquet file, or its first ``rows``, as a ``pyarrow.Table``.
+
+    Refuse a file that needs far more memory, unpacked, than it has bytes.
+    """
     pyarrow = import_pyarrow(path)
     with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
         # Do not use file.metadata: reading its columns crashes the process for 1 of 600 randomly damaged files.
         file = pyarrow.parquet.ParquetFile(path)
         schema = file.schema_arrow
         check_names(path, schema.names)
-        size = 0
+        size = 0  # bytes of all batches so far
         batches = []
         # The first ``rows`` are one batch of that size, because batches cross the row groups of a file.
         most_batches = None if rows is None else 1
@@ -214,16 +255,20 @@ def read_arrow(path: Path, rows: int | None = None) -> Any:
                 column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column
                 for column in batch
             ]
+            # Batch by batch, so that a small file of many repeated values is refused before it fills the memory.
             size += sum(column.nbytes for column in columns)
             check_expansion(path, "all columns", size, path.stat().st_size)
             batches.append(pyarrow.RecordBatch.from_arrays(columns, names=schema.names))
         table = pyarrow.Table.from_batches(batches) if batches else schema.empty_table()
-        # the metadata says which columns are the index of a data frame
+        # The metadata, which the batches lost, say which columns are the index of a data frame.
         return table.replace_schema_metadata(schema.metadata)
 
 
 def frame_of(path: Path, table: Any) -> Any:
-    """Return a ``pyarrow.Table`` as a data frame: lists as lists, dates and decimals as text, as in other tables."""
+    """Return the ``pyarrow.Table`` of a file as a data frame: numbers as numbers, lists as lists, all else as text.
+
+    Dates and decimals become text, as they are in other tables.
+    """
     import pandas as pd
 
     types = import_pyarrow(path).types
@@ -233,9 +278,12 @@ def frame_of(path: Path, table: Any) -> Any:
             column = table.column(name)
             if types.is_binary(column.type) or types.is_large_binary(column.type):
                 raise InputError(f"{path}: some cells hold bytes", "write text or numbers")
-            if any(
-                is_kind(column.type) for is_kind in (types.is_integer, types.is_floating, types.is_boolean)
-            ):
+            is_numeric = (
+                types.is_integer(column.type)
+                or types.is_floating(column.type)
+                or types.is_boolean(column.type)
+            )
+            if is_numeric:
                 columns[name] = column.to_pandas()
                 continue
             cells = [
@@ -265,12 +313,12 @@ def is_pattern(path: Path) -> bool:
 
 
 def data_exists(path: Path) -> bool:
-    """Return whether a path is there, or a file that a pattern stands for."""
-    return path.exists() or any(path.parent.glob(path.name) if is_pattern(path) else ())
+    """Return whether a path exists, or a file that it stands for as a pattern."""
+    return path.exists() or (is_pattern(path) and any(path.parent.glob(path.name)))
 
 
 def files_of_pattern(path: Path) -> list[Path]:
-    """Return the files that a pattern stands for, sorted by name; refuse a pattern of other than Parquet files."""
+    """Return the files that a pattern stands for, sorted by name; refuse other files than Parquet, and none."""
     files = sorted(file for file in path.parent.glob(path.name) if file.is_file())
     others = [file for file in files if file.suffix.lower() != ".parquet"]
     if others or not files:
@@ -287,30 +335,35 @@ def read_parts(path: Path, files: Sequence[Path]) -> "Table":
         part = read_arrow(file)
         if parts:
             _check_same_columns(file, part.schema, files[0], parts[0].schema)
-            part = part.select(parts[0].column_names)
+            part = part.select(parts[0].column_names)  # the columns in the order of the first part
         parts.append(part)
-    # A column of which a part knows no value has the type null there, and that of the other parts after this.
-    whole = pyarrow.concat_tables(parts, promote_options="default")
+    # A column without any value in a part has the type null there; ``promote_options`` gives it that of other parts.
+    table = pyarrow.concat_tables(parts, promote_options="default")
     places = [
         f"{file.name}, row {row}"
         for file, part in zip(files, parts, strict=True)
         for row in range(len(part))
     ]
     return Table(
-        path, frame_of(path, whole), BadRows(str(path), places), integers=integer_columns(path, whole)
+        path, frame_of(path, table), BadRows(str(path), places), integers=integer_columns(path, table)
     )
 
 
 def _check_same_columns(file: Path, schema: Any, first_file: Path, first_schema: Any) -> None:
-    """Refuse a part of a table that has other columns, or columns of other types, than the first part."""
+    """Refuse a part of a table, ``file``, that has other columns, or columns of other types, than the first part."""
     remedy = "write all parts with the same columns"
     names, first_names = set(schema.names), set(first_schema.names)
-    for name in sorted(names ^ first_names):
+    only_in_one = sorted(names ^ first_names)
+    if only_in_one:
+        name = only_in_one[0]
         has, lacks = (first_file, file) if name in first_names else (file, first_file)
         raise InputError(f"{lacks}: no column {name!r}, which {has.name} has", remedy)
     for name in first_schema.names:
-        kind, first_kind = (str(part.field(name).type) for part in (schema, first_schema))
-        if kind != first_kind and "null" not in (kind, first_kind):
+        kind = str(schema.field(name).type)
+        first_kind = str(first_schema.field(name).type)
+        # A column without any value has the type null.
+        has_values_in_both = "null" not in (kind, first_kind)
+        if kind != first_kind and has_values_in_both:
             problem = f"the column {name!r} holds {kind}, but {first_kind} in {first_file.name}"
             raise InputError(f"{file}: {problem}", remedy)
 
@@ -326,14 +379,28 @@ TextColumns = Callable[[list[str]], Collection[str]]
 
 @dataclass
 class Table:
-    """A table in memory. Columns that are read as text hold ``str``, or NaN for an empty cell."""
+    """A table in memory.
+
+    Parameters
+    ----------
+    path : Path
+        The file, or the pattern of several.
+    frame : pandas.DataFrame
+        The cells. Columns that are read as text hold ``str``, or NaN for an empty cell.
+    bad : BadRows
+        The place of each row for messages, and the rows that cannot be read.
+    decimal : str
+        The decimal mark of the file, a point or a comma.
+    integers : frozenset of str
+        The columns of integers in the file, which pandas holds as floats if cells are missing; empty for ``.csv`` and
+        ``.tsv``, which have no types.
+    """
 
     path: Path
-    frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
+    frame: Any  # the stubs of pandas are too loose to check
     bad: BadRows
     decimal: str = "."
     integers: frozenset[str] = frozenset()
-    """Columns of integers in the file, which pandas holds as floats if cells are missing; unknown for text formats."""
 
     @property
     def names(self) -> list[str]:
@@ -341,7 +408,10 @@ class Table:
         return list(self.frame)
 
     def with_points(self, cells: Any) -> Any:
-        """Return a column with points for decimal commas, and commas for points, because 1.234 is then no number."""
+        """Return a column with points for decimal commas, so that its cells can be read as numbers.
+
+        Points, which separate thousands there, become commas, so that 1.234 is not read as a number.
+        """
         if self.decimal != ",":
             return cells
         exchange = str.maketrans(",.", ".,")
@@ -353,10 +423,13 @@ class Table:
 
 
 def read_table(
-    path: Path, text: TextColumns = lambda names: (), decimal: str = ".", rows: int | None = None
+    path: Path, text_columns: TextColumns = lambda names: (), decimal: str = ".", rows: int | None = None
 ) -> Table:
-    """Return a table, or its first ``rows``; pandas infers the types of all columns but ``text``, by default none."""
-    # Parquet files have types, JSON has those of its values, and the columns of other files are read as pandas infers.
+    """Return a table of any format, or its first ``rows``.
+
+    Parquet files and JSON have types. pandas infers those of the columns of other files, except of the columns that
+    ``text_columns`` returns, by default none.
+    """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         arrow = read_arrow(path, rows)
@@ -374,23 +447,24 @@ def read_table(
             f"{path}: not a readable table ({first_line(error)})", "check quotes and separators"
         ) from None
     # Leave out empty lines, and mark the rows that have more cells than there are columns.
-    frame = read_csv(path, layout, {*text(layout.names)}, decimal, rows)
-    frame = frame[layout.filled].reset_index(drop=True)
-    bad = BadRows(str(path), [f"line {line}" for line in layout.lines[layout.filled]])
-    cells = layout.cells[layout.filled]
-    for row in np.flatnonzero(cells > len(layout.names)):
-        bad.add(row, f"{cells[row]} cells under {len(layout.names)} column names")
+    frame = read_csv(path, layout, {*text_columns(layout.names)}, decimal, rows)
+    frame = frame[layout.is_filled].reset_index(drop=True)
+    bad = BadRows(str(path), [f"line {line}" for line in layout.lines[layout.is_filled]])
+    cell_counts = layout.cells[layout.is_filled]
+    for row in np.flatnonzero(cell_counts > len(layout.names)):
+        bad.add(row, f"{cell_counts[row]} cells under {len(layout.names)} column names")
     return Table(path, frame, bad, decimal)
 
 
 def _are_integers(records: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Return whether the cells of a column of JSON objects are integers, apart from missing ones."""
     cells = (record.get(name) for record in records)
+    # ``isinstance`` would accept true and false.
     return all(cell is None or type(cell) is int for cell in cells)
 
 
 def _read_jsonl(path: Path, rows: int | None) -> Table:
-    """Return the table of a file with a JSON object on each line."""
+    """Return the table of a file with a JSON object on each line, or of its first ``rows`` lines."""
     import pandas as pd
 
     records: list[dict[str, Any]] = []  # empty for a line that cannot be read
@@ -402,11 +476,12 @@ def _read_jsonl(path: Path, rows: int | None) -> Table:
                 continue
             try:
                 record = json.loads(line)
-                if "\\u" in line:  # half of a surrogate pair, which UTF-8 cannot encode, raises an error
+                if "\\u" in line:
+                    # Raises an error for half of a surrogate pair, which UTF-8 cannot encode.
                     json.dumps(record, ensure_ascii=False).encode()
                 if not isinstance(record, dict):
                     raise ValueError(f"{type(record).__name__}, not names and values")
-            except (ValueError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # nested brackets exceed the depth of recursion
                 faults[len(records)] = f"not a complete JSON object ({first_line(error)})"
                 record = {}
             records.append(record)
@@ -420,5 +495,7 @@ def _read_jsonl(path: Path, rows: int | None) -> Table:
     bad = BadRows(str(path), places)
     for row, fault in faults.items():
         bad.add(row, fault)
+    # A name that a record lacks is NaN in its row.
     frame = pd.DataFrame.from_records(records, index=range(len(records)))
-    return Table(path, frame, bad, integers=frozenset(filter(partial(_are_integers, records), frame)))
+    integers = frozenset(name for name in frame if _are_integers(records, name))
+    return Table(path, frame, bad, integers=integers)

@@ -12,10 +12,11 @@ from reservoir_pipelines.data.columns import as_texts
 from reservoir_pipelines.data.table import Table
 
 MARKS = "it has one of the letters U+FDD0 and U+FDD1, which mark spans"
+"""The reason why a text with marks of its own cannot be read."""
 
 
 def chat_texts(table: Table, name: str) -> np.ndarray:
-    """Return a column of chats as the JSON lists of their messages, (rows,) of objects; others are bad rows.
+    """Return a column of chats as the JSON lists of their messages, (rows,) of objects; other cells are bad rows.
 
     A chat is a list of messages with ``role`` and ``content``, or the JSON text of one. What else a message has,
     such as ``tool_calls``, is for the chat template.
@@ -29,7 +30,8 @@ def chat_texts(table: Table, name: str) -> np.ndarray:
                 row, f"{problem} in column {name!r}", "give a list of messages with role and content"
             )
             continue
-        # Empty fields are those of other messages in a table of Parquet; templates would print None.
+        # In Parquet, a message has the fields of all messages, with None for those that are not its own, which
+        # templates would print.
         messages = [
             {key: value for key, value in message.items() if value is not None} for message in messages
         ]
@@ -40,9 +42,9 @@ def chat_texts(table: Table, name: str) -> np.ndarray:
 
 
 def _messages(cell: Any) -> Any:
-    """Return the messages of a cell, which may be their JSON text."""
+    """Return the messages of a cell, which may be their JSON text, as a list; any other cell as it is."""
     if isinstance(cell, str):
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError, RecursionError):  # a text that is no JSON is returned as it is
             return json.loads(cell)
     return cell.tolist() if isinstance(cell, np.ndarray) else cell
 
@@ -66,15 +68,15 @@ def marked_texts(table: Table, name: str, span: Sequence[str]) -> np.ndarray:
     ``span`` names a column of lists [start, end], or the columns of the first letter and of the one after the last.
     A span outside its text, and an empty one, is a bad row.
     """
-    texts = as_texts(table.frame[name]).to_numpy(object)
-    cells = zip(*(table.frame[column] for column in span), strict=True)
-    for row, (cell, of_row) in enumerate(zip(table.frame[name], cells, strict=True)):
-        bounds = _bounds(of_row)
-        # Places count in the text as it is written, before the spaces at its ends are removed.
-        leading = len(str(cell)) - len(str(cell).lstrip())
-        start, end = (bounds[0] - leading, bounds[1] - leading) if bounds else (0, 0)
+    texts = as_texts(table.frame[name]).to_numpy(object)  # without spaces at their ends
+    span_cells = zip(*(table.frame[column] for column in span), strict=True)
+    for row, (written_text, cells) in enumerate(zip(table.frame[name], span_cells, strict=True)):
+        # A span counts letters of the text as it is written, with the spaces before it. Without bounds, it is empty.
+        bounds = _bounds(cells)
+        leading_spaces = len(str(written_text)) - len(str(written_text).lstrip())
+        start, end = (bound - leading_spaces for bound in bounds or (0, 0))
         if not 0 <= start < end <= len(texts[row]):
-            shown = ", ".join(str(value)[:20] for value in of_row)
+            shown = ", ".join(str(value)[:20] for value in cells)
             reason = f"{shown} is not a span of the {len(texts[row]):,} letters of {name!r}"
             table.bad.add(
                 row, reason, "give the numbers of its first letter, from 0, and of the one after its last"
@@ -89,11 +91,12 @@ def marked_texts(table: Table, name: str, span: Sequence[str]) -> np.ndarray:
 def _bounds(cells: Sequence[Any]) -> tuple[int, int] | None:
     """Return the start and the end of a span, from two cells or from a list in one; None for anything else."""
     values: Any = cells
-    if len(cells) == 1:
+    if len(cells) == 1:  # a list, or its JSON text
         values = cells[0]
         if isinstance(values, str):
             with suppress(ValueError, RecursionError):
                 values = json.loads(values)
+    # Tables may hold whole numbers as floats or as texts.
     with suppress(TypeError, ValueError, OverflowError):
         start, end = (float(value) for value in values)
         if start.is_integer() and end.is_integer():

@@ -30,16 +30,35 @@ from reservoir_pipelines.data.table import Table
 from reservoir_pipelines.data.table_chats import chat_texts, marked_texts
 from reservoir_pipelines.data.table_labels import joined_labels, padded_labels
 
-# Of a column, relative to that of all values: a hundred times the rounding error of float32.
 MIN_DEVIATION = 1e-5
+"""Smallest visible standard deviation of a column, relative to that of all values.
+
+It is about a hundred times the rounding error of float32.
+"""
 
 
 @dataclass
 class TableArrays:
-    """A table with the roles of its columns, and its arrays (rows, ...) so far.
+    """A table with the roles of its columns, and the arrays that have been read from it so far.
 
-    ``fitted`` has the parameters of the readout's task if these are new sequences, else it is None.
-    ``chosen`` are the choices that are needed to read new data.
+    Parameters
+    ----------
+    table : Table
+        The table, whose bad rows are noted in ``table.bad``.
+    roles : Roles
+        The columns by role.
+    options : OwnDataOptions
+        The user's options.
+    fitted : mapping, optional
+        The parameters of the readout's task if the rows are new sequences; None while a task is made.
+    arrays : dict of str to array (rows, ...)
+        The arrays by their names as fields of `Rows`, such as ``x`` and ``y``.
+    notes : list of str
+        Lines for the user on how the table is read.
+    parameters : dict
+        The choices that a task stores, so that new data are read in the same way.
+    class_names : tuple of str
+        The names of the classes whose numbers are in ``y``; empty if ``y`` holds the labels themselves.
     """
 
     table: Table
@@ -48,16 +67,16 @@ class TableArrays:
     fitted: Mapping[str, Any] | None
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    chosen: dict[str, Any] = field(default_factory=dict)
-    class_names: tuple[str, ...] = ()  # of the class numbers in ``y``, if the labels are such numbers
+    parameters: dict[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
     @property
-    def new(self) -> bool:
+    def is_new(self) -> bool:
         """Whether these are new sequences, which need no labels."""
         return self.fitted is not None
 
     @property
-    def remembered(self) -> Mapping[str, Any]:
+    def fitted_parameters(self) -> Mapping[str, Any]:
         """The parameters of the readout's task; empty while a task is made."""
         return self.fitted or {}
 
@@ -67,40 +86,45 @@ class TableArrays:
         return self.options.missing != "refuse"
 
     def texts(self, name: str) -> list[str]:
-        """Return the cells of a column as texts."""
+        """Return the cells of a column as texts without spaces at their ends; an empty cell is "nan" or "None"."""
         return [str(cell).strip() for cell in self.table.frame[name]]
 
     def read_labels(self) -> None:
         """Read the columns of labels, if any, as ``y``."""
         labels = [name for name in self.roles.labels if name in self.table.frame]
         if labels:
-            self.arrays["y"] = joined_labels(self.table, labels, self.options, required=not self.new)
+            self.arrays["y"] = joined_labels(self.table, labels, self.options, required=not self.is_new)
 
     def read_groups_and_split(self) -> None:
         """Read the columns of groups and splits, if any; an empty cell is a bad row while a task is made."""
         for array, name in {"split": self.roles.split, "groups": self.roles.group}.items():
             if not name:
                 continue
-            for row in np.flatnonzero(self.table.frame[name].isna()) if not self.new else ():
-                self.table.bad.add(row, f"no {array} in column {name!r}")
+            if not self.is_new:
+                for row in np.flatnonzero(self.table.frame[name].isna()):
+                    self.table.bad.add(row, f"no {array} in column {name!r}")
             self.arrays[array] = np.array(self.texts(name))
 
     def value_columns(self) -> list[str]:
-        """Return the columns of values: those of the readout's task, in its order, or all without another role.
+        """Return the columns of values, and record them as the parameter ``columns``; refuse a table that lacks one.
 
+        They are those of the readout's task, in its order, or while a task is made all columns without another role.
         If rows of the task may end early, the last columns may be missing.
         """
         table = self.table
-        names = list(self.remembered.get("columns", self.roles.values))
+        names = list(self.fitted_parameters.get("columns", self.roles.values))
         present = [name for name in names if name in table.frame]
-        required = names[: max(len(present), 1)] if self.remembered.get("early") else names
+        required = names
+        if self.fitted_parameters.get("early"):
+            # As many columns as are present must be the first ones, so that only columns at the end are missing.
+            required = names[: max(len(present), 1)]
         for name in required:
             require_column(table.path, table.names, name, fitted=names)
         if not present:
             raise InputError(
                 f"{table.path}: no columns of values", "give one column per value of a sequence"
             )
-        self.chosen["columns"] = present
+        self.parameters["columns"] = present
         return present
 
 
@@ -115,23 +139,23 @@ def read_values(reading: TableArrays) -> None:
         _read_channels(reading, names)
         return
 
-    # A row ends at its last filled cell; an empty cell before that is a missing value. From the right, the first
-    # cell that is not empty is the last one of the row.
-    empty = np.stack([_is_empty(table.frame[name]) for name in names], axis=1)
-    lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
-    for row in np.flatnonzero(empty.all(axis=1)):
+    # A row ends at its last filled cell; an empty cell before that is a missing value. ``argmin`` returns the first
+    # False of each row: read from the right, that is the last cell that is not empty.
+    is_empty = np.stack([_is_empty(table.frame[name]) for name in names], axis=1)
+    lengths = len(names) - np.argmin(is_empty[:, ::-1], axis=1)
+    for row in np.flatnonzero(is_empty.all(axis=1)):
         table.bad.add(row, "no value")
     short_rows = int((lengths < len(names)).sum())
     if short_rows:
         reading.notes.append(
             f"{short_rows:,} rows have no value in the last columns, and end at their last value"
         )
-        reading.chosen["early"] = True
-    # Names such as t0, t1 ... need no note.
-    if not reading.new and not all(name[-1:].isdigit() for name in names):
+        reading.parameters["early"] = True
+    are_numbered = all(name[-1:].isdigit() for name in names)  # names such as t0, t1 ... need no note
+    if not reading.is_new and not are_numbered:
         reading.notes.append(f"{len(names)} values per row: {listed(names)}")
     x = values_of(table, names, reading.options, fill=reading.fill, lengths=lengths)
-    if not reading.new and len(x):
+    if not reading.is_new and len(x):
         reading.notes += notes_on_scales(names, x)
     reading.arrays["x"] = x
     reading.arrays["lengths"] = lengths
@@ -141,12 +165,16 @@ def notes_on_scales(names: Sequence[str], x: np.ndarray) -> list[str]:
     """Return a line if rounding hides columns of ``x`` (rows, values) beside another one of far larger numbers.
 
     A row is standardised as a whole, in float32, which has about seven digits for the largest and the smallest column.
+    ``names`` (values,) are those of the columns.
     """
+    # Divide by the largest number, because squares of huge numbers would overflow; if all are 0, by 1.
     values = np.ma.masked_invalid(x)
-    values = values / float(abs(values).max() or 1)  # squares of huge numbers would overflow
-    deviations, mean = values.std(axis=0).filled(0), values.mean()
+    values = values / float(abs(values).max() or 1)
+    # A column is hidden if it varies, but far less than all values together.
+    deviations = values.std(axis=0).filled(0)
     is_hidden = (deviations > 0) & (deviations < MIN_DEVIATION * float(values.std()))
-    largest_column = int(np.square(values - mean).mean(axis=0).filled(0).argmax())
+    # The column that is farthest from the mean of all values hides the others, and is not hidden itself.
+    largest_column = int(np.square(values - values.mean()).mean(axis=0).filled(0).argmax())
     is_hidden[largest_column] = False
     if not is_hidden.any():
         return []
@@ -157,24 +185,31 @@ def notes_on_scales(names: Sequence[str], x: np.ndarray) -> list[str]:
 
 
 def _is_empty(column: Any) -> np.ndarray:
-    empty = column.isna()
-    if column.dtype.kind not in "biuf":
-        empty |= column.astype(object) == ""
-    return empty.to_numpy()
+    """Return which cells of a column are empty, (rows,) of bool."""
+    is_empty = column.isna()
+    are_numbers = column.dtype.kind in "biuf"  # NumPy's kinds: booleans, integers and floats
+    if not are_numbers:
+        is_empty |= column.astype(object) == ""
+    return is_empty.to_numpy()
 
 
 def _read_channels(reading: TableArrays, names: list[str]) -> None:
-    """Read columns of lists of numbers, one column per channel, as ``x``: objects (steps, channels)."""
+    """Read columns of lists of numbers, one column per channel, as ``x``: (rows,) of arrays (steps, channels).
+
+    A row of which a cell is not a list of numbers, or of another length than the others, is bad.
+    """
     table = reading.table
     reading.notes.append(f"{len(names)} channels, one per column of lists: {listed(names)}")
     x = np.empty(len(table.frame), object)
     for row, cells in enumerate(zip(*(table.frame[name] for name in names), strict=True)):
-        channels = [numbers_of_list(cell) for cell in cells]
-        series = [channel for channel in channels if channel is not None and channel.ndim == 1]
-        if len(series) < len(names) or len({channel.size for channel in series}) > 1:
+        arrays = [numbers_of_list(cell) for cell in cells]
+        channels = [array for array in arrays if array is not None and array.ndim == 1]
+        all_are_series = len(channels) == len(names)
+        have_one_length = len({channel.size for channel in channels}) <= 1
+        if not all_are_series or not have_one_length:
             table.bad.add(row, f"the cells of {listed(names)} are not lists of numbers of one length")
             continue
-        x[row] = np.stack(series, axis=1)
+        x[row] = np.stack(channels, axis=1)
         if not reading.fill and np.isnan(x[row]).any():
             table.bad.add(row, f"{EMPTY_CELL} {listed(names)}")
     reading.arrays["x"] = x
@@ -189,22 +224,28 @@ def holds_letters(reading: TableArrays, name: str) -> bool:
 
 
 def _holds_numbers(reading: TableArrays, name: str) -> bool:
-    """Return whether the cells hold lists of numbers; for new data, the readout decides how texts are read."""
+    """Return whether the cells of a column hold lists of numbers.
+
+    For new data, the readout's task says whether texts are read as numbers.
+    """
     cells = reading.table.frame[name]
-    if holds_lists(cells) or reading.remembered.get("numbers"):
+    if holds_lists(cells) or reading.fitted_parameters.get("numbers"):
         return True
-    return not reading.new and holds_sequences(cells)
+    return not reading.is_new and holds_sequences(cells)
 
 
 def read_sequences(reading: TableArrays, name: str, *, letters: bool) -> None:
-    """Read a column of ``letters``, or of lists or texts of numbers, as ``x``: an array of objects (rows,)."""
+    """Read a column of sequences as ``x``, (rows,) of objects: texts if they are ``letters``, else arrays of numbers.
+
+    The numbers (tokens,) or (tokens, channels) of a row are a list, or a text of numbers. ``name`` is the column.
+    """
     table = reading.table
     if reading.roles.values:
         reading.notes.append(f"only {name!r} is read, not the columns {listed(reading.roles.values)}")
     if letters:
-        reading.chosen["text"] = name
+        reading.parameters["text"] = name
         if reading.options.chat:
-            reading.chosen["chat"] = True
+            reading.parameters["chat"] = True
             reading.arrays["x"] = chat_texts(table, name)
         else:
             reading.arrays["x"] = _letters(reading, name)
@@ -214,9 +255,11 @@ def read_sequences(reading: TableArrays, name: str, *, letters: bool) -> None:
             f"{table.path}: {name!r} holds numbers, of which no span can be marked",
             "leave --span out, or pass --drop for the column",
         )
-    if _holds_numbers(reading, name) and name.lower() not in {"x", "sequence"}:
-        reading.chosen |= {"text": name, "numbers": True}
-    # Read each cell as an array of numbers, or None.
+    # New data have the sequences in x or sequence by convention, so these names are not recorded.
+    is_found_by_name = name.lower() in {"x", "sequence"}
+    if _holds_numbers(reading, name) and not is_found_by_name:
+        reading.parameters |= {"text": name, "numbers": True}
+    # Read each cell as an array of numbers; None if it holds none.
     cells = table.frame[name]
     sequences = [
         numbers_of_text(cell) if isinstance(cell, str) else numbers_of_list(cell) for cell in cells
@@ -234,16 +277,20 @@ def read_sequences(reading: TableArrays, name: str, *, letters: bool) -> None:
 
 
 def _letters(reading: TableArrays, name: str) -> np.ndarray:
-    """Return a column of texts, (rows,) of objects; an empty text, and one with a NUL, is a bad row."""
+    """Return a column of texts, (rows,) of objects; an empty text, and one with a NUL, is a bad row.
+
+    If the table has spans, they are marked in the texts, and their columns are recorded as the parameter ``span``.
+    """
     texts = as_texts(reading.table.frame[name])
     for row in np.flatnonzero((texts == "") | texts.str.contains("\0", regex=False)):
         reading.table.bad.add(row, "a NUL in the text" if texts[row] else "an empty text")
     if not reading.roles.span:
         return texts.to_numpy(object)
-    reading.chosen["span"] = ",".join(reading.roles.span)
+    span = ",".join(reading.roles.span)
+    reading.parameters["span"] = span
     if not reading.options.span:
         reading.notes.append(
-            f"{reading.chosen['span']!r} is a span of each text, which --pool span reads; pass --drop to leave it out"
+            f"{span!r} is a span of each text, which --pool span reads; pass --drop to leave it out"
         )
     return marked_texts(reading.table, name, reading.roles.span)
 
@@ -254,53 +301,66 @@ def _letters(reading: TableArrays, name: str) -> np.ndarray:
 def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letters: bool) -> bool:
     """Read a column with a label for every token as ``y``; return False if it does not have that form.
 
-    The cells must be lists, or texts (most of them different) of as many letters or words as there are
-    tokens. With ``letters``, a token is a letter of ``sequence``, else a number.
+    The cells of the column ``label`` must be lists, or texts (most of them different) of as many letters or words as
+    there are tokens. With ``letters``, a token is a letter of the column ``sequence``, else a number.
     """
     table, bad = reading.table, reading.table.bad
-    required_form = reading.remembered.get("each") == "token"
-    if label not in table.frame or (reading.new and not required_form):
+    fit_labelled_tokens = reading.fitted_parameters.get("each") == "token"
+    if label not in table.frame or (reading.is_new and not fit_labelled_tokens):
         return False
-    if not reading.new and table.frame[label].dtype.kind in "biuf":
+    is_one_number_per_cell = table.frame[label].dtype.kind in "biuf"
+    if not reading.is_new and is_one_number_per_cell:
         return False
 
-    # One label for a whole row can have the length of the row by chance, so that most rows must fit,
-    # and most labels must differ, as names of classes do not.
-    labels = [_parts(cell) for cell in table.frame[label]]
-    tokens = [_token_count(cell, letters=letters) for cell in table.frame[sequence]]
-    labelled_rows = [row for row, parts in enumerate(labels) if parts]
-    unequal_rows = [row for row in labelled_rows if tokens[row] != len(labels[row])]
-    some_have_several = any(len(parts) > 1 for parts in labels)
-    different_cells = {str(table.frame[label][row]) for row in labelled_rows}
-    most_differ = holds_lists(table.frame[label]) or len(different_cells) > len(labelled_rows) / 2
-    most_fit = len(unequal_rows) < len(labelled_rows) / 2
-    has_form = some_have_several and most_differ and most_fit
-    if not has_form:
-        return required_form
-    for row in unequal_rows:
-        bad.add(row, f"{len(labels[row])} labels for {tokens[row]} tokens")
-    if reading.new:
+    labels = [_labels_of_cell(cell) for cell in table.frame[label]]
+    token_counts = [_token_count(cell, letters=letters) for cell in table.frame[sequence]]
+    if not _fit_tokens(table.frame[label], labels, token_counts):
+        # While a task is made, the column is read in another form. New rows of a readout of tokens cannot have labels
+        # of another form, so they are read as rows without labels.
+        return fit_labelled_tokens
+    for row, labels_of_row in enumerate(labels):
+        if labels_of_row and len(labels_of_row) != token_counts[row]:
+            bad.add(row, f"{len(labels_of_row)} labels for {token_counts[row]} tokens")
+    if reading.is_new:  # the labels stay lists, and rows without labels have None
         objects = np.empty(len(labels), object)
-        objects[:] = [parts or None for parts in labels]
+        objects[:] = [labels_of_row or None for labels_of_row in labels]
         reading.arrays["y"] = objects
         return True
-    for row, parts in enumerate(labels):
-        if not parts:
+    for row, labels_of_row in enumerate(labels):
+        if not labels_of_row:
             bad.add(row, f"no labels in column {label!r}")
-    reading.arrays["y"] = padded_labels(f"{table.bad.where}, column {label!r}", labels, reading.options)
-    reading.chosen["each"] = "token"
+    reading.arrays["y"] = padded_labels(f"{bad.where}, column {label!r}", labels, reading.options)
+    reading.parameters["each"] = "token"
     reading.notes.append(f"the column {label!r} labels every token of {sequence!r}")
     return True
 
 
-def _parts(label: Any) -> list[Any]:
-    """Return the words of a text, or its letters if it is one word, or the items of a list."""
-    if isinstance(label, str):
-        return label.split() if " " in label.strip() else list(label.strip())
-    return list(label) if isinstance(label, list | np.ndarray) else []
+def _fit_tokens(column: Any, labels: Sequence[list[Any]], token_counts: Sequence[int]) -> bool:
+    """Return whether a column probably has a label for every token.
+
+    ``labels`` (rows,) are the lists of labels that its cells may stand for, empty for other cells, and ``token_counts``
+    (rows,) the numbers of tokens.
+    """
+    labelled_rows = [row for row, labels_of_row in enumerate(labels) if labels_of_row]
+    unequal_rows = [row for row in labelled_rows if token_counts[row] != len(labels[row])]
+    # A label of a whole row can have as many letters as the row has tokens by chance, so most rows must fit. Such
+    # labels are names of classes, which repeat, so most texts must differ.
+    some_have_several = any(len(labels_of_row) > 1 for labels_of_row in labels)
+    most_fit = len(unequal_rows) < len(labelled_rows) / 2
+    different_cells = {str(column[row]) for row in labelled_rows}
+    most_differ = len(different_cells) > len(labelled_rows) / 2
+    return some_have_several and most_fit and (most_differ or holds_lists(column))
+
+
+def _labels_of_cell(cell: Any) -> list[Any]:
+    """Return the words of a text, or its letters if it is one word, or the items of a list; else an empty list."""
+    if isinstance(cell, str):
+        return cell.split() if " " in cell.strip() else list(cell.strip())
+    return list(cell) if isinstance(cell, list | np.ndarray) else []
 
 
 def _token_count(cell: Any, *, letters: bool) -> int:
+    """Return the number of tokens in a cell of sequences: of ``letters`` or words of a text, or items of a list."""
     if isinstance(cell, str):
         return len(cell.strip() if letters else cell.split())
     return len(cell) if isinstance(cell, list | np.ndarray) else 0
@@ -310,26 +370,21 @@ def _token_count(cell: Any, *, letters: bool) -> int:
 
 
 def read_long_form(reading: TableArrays) -> Skipped:
-    """Read ``x`` as sequences (steps, values) in an array of objects, and the other arrays, a row per sequence.
+    """Read ``x``, (sequences,) of arrays (steps, values), and the other arrays, with an entry per sequence.
 
-    Return why sequences are left out: a sequence with a bad row is left out as a whole, because a
+    Return why sequences are left out, by their numbers: a sequence with a bad row is left out as a whole, because a
     missing step would shift the later steps.
     """
     import pandas as pd
 
     table, roles = reading.table, reading.roles
-    if reading.new:  # without these columns, rows of several sequences would be mixed
-        for name in (reading.options.id or "id", reading.options.time or "time"):
-            require_column(table.path, table.names, name, fitted=reading.remembered.get("columns", ()))
-    for row in np.flatnonzero(table.frame[roles.id].isna()):
-        table.bad.add(row, f"no id in column {roles.id!r}")
-    ids = np.array(reading.texts(roles.id))
+    ids = _ids_of_rows(reading)
 
+    # Read the columns, an entry per row of the table. `_check_constant` checks all arrays that are in ``reading`` then,
+    # so labels of steps, which may change within a sequence, are taken out.
     labels_steps = _labels_steps(reading, ids)
-    # Often only one row of a sequence has its label.
-    for label in () if labels_steps else {*roles.labels} & {*table.frame}:
-        column = table.frame[label]
-        table.frame[label] = column.fillna(column.groupby(ids).transform("first"))
+    if not labels_steps:
+        _complete_labels(reading, ids)
     reading.read_labels()
     step_labels = reading.arrays.pop("y", None) if labels_steps else None
     reading.read_groups_and_split()
@@ -337,75 +392,130 @@ def read_long_form(reading: TableArrays) -> Skipped:
     names = reading.value_columns()
     steps = values_of(table, names, reading.options, fill=reading.fill)
 
-    # ``member`` is the number of each row's sequence, and ``first`` the first row of each sequence.
-    member, sequence_ids = pd.factorize(ids)
-    for row in np.flatnonzero(pd.DataFrame({"member": member, "time": times}).duplicated()):
+    # Number the sequences in the order of their first rows, and check each.
+    sequence_of_row, sequence_ids = pd.factorize(ids)
+    repeats = pd.DataFrame({"sequence": sequence_of_row, "time": times}).duplicated()
+    for row in np.flatnonzero(repeats):
         table.bad.add(row, f"{str(ids[row])!r} has two rows at {roles.time} {times[row]}")
-    first = np.unique(member, return_index=True)[1]
-    _check_constant(reading, first[member])
-    left_out = np.unique(member[~table.bad.readable()])
-    good = np.setdiff1d(np.arange(len(sequence_ids)), left_out)
-    if not len(good):
+    first_rows = np.unique(sequence_of_row, return_index=True)[1]
+    _check_constant(reading, first_rows[sequence_of_row])
+
+    skipped = _sequences_with_bad_rows(table, ids, sequence_of_row)
+    complete = np.setdiff1d(np.arange(len(sequence_ids)), [*skipped])
+    if not len(complete):
         raise InputError(
             f"{table.path}: every sequence has a line that cannot be read ({table.bad.notes()[0]})",
             "fix these lines",
         )
-    skipped: Skipped = {}
-    for row, (_, reason) in table.bad.skipped(ids).items():
-        skipped.setdefault(int(member[row]), (str(ids[row]), reason))
 
-    # Sorting by sequence and then by time puts the rows of each sequence next to each other, in order; they are
-    # split where the next sequence begins.
-    ends = np.cumsum(np.bincount(member))
-    ordered_rows = np.split(np.lexsort((times, member)), ends[:-1])
-    reading.arrays = {array: values[first[good]] for array, values in reading.arrays.items()}
-    reading.arrays["ids"] = sequence_ids[good]
+    # Arrange the steps by sequence, and take the other arrays, which are constant in a sequence, from its first row.
+    rows_of_sequence = _rows_of_sequences(sequence_of_row, times)
+    reading.arrays = {array: values[first_rows[complete]] for array, values in reading.arrays.items()}
+    reading.arrays["ids"] = sequence_ids[complete]
     if step_labels is not None:
-        _read_step_labels(reading, [step_labels[ordered_rows[sequence]] for sequence in good])
+        _read_step_labels(reading, [step_labels[rows_of_sequence[sequence]] for sequence in complete])
     if reading.options.symbols and len(names) == 1:
-        steps = steps[:, 0]
-    reading.arrays["x"] = np.fromiter((steps[ordered_rows[sequence]] for sequence in good), object)
-    reading.chosen |= {"long": True, "time": roles.time}
+        steps = steps[:, 0]  # symbols (steps,) have no axis of channels
+    reading.arrays["x"] = np.fromiter((steps[rows_of_sequence[sequence]] for sequence in complete), object)
+    reading.parameters |= {"long": True, "time": roles.time}
+    _note_long_form(reading, names, len(ids), sequence_ids.tolist(), sorted(skipped))
+    if not reading.options.symbols:  # symbols are events, which are seldom equally spaced
+        reading.notes += notes_on_gaps(times, sequence_of_row)
+    return skipped
+
+
+def _ids_of_rows(reading: TableArrays) -> np.ndarray:
+    """Return the id of each row's sequence, (rows,) of str; a row without one is bad.
+
+    A new table must have the columns of ids and times: without them, rows of several sequences would be mixed.
+    """
+    table, name = reading.table, reading.roles.id
+    if reading.is_new:
+        fitted = reading.fitted_parameters.get("columns", ())
+        for required in (reading.options.id or "id", reading.options.time or "time"):
+            require_column(table.path, table.names, required, fitted=fitted)
+    for row in np.flatnonzero(table.frame[name].isna()):
+        table.bad.add(row, f"no id in column {name!r}")
+    return np.array(reading.texts(name))
+
+
+def _rows_of_sequences(sequence_of_row: np.ndarray, times: np.ndarray) -> list[np.ndarray]:
+    """Return the rows (steps,) of each sequence in the order of their times, by the sequence's number."""
+    # Sorting by sequence and then by time puts the rows of each sequence next to each other, in order; they are split
+    # where the next sequence begins.
+    sorted_rows = np.lexsort((times, sequence_of_row))
+    ends = np.cumsum(np.bincount(sequence_of_row))
+    return np.split(sorted_rows, ends[:-1])
+
+
+def _sequences_with_bad_rows(table: Table, ids: np.ndarray, sequence_of_row: np.ndarray) -> Skipped:
+    """Return the sequences of which a row cannot be read, with the first reason; refuse them unless rows are skipped.
+
+    ``ids`` (rows,) are the ids of the sequences, and ``sequence_of_row`` (rows,) their numbers.
+    """
+    table.bad.readable()  # refuses bad rows unless they are skipped
+    sequences: Skipped = {}
+    for row, (_, reason) in table.bad.skipped(ids).items():
+        sequences.setdefault(int(sequence_of_row[row]), (str(ids[row]), reason))
+    return sequences
+
+
+def _complete_labels(reading: TableArrays, ids: np.ndarray) -> None:
+    """Give rows without a label the first label of their sequence: often only one row of a sequence has it."""
+    frame = reading.table.frame
+    for label in {*reading.roles.labels} & {*frame}:  # new data may lack columns of labels
+        column = frame[label]
+        frame[label] = column.fillna(column.groupby(ids).transform("first"))
+
+
+def _note_long_form(
+    reading: TableArrays, names: Sequence[str], rows: int, sequence_ids: list[str], left_out: list[int]
+) -> None:
+    """Note how many sequences the rows make, with the values of the columns ``names``.
+
+    ``sequence_ids`` (sequences,) are the ids of all sequences, and ``left_out`` the numbers of those that are left out.
+    """
     reading.notes.append(
-        f"long form: {len(ids):,} rows make {len(sequence_ids):,} sequences, one per {roles.id!r}, "
-        f"ordered by {roles.time!r}, with the values {listed(names)}"
+        f"long form: {rows:,} rows make {len(sequence_ids):,} sequences, one per {reading.roles.id!r}, "
+        f"ordered by {reading.roles.time!r}, with the values {listed(names)}"
     )
-    if len(left_out):
+    if left_out:
         reading.notes.append(
             f"{len(left_out):,} of {len(sequence_ids):,} sequences are left out with all their rows, because a missing "
-            f"step would shift the later ones: {listed([str(sequence_ids[sequence]) for sequence in left_out])}"
+            f"step would shift the later ones: {listed([sequence_ids[sequence] for sequence in left_out])}"
         )
-    if not reading.options.symbols:  # symbols are events, which are seldom equally spaced
-        reading.notes += notes_on_gaps(times, member)
-    return skipped
 
 
 def _labels_steps(reading: TableArrays, ids: np.ndarray) -> bool:
     """Return whether the label belongs to each step, not to the whole sequence: it changes in most sequences.
 
-    If it changes in at most half of the sequences, the differing labels are taken for mistakes, which `_check_constant`
-    refuses.
+    ``ids`` (rows,) are the ids of the rows' sequences. If the label changes in at most half of the sequences, the
+    differing labels are taken for mistakes, which `_check_constant` refuses.
     """
-    if reading.new:
-        return reading.remembered.get("each") == "token"  # as in the fit
+    if reading.is_new:
+        return reading.fitted_parameters.get("each") == "token"  # as in the fit
     labels = [name for name in reading.roles.labels if name in reading.table.frame]
     if len(labels) != 1:
         return False  # there is no label, or several, which belong to the sequence
     cells = as_texts(reading.table.frame[labels[0]])
-    different_labels = cells[cells != ""].groupby(ids[cells != ""]).nunique()
-    return bool((different_labels > 1).mean() > MOST)
+    is_filled = cells != ""
+    labels_per_sequence = cells[is_filled].groupby(ids[is_filled]).nunique()
+    return bool((labels_per_sequence > 1).mean() > MOST)
 
 
 def _read_step_labels(reading: TableArrays, labels: list[np.ndarray]) -> None:
-    """Read the labels of the steps of each sequence as ``y``, (rows, longest), or of new sequences as lists."""
-    if reading.new:
+    """Read the labels of the steps (steps,) of each sequence as ``y``: an array (sequences, longest).
+
+    Those of new sequences are lists in an array of objects (sequences,), or None if a label is missing.
+    """
+    if reading.is_new:
         objects = np.empty(len(labels), object)
         objects[:] = [None if None in steps.tolist() else steps.tolist() for steps in labels]
         reading.arrays["y"] = objects
         return
-    (label,) = reading.roles.labels
-    reading.arrays["y"] = padded("", labels)[0]
-    reading.chosen["each"] = "token"
+    (label,) = reading.roles.labels  # `_labels_steps` is only true for one column of labels
+    reading.arrays["y"], _ = padded(str(reading.table.path), labels)
+    reading.parameters["each"] = "token"
     reading.notes.append(
         f"the column {label!r} labels every step; pass --group {quote(reading.roles.id)} instead of --id "
         "if each row is a whole sequence"
@@ -413,9 +523,13 @@ def _read_step_labels(reading: TableArrays, labels: list[np.ndarray]) -> None:
 
 
 def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
-    """Refuse rows whose label, group or split differs from that of the ``first`` row (rows,) of their sequence."""
+    """Refuse rows whose label, group or split differs from that of the first row of their sequence.
+
+    ``first`` (rows,) is the number of that first row for each row.
+    """
     table, name = reading.table, reading.roles.id
     for array, values in reading.arrays.items():
+        # A row differs if any of its outputs does: ``y`` may have several.
         differs = (values != values[first]).reshape(len(values), -1).any(axis=1)
         if not differs.any():
             continue

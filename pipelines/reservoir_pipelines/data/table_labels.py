@@ -1,7 +1,7 @@
 """Labels in the cells of a table, also of a table (``--labels``) with a row for each file or record."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,13 @@ from reservoir_pipelines.data.rows import BadRows
 from reservoir_pipelines.data.table import Table, read_table
 from reservoir_pipelines.data.values import INT64, read_labels
 
-WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")  # a whole number as Python and JSON write it
+# A whole number as Python and JSON write it, of at most 19 digits, as int64 has.
+WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
+# A whole number that may also have a plus or zeros in front.
 PADDED = re.compile(r"[-+]?[0-9]+")
+# A number in any way of writing it.
 NUMBER = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
-# The cells of `EMPTY` that are not names of classes, in small letters.
+# The cells of `EMPTY` that never are names of classes, in small letters; the others, "na" and "none", may be.
 NO_LABEL = ("", "n/a", "nan", "null")
 WITH_MARKS = r"[-+]?[0-9][0-9.,]*"  # digits with marks of decimals or thousands
 
@@ -29,7 +32,10 @@ WITH_MARKS = r"[-+]?[0-9][0-9.,]*"  # digits with marks of decimals or thousands
 def joined_labels(
     table: Table, names: Sequence[str], options: OwnDataOptions, *, required: bool
 ) -> np.ndarray:
-    """Return columns of labels, (rows,) or (rows, outputs); refuse texts and numbers together."""
+    """Return the columns ``names`` of labels, (rows,) or (rows, outputs); refuse texts and numbers together.
+
+    If labels are ``required``, a cell without one is a bad row; else its label is None.
+    """
     columns = [labels_of(table, name, options, required=required) for name in names]
     kinds = {y.dtype.kind for y in columns}  # NumPy's kinds: U for texts, i for integers
     mixes_texts_and_integers = kinds == {"U", "i"}
@@ -38,7 +44,7 @@ def joined_labels(
         # A column with a cell such as 07 is read as texts, to keep its zero. Columns of whole numbers beside it then
         # become texts, too.
         columns = [y.astype(str) for y in columns]
-    elif "U" in kinds and len(kinds) > 1:
+    elif "U" in kinds and len(kinds) > 1:  # NumPy would make texts of all
         raise InputError(
             f"{table.path}: some of the labels {', '.join(names)} are numbers and some are not",
             "fit one at a time, with --label, and --drop for the others",
@@ -49,12 +55,12 @@ def joined_labels(
 def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: bool) -> np.ndarray:
     """Return a column of labels as `typed_labels` does, (rows,) or (rows, n).
 
-    If labels are ``required``, a cell without a label (see `_are_missing`), or an odd one, is a bad row, and its label
-    0 or ""; else a missing label is None.
+    If labels are ``required``, a cell without a label (see `_are_missing`), or an odd one (see `_odd_labels`), is a bad
+    row, and its label 0 or ""; else a missing label is None.
     """
     column = table.frame[name]
     if name in table.integers and column.dtype.kind == "f":
-        column = column.astype("Int64")
+        column = column.astype("Int64")  # pandas' integers that may be missing
     column = column.astype(object)
     cells = table.with_points(column)
     texts = as_texts(cells)
@@ -67,36 +73,44 @@ def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: boo
     labels = typed_labels(f"{table.path}, column {name!r}", cells[present].tolist(), options)
     if labels.dtype.kind == "U":
         labels = _as_names(table, name, column[present], labels, options)
+    # Give each row of the table an entry again: ``labels`` has those of the present cells only.
     shape = (len(present), *labels.shape[1:])
-    complete = required or present.all()
-    all_labels = np.zeros_like(labels, shape=shape) if complete else np.full(shape, None, object)
+    # Bad rows keep 0 or "", and are left out later.
+    no_row_has_none = required or present.all()
+    all_labels = np.zeros_like(labels, shape=shape) if no_row_has_none else np.full(shape, None, object)
     all_labels[present] = labels
     return all_labels
 
 
 def _are_missing(texts: Any) -> np.ndarray:
-    """Return which cells have no label, (rows,): empty ones, and those that stand for an empty one.
+    """Return which cells have no label, (rows,) of bool: empty ones, and those that stand for an empty one.
 
-    NA and none may be names of classes beside other names, but not beside numbers.
+    ``texts`` are the cells as texts. NA and none may be names of classes beside other names, but not beside numbers.
     """
     lower = texts.str.lower()
-    missing = lower.isin(NO_LABEL).to_numpy(copy=True)
-    ambiguous = lower.isin(EMPTY).to_numpy() & ~missing
-    if are_numbers(texts[~missing & ~ambiguous].tolist()):
-        missing |= ambiguous
-    return missing
+    is_missing = lower.isin(NO_LABEL).to_numpy()
+    is_ambiguous = lower.isin(EMPTY).to_numpy() & ~is_missing
+    others_are_numbers = are_numbers(texts[~is_missing & ~is_ambiguous].tolist())
+    return is_missing | is_ambiguous if others_are_numbers else is_missing
 
 
 def _mark_odd_labels(
     table: Table, name: str, cells: Any, texts: Any, present: np.ndarray, options: OwnDataOptions
 ) -> None:
-    """Note rows whose label does not fit to the others as bad, and set ``present`` (rows,) to False there."""
+    """Note rows whose label does not fit to the others as bad, and set ``present`` (rows,) to False there.
+
+    These are labels that `_odd_labels` returns, and integers that do not fit into 64 bits. ``cells`` (rows,) is the
+    column ``name``, and ``texts`` the same as texts.
+    """
+    # Labels that are not finite numbers, as most are.
     for row in np.flatnonzero(present)[_odd_labels(texts[present], options)]:
         table.bad.add(
             row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number, as most are"
         )
         present[row] = False
-    if options.classes or options.regression or not are_numbers(texts[present].tolist()):
+    # Whole numbers that are too large for int64, unless labels are read as names or as floats.
+    may_be_integers = not options.classes and not options.regression
+    if not may_be_integers or not are_numbers(texts[present].tolist()):
         return
     for row in np.flatnonzero(present):
         if is_large(cells[row]):
@@ -109,26 +123,34 @@ def _mark_odd_labels(
 
 
 def _odd_labels(texts: Any, options: OwnDataOptions) -> np.ndarray:
-    """Return which labels are not finite numbers, (rows,), if most are targets of a regression, or all are numbers."""
+    """Return which labels do not fit to the others, (rows,) of bool: those that are not finite numbers, as most are.
+
+    None is odd if at most half of the labels are finite numbers, or if the others may be names of classes beside them.
+    """
     import pandas as pd
 
     numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
     is_odd = ~np.isfinite(numbers)
     if not len(is_odd) or is_odd.mean() > MOST:
         return np.zeros_like(is_odd)
-    if not np.isnan(numbers).any():
+    if not np.isnan(numbers).any():  # all are numbers, some of them infinite
         return is_odd
     # Names such as "unknown" beside whole numbers are classes, if the numbers are.
     finite = numbers[~is_odd]
     are_whole = bool((finite % 1 == 0).all())
-    are_classes = options.classes or (are_whole and not options.regression and read_labels(finite).names)
+    are_classes = options.classes or (
+        are_whole and not options.regression and read_labels(finite).are_names
+    )
     return np.zeros_like(is_odd) if are_classes else is_odd
 
 
 def _as_names(
     table: Table, name: str, cells_as_written: Any, labels: np.ndarray, options: OwnDataOptions
 ) -> np.ndarray:
-    """Return labels that are texts as they are written; refuse 1,2 and 1.234,5, which may be numbers."""
+    """Return labels that are texts, (labels,) or (labels, n), as they are written in the cells of the column ``name``.
+
+    Refuse labels such as 1,2 and 1.234,5, which may be numbers, unless ``--classes`` says that they are names.
+    """
     texts = [str(label) for label in labels.flat]
     look_like_numbers = all(re.fullmatch(WITH_MARKS, text) for text in texts) and not are_numbers(texts)
     if look_like_numbers and not options.classes:
@@ -138,7 +160,7 @@ def _as_names(
             f"with the decimal mark {table.decimal!r}",
             f"write numbers, or pass --decimal {other_mark} if they are, or --classes if they are names",
         )
-    if table.decimal == ",":  # in ``labels``, the commas of the cells have become points
+    if table.decimal == ",":  # `Table.with_points` has changed the commas in ``labels`` to points
         return np.array([str(cell).strip() for cell in cells_as_written])
     return labels
 
@@ -147,24 +169,28 @@ def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> n
     """Return cells as integers, else as floats, else as texts: (rows,), or (rows, n) for lists of one length.
 
     Cells that become equal as numbers but are not equal as labels are texts, such as 007 and 7, and
-    true and 1.
+    true and 1. ``where`` names the column for messages.
     """
+    # Targets are numbers; other cells are read as labels of any type, and refused later.
     if options.regression:
         with suppress(ValueError, TypeError, OverflowError):
             return np.array(list(cells), np.float64)
+    # Cells of a text file.
     if all(isinstance(cell, str) for cell in cells):
         texts = [cell.strip() for cell in cells]
         numbers = written_numbers(texts, classes=options.classes)
         return np.array(texts, str) if numbers is None else numbers
+    # Cells with types, of JSON Lines or Parquet. NumPy would make 1 of true, and perhaps floats of integers that do not
+    # fit into 64 bits, so that different labels become equal: such labels are texts.
     values = [value for cell in cells for value in _leaves(cell)]
-    kinds = {type(value) for value in values}
-    mixes_booleans_and_others = bool in kinds and len(kinds) > 1
-    has_large = float not in kinds and any(map(is_large, values))
-    become_texts = kinds <= {bool, int, float, str} and (mixes_booleans_and_others or has_large)
+    types = {type(value) for value in values}
+    mixes_booleans_and_others = bool in types and len(types) > 1
+    has_large = float not in types and any(map(is_large, values))
+    become_texts = types <= {bool, int, float, str} and (mixes_booleans_and_others or has_large)
     try:
         array = np.array(list(cells), dtype=str if become_texts else None)
     except (ValueError, OverflowError):
-        array = np.empty(0, object)
+        array = np.empty(0, object)  # lists of different lengths, which are refused below
     if array.dtype.kind not in "biufU":
         raise InputError(
             f"{where}: labels are not all numbers, all texts, or lists of one length", "use one form"
@@ -174,13 +200,17 @@ def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> n
 
 def padded_labels(where: str, labels: Sequence[Sequence[Any]], options: OwnDataOptions) -> np.ndarray:
     """Return labels of all tokens of each row as an array (rows, longest) with zeros at the ends."""
-    counts = np.array([len(parts) for parts in labels], np.int64)
-    flat_labels = typed_labels(where, [cell for parts in labels for cell in parts], options)
-    if flat_labels.ndim != 1:
+    # The labels of all rows in one list have one type.
+    counts = np.array([len(labels_of_row) for labels_of_row in labels], np.int64)
+    all_labels = typed_labels(
+        where, [label for labels_of_row in labels for label in labels_of_row], options
+    )
+    if all_labels.ndim != 1:
         raise InputError(f"{where}: a token has a list of labels", "give one label for each")
-    check_padding(where, counts, flat_labels.dtype.itemsize)
-    y = np.zeros((len(counts), counts.max()), flat_labels.dtype)
-    y[np.arange(counts.max()) < counts[:, None]] = flat_labels
+    check_padding(where, counts, all_labels.dtype.itemsize)
+    # A mask fills the array row by row, in the order of the list.
+    y = np.zeros((len(counts), counts.max()), all_labels.dtype)
+    y[np.arange(counts.max()) < counts[:, None]] = all_labels
     return y
 
 
@@ -195,11 +225,14 @@ def _leaves(cell: Any) -> Iterator[Any]:
 
 def is_large(label: object) -> bool:
     """Return whether a label is a whole number that does not fit into 64 bits."""
+    # Other types are not whole numbers.
     text = str(label).strip() if isinstance(label, int | str) else ""
     if not PADDED.fullmatch(text):
         return False
-    digits = text.lstrip("+-0")  # Python refuses to convert thousands of digits
-    return len(digits) > len(str(INT64.max)) or not INT64.min <= int(text) <= INT64.max
+    # Count the digits first, because Python refuses to convert thousands of them.
+    digits = text.lstrip("+-0")
+    has_too_many_digits = len(digits) > len(str(INT64.max))
+    return has_too_many_digits or not INT64.min <= int(text) <= INT64.max
 
 
 def are_numbers(texts: Sequence[str]) -> bool:
@@ -208,16 +241,15 @@ def are_numbers(texts: Sequence[str]) -> bool:
 
 
 def is_usual_number(text: str) -> bool:
-    """Return whether a whole number is written as Python and JSON write it: 7 and -3, not 007 or +7."""
+    """Return whether a text is a whole number as Python and JSON write it: 7 and -3, not 007, +7 or 1.5."""
     return bool(WHOLE.fullmatch(text))
 
 
 def written_numbers(texts: Sequence[str], *, classes: bool = False) -> np.ndarray | None:
-    """Return labels as integers or floats, or None for labels that are texts.
+    """Return labels that are written as numbers as integers or floats, (labels,); None if they are texts.
 
-    Whole numbers that are not written as usual are texts (007, +7, 1_000), because they may differ
-    from 7. Numbers with a decimal point or an exponent are floats, but as ``classes`` only if each is
-    written in one way.
+    Whole numbers that are not written as usual (007, +7) make all labels texts, because 007 may differ from 7. Numbers
+    with a decimal point or an exponent are floats, but as ``classes`` only if each is written in one way.
     """
     if all(map(is_usual_number, texts)) and not any(map(is_large, texts)):
         return np.array([int(text) for text in texts])
@@ -236,29 +268,41 @@ def written_numbers(texts: Sequence[str], *, classes: bool = False) -> np.ndarra
 
 @dataclass(frozen=True)
 class TableLabels:
-    """The arrays y, groups and split of a table, as far as it has them, with a row for each file; and notes."""
+    """The labels of files or records that a table has.
+
+    Parameters
+    ----------
+    arrays : dict of str to array (files, ...)
+        ``y``, and ``groups`` and ``split`` if the table has them, in the order of the files or records.
+    notes : list of str
+        Lines for the user on how the table is read.
+    """
 
     arrays: dict[str, np.ndarray]
     notes: list[str]
 
 
 def labels_path(data: Path, named: str) -> Path:
-    """Return the path of the table of labels, which may be named within the data's folder."""
-    for place in (Path(named), data / named, data.parent / named):
-        if place.is_file():
-            return place
+    """Return the path of the table of labels that ``--labels`` names; refuse a missing one.
+
+    The name is a path, or one within the folder ``data``, or one beside the file ``data``.
+    """
+    for candidate in (Path(named), data / named, data.parent / named):
+        if candidate.is_file():
+            return candidate
     raise InputError(f"--labels {named}: no such file", "give a table with a row for each file or record")
 
 
 def labels_from_table(
     options: OwnDataOptions, names: Sequence[str], bad: BadRows, *, is_new: bool
 ) -> TableLabels:
-    """Return the labels of files or records from the table of ``--labels``; rows without any become bad.
+    """Return the labels of files or records from the table of ``--labels``; those without a label become bad.
 
-    ``names`` are those of the files or records, which ``bad`` counts. New files need no labels.
+    ``names`` (files,) are the names of the files or records, whose bad ones are noted in ``bad``. New files need a row
+    in the table, but no label in it.
     """
     assert options.labels
-    # All columns are read as text, because run 007 is not run 7.
+    # All columns are read as text (``list`` returns all names), because run 007 is not run 7.
     table = read_table(Path(options.labels), list, options.decimal)
     table.bad.skip = bad.skip
     table.bad.readable()  # refuses bad rows unless they may be skipped
@@ -266,25 +310,26 @@ def labels_from_table(
 
     # Join: one row of the table for each file or record. Those without a row are bad; row 0 takes the place of theirs,
     # and is left out with the bad row.
-    key, row_of_name = _joined(table, options.id, names, allow_missing=bool(bad.skip) and not is_new)
-    for place, name in enumerate(names):
+    key, row_of_name = _join(table, options.id, names, allow_missing=bool(bad.skip) and not is_new)
+    for number, name in enumerate(names):
         if name not in row_of_name:
-            bad.add(place, f"no row in {table.path.name}")
+            bad.add(number, f"no row in {table.path.name}")
     joined = table.take([row_of_name.get(name, 0) for name in names])
 
-    # New rows may lack labels and groups (a mapping of parameters, though empty, says that they are new), and are not
-    # split.
+    # New rows may lack labels and groups, and are not split. An empty mapping of parameters, instead of None, says that
+    # rows are new.
     parameters_of_readout: dict[str, str] | None = {} if is_new else None
     roles = roles_of_labels(table, key, bad.where, options, parameters_of_readout)
     split_column = "" if is_new else roles.split
     arrays = {"y": joined_labels(joined, roles.labels, options, required=not is_new)}
     for array, column in (("groups", roles.group), ("split", split_column)):
-        if column:  # names, also if they are numbers
+        if column:  # groups and splits are names, also if they are numbers
             arrays[array] = labels_of(joined, column, OwnDataOptions(classes=True), required=True)
 
     # What is wrong in a row of the table is wrong with its file or record.
     for row, reason in joined.bad.reasons.items():
         bad.add(row, f"{table.path.name}, {joined.bad.places[row]}: {reason}")
+    # Note the rows that name no file.
     unused = [str(cell) for cell in table.frame[key].drop(index=[*row_of_name.values()])]
     note = f"labels from {table.path.name}, column {roles.labels[0]!r}, joined by {key!r}"
     if unused:
@@ -302,12 +347,13 @@ def _require_named_columns(table: Table, options: OwnDataOptions, *, is_new: boo
         require_column(table.path, table.names, name, "" if is_new else role)
 
 
-def _joined(
+def _join(
     table: Table, id_column: str | None, names: Sequence[str], *, allow_missing: bool
 ) -> tuple[str, dict[str, int]]:
-    """Return the column that names most files (whole, or without folder or suffix), and the row of each file.
+    """Return the column that names most files, and the row of each file that it names.
 
-    With ``allow_missing``, one file with a row is enough.
+    A cell may have the whole name of a file, or the name without its folder or suffix. ``id_column`` is the column that
+    ``--id`` names, if it is given. Every file needs a row; with ``allow_missing``, one file with a row is enough.
     """
     candidates = [id_column] if id_column else table.names
     rows_by_column = {column: _rows_of(table.frame[column], names) for column in candidates}
@@ -320,7 +366,12 @@ def _joined(
             f"({len(missing):,} of {len(names):,} have none)",
             "add it (predict needs no label in it), or pass --id NAME of another column, or --skip-bad-rows",
         )
-    # Each file needs exactly one row, and each row may stand for one file only.
+    _refuse_ambiguous_rows(table, best_column, rows_by_name)
+    return best_column, {name: rows_of_name[0] for name, rows_of_name in rows_by_name.items()}
+
+
+def _refuse_ambiguous_rows(table: Table, column: str, rows_by_name: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a file that several rows name in a column, and a row that names several files."""
     name_of_row: dict[int, str] = {}
     for name, rows_of_name in rows_by_name.items():
         has_several_rows = len(rows_of_name) > 1
@@ -329,23 +380,26 @@ def _joined(
         if has_several_rows or row_has_another_file:
             problem = "stands in another row, too" if has_several_rows else "stands for several files"
             raise InputError(
-                f"{table.path}, {table.bad.places[row]}: {table.frame[best_column][row]!r} in column {best_column!r} "
-                f"{problem}",
+                f"{table.path}, {table.bad.places[row]}: {table.frame[column][row]!r} in column {column!r} {problem}",
                 "write one row with the whole name for each file",
             )
-    return best_column, {name: rows_of_name[0] for name, rows_of_name in rows_by_name.items()}
 
 
 def _rows_of(column: Sequence[object], names: Sequence[str]) -> dict[str, list[int]]:
-    """Return the rows that name each file, if any; the longest form of a name that has a row counts."""
+    """Return the rows of a ``column`` that name each file; files that no row names are left out.
+
+    A file is looked up by its whole name first, and then by ever shorter forms of it, of which the first that is a cell
+    counts.
+    """
     rows_by_cell: dict[str, list[int]] = {}
     for row, cell in enumerate(column):
         rows_by_cell.setdefault(str(with_slashes(str(cell))), []).append(row)
-    rows_by_name = {}
+    rows_by_name: dict[str, list[int]] = {}
     for name in names:
         path = with_slashes(name)
-        parts = name.split("|")  # of the id of a protein: sp|P12345|NAME_HUMAN
-        for form in (str(path), str(path.with_suffix("")), path.name, path.stem, *parts):
-            if form in rows_by_cell:
-                rows_by_name.setdefault(name, rows_by_cell[form])
+        protein_ids = name.split("|")  # the id of a protein is sp|P12345|NAME_HUMAN
+        forms = (str(path), str(path.with_suffix("")), path.name, path.stem, *protein_ids)
+        cell = next((form for form in forms if form in rows_by_cell), None)
+        if cell is not None:
+            rows_by_name[name] = rows_by_cell[cell]
     return rows_by_name

@@ -40,7 +40,7 @@ from reservoir_pipelines.data.text_labels import (
 )
 
 NEEDS_NO_FLAG = {"labels": ("label", "y"), "group": ("groups",)}
-"""Columns that a readout does not record: new data has them under the same conventional names."""
+"""Names of columns, by role, that a task does not store: new data have them under the same conventional names."""
 
 
 def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
@@ -51,52 +51,60 @@ def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> b
 
 
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
-    """Return the rows of a table, or the files that it names together with its other columns."""
+    """Return the rows of a table, or the files that its cells name, with the other columns as labels, ids and so on."""
+    # The path of the table. A folder of parts is their pattern, so that cells may name files of this folder.
     path = Path(origin)
     parts = table_parts(path, options, task)
-    if parts and path.is_dir():  # so that files that cells may name are in this folder
+    is_folder_of_parts = bool(parts) and path.is_dir()
+    if is_folder_of_parts:
         path /= "*.parquet"
     fitted = task.parameters if task else None
 
-    def text(names: list[str]) -> set[str]:
+    def columns_of_text(names: list[str]) -> set[str]:
+        """Return the columns, among the ``names`` of a table, whose cells stay as they are written."""
         return roles_by_name(path, names, options, fitted).as_written
 
-    table = read_parts(path, parts) if parts else read_table(path, text, options.decimal)
+    table = read_parts(path, parts) if parts else read_table(path, columns_of_text, options.decimal)
     table.bad.skip = options.skip_bad_rows
     rows = rows_of_table(table, options, fitted)
-    if parts and Path(origin).is_dir() and task is None and rows.y is None:
+    is_unlabelled = task is None and rows.y is None
+    if is_folder_of_parts and is_unlabelled:
         raise InputError(
             f"{origin}: Parquet files without a column of labels are recordings, or parts of a table",
             f"give {quote(str(path))} for the parts of a table, or --labels for recordings",
         )
+    # Texts may be the names of files, and numbers the pixels of images.
     if isinstance(rows.x, TextCodes) and names_files(path.parent, rows.x.texts):
         rows = _rows_of_files(table, rows, rows.x.texts, options, task)
     rows = read_pixels(str(path), rows, options)
     if task is None:
         rows = replace(rows, notes=(*rows.notes, *notes_on_pixels(rows, options)))
-    if task is None and rows.y is None:
+    if is_unlabelled:
         note = f"{no_label_among(table)}; pass --label NAME if one of them is the label"
         rows = replace(rows, notes=(note, *rows.notes))
     notes = (f"a table in {len(parts):,} parts, {parts[0].name} first",) if parts else ()
-    # A table has labels of its own.
+    # A table has its labels in its own columns, so --labels, a table of labels, does not apply.
     return replace(rows, notes=(*notes, *rows.notes), unused=("labels",))
 
 
 def _rows_of_files(
     table: Table, rows: Rows, names: list[str], options: OwnDataOptions, task: Task | None
 ) -> Rows:
-    """Return the files that the cells ``names`` of a table stand for, with the other columns of its ``rows``."""
+    """Return the files that the cells ``names`` of a table stand for, with the other columns of its ``rows``.
+
+    The files are in the table's folder or below it. A row whose file does not exist is bad.
+    """
     folder = table.path.parent
-    # The rows of the table that can be read; others are missing in ``rows`` already.
-    places = np.flatnonzero(table.bad.readable()).tolist()
-    bad = table.bad.take(places)
+    # The numbers, in the table, of the rows that can be read; the others are missing in ``rows`` already.
+    table_rows = np.flatnonzero(table.bad.readable()).tolist()
+    bad = table.bad.take(table_rows)
     files = [folder / with_slashes(name) for name in names]
     for row, file in enumerate(files):  # nothing outside the folder is read
         if file.is_file():
             check_inside(file, folder)
         else:
             bad.add(row, f"no file {names[row]!r} in the table's folder")
-    bad.readable()
+    bad.readable()  # refuses missing files unless bad rows are skipped
     paths = np.array([str(file.relative_to(folder)) for file in files])
     columns = {"y": rows.y, "groups": rows.groups, "split": rows.split}
     arrays = {name: array for name, array in columns.items() if array is not None}
@@ -105,7 +113,7 @@ def _rows_of_files(
     return replace(
         media,
         notes=(*rows.notes, *media.notes),
-        skipped=rows.skipped | {places[row]: reason for row, reason in media.skipped.items()},
+        skipped=rows.skipped | {table_rows[row]: reason for row, reason in media.skipped.items()},
         parameters={**rows.parameters, **media.parameters},
         label=rows.label,
         roles=rows.roles,
@@ -119,19 +127,36 @@ def columns_as_rows(
     fitted: Mapping[str, Any] | None,
     **flags: str | None,
 ) -> Rows:
-    """Return columns of texts, labels, ids, groups and splits as rows, with the roles that ``flags`` give."""
+    """Return the columns of a file without a header as rows, as if they were those of a table.
+
+    Parameters
+    ----------
+    cells : mapping of str to sequence (rows,)
+        The cells of each column: texts, labels, ids, groups or splits.
+    bad : BadRows
+        The rows that cannot be read, to which more are added.
+    options : OwnDataOptions
+        The user's options, of which only ``regression`` and ``classes`` are used.
+    fitted : mapping, optional
+        Parameters of the readout's task if the rows are new; else None.
+    **flags : str, optional
+        The names of columns by the option that names them, such as ``text="tokens"``.
+    """
     import pandas as pd
 
     frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
-    changes: Any = {"regression": options.regression, "classes": options.classes, **flags}
-    rows = rows_of_table(Table(Path(bad.where), frame, bad), OwnDataOptions(**changes), fitted)
-    # A file without columns of its own has no names of columns to remember, only whether each token has a label.
-    parameters = {name: rows.parameters[name] for name in ("each",) if name in rows.parameters}
+    table_options: Any = {"regression": options.regression, "classes": options.classes, **flags}
+    rows = rows_of_table(Table(Path(bad.where), frame, bad), OwnDataOptions(**table_options), fitted)
+    # The names of the columns are not the file's own, so a task stores none, only whether each token has a label.
+    parameters = {"each": rows.parameters["each"]} if "each" in rows.parameters else {}
     return replace(rows, parameters=parameters, roles={})
 
 
 def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, Any] | None = None) -> Rows:
-    """Return the rows of a table in any form: values, sequences in cells, or several lines per sequence."""
+    """Return the rows of a table in any form: values, sequences in cells, or several lines per sequence.
+
+    ``fitted`` has the parameters of the readout's task if the rows are new; else it is None.
+    """
     roles = roles_by_name(table.path, table.names, options, fitted)
     roles = roles_by_cells(table, roles, options, fitted)
     reading = TableArrays(table, roles, options, fitted)
@@ -139,13 +164,15 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
     ids = reading.texts(roles.id) if roles.id else []
     ids_repeat = len(set(ids)) < len(ids)
     # The table is one recording, or long (a line for each step of a sequence), or wide (a row for each sequence).
+    # ``steps`` says which row is which step, for new rows of one recording only.
     steps = None
     if is_one_recording(reading):
-        steps, skipped = read_one_recording(reading), {}
-    elif reading.remembered.get("long") or _is_long(reading, ids_repeat=ids_repeat):
+        steps = read_one_recording(reading)
+        skipped = {}  # the result has one row, the recording; bad rows of the table are only missing steps
+    elif reading.fitted_parameters.get("long") or _is_long(reading, ids_repeat=ids_repeat):
         skipped = read_long_form(reading)
     else:
-        if not reading.new:
+        if not reading.is_new:
             window = likely_window(len(table.frame))
             refuse_counters(table, roles, options, window)
             refuse_steps_in_time(table, roles, options)
@@ -157,7 +184,7 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
     return replace(
         _padded(str(table.path), reading.arrays),
         notes=(*reading.notes, *table.bad.notes()),
-        parameters=reading.chosen,
+        parameters=reading.parameters,
         class_names=reading.class_names,
         skipped=skipped,
         label=listed(roles.labels),
@@ -167,19 +194,19 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
 
 
 def _note_roles(reading: TableArrays) -> None:
-    """Record the roles that no flag gave and that new data need, with a note for the user."""
+    """Record the roles that no flag gave and that new data need, and add notes for the user to ``reading``."""
     roles, options = reading.roles, reading.options
     for name in roles.left_out:
         reading.notes.append(f"the column {name!r} is left out because it has no name")
-    if not reading.new and not options.label and len(roles.labels) == 1:
+    if not reading.is_new and not options.label and len(roles.labels) == 1:
         (label,) = roles.labels
         if label not in NEEDS_NO_FLAG["labels"]:
-            reading.chosen["label"] = label
+            reading.parameters["label"] = label
             reading.notes.append(f"the column {label!r} is the label")
     if roles.id and not options.id:
-        reading.chosen["id"] = roles.id
+        reading.parameters["id"] = roles.id
     if roles.group and not options.group and roles.group not in NEEDS_NO_FLAG["group"]:
-        reading.chosen["group"] = roles.group
+        reading.parameters["group"] = roles.group
         reading.notes.append(f"the column {roles.group!r} is the group of each row")
 
 
@@ -190,9 +217,10 @@ def _is_long(reading: TableArrays, *, ids_repeat: bool) -> bool:
     """
     roles, options = reading.roles, reading.options
     path = reading.table.path
-    if reading.new or not ids_repeat:
+    if reading.is_new or not ids_repeat:  # the caller asks the readout's task how new rows are read
         return False
     if roles.sequence:
+        # Each row is a whole sequence, but with --id and times the user probably expects rows to be joined.
         if options.id and roles.time and not roles.group:
             raise InputError(
                 f"{path}: rows with the same {roles.id!r} are not joined, because {roles.sequence!r} holds sequences",
@@ -211,7 +239,10 @@ def _is_long(reading: TableArrays, *, ids_repeat: bool) -> bool:
 
 
 def _read_ids(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None:
-    """Store the ids of rows that are whole sequences, and say which columns are not values."""
+    """Store the ids of rows that are whole sequences, and note which columns are not values.
+
+    Ids that repeat are groups, unless the table has a column of groups.
+    """
     roles = reading.roles
     if ids_repeat and not (roles.group or reading.options.group):
         reading.arrays["groups"] = np.array(ids)
@@ -224,10 +255,10 @@ def _read_ids(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> None
             f"the column {roles.id!r} holds names of the rows, so it is not read as a value"
         )
     if roles.time:
-        reading.chosen["time"] = roles.time
+        reading.parameters["time"] = roles.time
         note = f"the column {roles.time!r} is left out, because each row is a whole sequence"
         is_unlabelled_log = not roles.labels and are_in_order(reading.table, roles)
-        if is_unlabelled_log and not reading.new:
+        if is_unlabelled_log and not reading.is_new:
             window = likely_window(len(reading.table.frame))
             note += (
                 f"; pass --window {window} if the rows are steps of one recording, or --forecast 6 --label NAME to "
@@ -252,8 +283,7 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
     """
     roles = reading.roles
     _read_ids(reading, ids, ids_repeat=ids_repeat)
-    # New rows are read as those of the fit were: ``remembered["each"]`` says what had a label there.
-    labelled_then = reading.remembered.get("each")
+    # In each form, labels are read before sequences, because the first reason why a row is bad counts.
     if not roles.sequence:
         reading.read_labels()
         reading.read_groups_and_split()
@@ -264,7 +294,10 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         reading.read_groups_and_split()
         read_sequences(reading, roles.sequence, letters=True)
         return
-    words_have_labels = labelled_then == "word" or holds_word_lists(reading.table.frame[roles.sequence])
+    # New rows are read as those of the fit were: ``labelled_in_fit`` is "word", "span" or "token" if each of these had
+    # a label, and None if each row had one, or while a task is made.
+    labelled_in_fit = reading.fitted_parameters.get("each")
+    words_have_labels = labelled_in_fit == "word" or holds_word_lists(reading.table.frame[roles.sequence])
     if words_have_labels:
         _refuse_span(reading)
         read_word_labels(reading, roles.sequence)
@@ -272,7 +305,7 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         return
     letters = holds_letters(reading, roles.sequence)
     label_cells = [reading.table.frame[name] for name in roles.labels if name in reading.table.frame]
-    spans_have_labels = labelled_then == "span" or any(map(holds_spans, label_cells))
+    spans_have_labels = labelled_in_fit == "span" or any(map(holds_spans, label_cells))
     if spans_have_labels:
         _refuse_span(reading)
         label = roles.labels[0] if roles.labels else ""
@@ -280,7 +313,7 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
         reading.read_groups_and_split()
         read_sequences(reading, roles.sequence, letters=letters)
         return
-    one_label_column = len(roles.labels) == 1
+    one_label_column = len(roles.labels) == 1  # several columns are outputs, which belong to a row
     labels_tokens = one_label_column and read_token_labels(
         reading, roles.labels[0], roles.sequence, letters=letters
     )
@@ -302,10 +335,15 @@ def _refuse_span(reading: TableArrays) -> None:
 
 
 def _padded(where: str, arrays: dict[str, Any]) -> Rows:
-    """Return arrays as rows; ``x`` holds texts, or is padded if it holds sequences of several lengths."""
+    """Return arrays, which are fields of `Rows`, as rows; sequences of several lengths are padded.
+
+    ``x`` is (rows,) of texts, (rows,) of arrays of numbers, or already an array of numbers. It is taken out of
+    ``arrays``.
+    """
     x = arrays.pop("x")
-    if x.dtype == object and isinstance(x[0], str):
+    holds_objects = x.dtype == object
+    if holds_objects and isinstance(x[0], str):
         return text_rows(where, x.tolist(), arrays)
-    if x.dtype == object:
+    if holds_objects:
         x, arrays["lengths"] = padded(where, x.tolist())
     return Rows(x=x, **arrays)

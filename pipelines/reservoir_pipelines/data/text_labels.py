@@ -1,7 +1,7 @@
 """Labels inside texts: of each word of a list of words, or of spans of letters; tokens get them in an extraction."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,16 +9,19 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.size_limits import check_padding
 from reservoir.tasks.words import GAPS
+from reservoir_pipelines.data.rows import BadRows
 from reservoir_pipelines.data.table_forms import TableArrays
 from reservoir_pipelines.data.table_labels import padded_labels
 
 OUTSIDE = "O"  # the class of letters outside all spans, as in CoNLL
 SPAN_KEYS = ("start", "end", "label")
+"""What each span has: the number of its first letter, that of the one after its last, and its class."""
+
 WORD = re.compile(rf"[^{GAPS}\0]+")  # NUL ends a stored text
 
 
 def holds_word_lists(column: Any) -> bool:
-    """Return whether the filled cells of a column are lists of texts, one of them at least."""
+    """Return whether the cells of a column that are lists hold texts only, and there is at least one such text."""
     if column.dtype != object:
         return False
     lists = [cell for cell in column if isinstance(cell, list | np.ndarray) and len(cell)]
@@ -26,7 +29,7 @@ def holds_word_lists(column: Any) -> bool:
 
 
 def holds_spans(column: Any) -> bool:
-    """Return whether the filled cells of a column are lists of spans, one of them at least."""
+    """Return whether the cells of a column that are lists hold mappings only, and there is at least one: a span."""
     if column.dtype != object:
         return False
     lists = [cell for cell in column if isinstance(cell, list | np.ndarray) and len(cell)]
@@ -36,26 +39,19 @@ def holds_spans(column: Any) -> bool:
 def read_word_labels(reading: TableArrays, sequence: str) -> None:
     """Read a column of lists of words as ``x``, texts with a space between words, and the label of each word as ``y``.
 
-    New texts may be lists of words too, or texts, whose words are between white space.
+    ``sequence`` is the name of the column. New texts may be lists of words too, or texts, which white space divides
+    into words. New labels are lists in an array of objects (rows,), or None; others are an array (rows, most words).
     """
-    # Divide the rows into words, and refuse rows without any, or with white space within one.
     bad = reading.table.bad
     cells = reading.table.frame[sequence].tolist()
     words_of_rows = [_words(cell) for cell in cells]
-    for row, words in enumerate(words_of_rows):
-        odd = next((word for word in words if WORD.fullmatch(word) is None or not word.strip()), None)
-        if not words:
-            bad.add(row, f"no words in column {sequence!r}")
-        elif odd is not None:
-            bad.add(
-                row, f"{odd[:40]!r} in column {sequence!r} is not a word without white space", "divide it"
-            )
+    _check_words(bad, words_of_rows, sequence)
     texts = [
         cell if isinstance(cell, str) else " ".join(words)
         for cell, words in zip(cells, words_of_rows, strict=True)
     ]
     reading.arrays["x"] = np.array(texts, object)
-    reading.chosen |= {"text": sequence, "each": "word"}
+    reading.parameters |= {"text": sequence, "each": "word"}
     # The one column of labels, which new rows may lack.
     labels = [name for name in reading.roles.labels if name in reading.table.frame]
     if not labels:
@@ -65,54 +61,75 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
             f"{bad.where}: words have one label each, not {', '.join(labels)}",
             "pass --label NAME, and --drop the others",
         )
-    # Each word needs a label.
     (label,) = labels
     labels_of_rows = [_as_list(cell) for cell in reading.table.frame[label]]
-    for row, (words, labels_of_words) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
-        is_unlabelled = reading.new and labels_of_words is None
-        count = 0 if labels_of_words is None else len(labels_of_words)
-        if not is_unlabelled and count != len(words):
-            bad.add(row, f"{count} labels in column {label!r} for {len(words)} words")
-    if reading.new:
+    _check_label_counts(reading, words_of_rows, labels_of_rows, label)
+    if reading.is_new:
         reading.arrays["y"] = _objects(labels_of_rows)
         return
     where = f"{bad.where}, column {label!r}"
-    without_none = [labels_of_words or [] for labels_of_words in labels_of_rows]
-    reading.arrays["y"] = padded_labels(where, without_none, reading.options)
+    # Rows without labels are bad, and are left out later.
+    lists_of_labels = [labels_of_words or [] for labels_of_words in labels_of_rows]
+    reading.arrays["y"] = padded_labels(where, lists_of_labels, reading.options)
     reading.notes.append(f"the column {label!r} labels every word of {sequence!r}")
 
 
-def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[str, ...]:
-    """Read spans of letters with labels as ``y``, the number of the class of each letter; return the classes.
+def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[str]], sequence: str) -> None:
+    """Note rows of the column ``sequence`` as bad that have no words, or white space within a word."""
+    for row, words in enumerate(words_of_rows):
+        # A word of no-break spaces alone matches `WORD`, but ``strip`` would remove it from the end of a text.
+        odd = next((word for word in words if WORD.fullmatch(word) is None or not word.strip()), None)
+        if not words:
+            bad.add(row, f"no words in column {sequence!r}")
+        elif odd is not None:
+            bad.add(
+                row, f"{odd[:40]!r} in column {sequence!r} is not a word without white space", "divide it"
+            )
 
-    Of spans that overlap, the last one counts. New rows get a list with the name of the class of each letter.
+
+def _check_label_counts(
+    reading: TableArrays,
+    words_of_rows: Sequence[Sequence[str]],
+    labels_of_rows: Sequence[Sequence[Any] | None],
+    label: str,
+) -> None:
+    """Note rows as bad that do not have a label for each word in the column ``label``.
+
+    The labels of a row are None if its cell is not a list; new rows may have none at all.
+    """
+    for row, (words, labels_of_words) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
+        may_lack_labels = reading.is_new and labels_of_words is None
+        count = 0 if labels_of_words is None else len(labels_of_words)
+        if not may_lack_labels and count != len(words):
+            reading.table.bad.add(row, f"{count} labels in column {label!r} for {len(words)} words")
+
+
+def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[str, ...]:
+    """Read spans of letters with labels as ``y``, (rows, most letters): the number of the class of each letter.
+
+    ``label`` names the column of spans, and ``sequence`` that of texts. Return the names of the classes. Of spans that
+    overlap, the last one counts. For new rows, ``y`` has lists of the names of the classes of all letters instead, or
+    None, and no names are returned.
     """
     bad, frame = reading.table.bad, reading.table.frame
-    spans_of_rows = [_as_list(cell) for cell in frame[label]] if label in frame else [None] * len(frame)
-    texts = frame[sequence].astype(object).where(frame[sequence].notna(), "").astype(str)
-    # Texts are stored without white space at their ends, which shifts the letters.
-    shifts = [len(text) - len(text.lstrip()) for text in texts]
-    lengths = [len(text.strip()) for text in texts]
-    # Rows without a list of spans, or with one that is malformed, are bad.
-    for row, spans in enumerate(spans_of_rows):
-        if spans is None and not reading.new:
-            bad.add(row, f"no list of spans in column {label!r}")
-        if problem := _problem(spans or [], len(texts[row])):
-            bad.add(row, f"{problem} in column {label!r}")
-            spans_of_rows[row] = None
-    reading.chosen["each"] = "span"
+    texts = frame[sequence].astype(object).where(frame[sequence].notna(), "").astype(str).tolist()
+    spans_of_rows = _checked_spans(reading, label, texts)
+    reading.parameters["each"] = "span"
     # Number the classes, and give each letter the class of its span, if it is in one.
     names = {str(span["label"]) for spans in spans_of_rows for span in spans or []}
     classes = tuple(sorted({*names, OUTSIDE}))
-    numbers = {name: number for number, name in enumerate(classes)}
+    number_of_class = {name: number for number, name in enumerate(classes)}
+    lengths = [len(text.strip()) for text in texts]
     check_padding(f"{bad.where}, column {sequence!r}", np.array(lengths), np.dtype(np.int32).itemsize)
-    y = np.full((len(texts), max(lengths)), numbers[OUTSIDE], np.int32)
-    for row, (spans, shift) in enumerate(zip(spans_of_rows, shifts, strict=True)):
+    y = np.full((len(texts), max(lengths)), number_of_class[OUTSIDE], np.int32)
+    for row, (text, spans) in enumerate(zip(texts, spans_of_rows, strict=True)):
+        # Spans count the letters of the text as it is written. It is stored without white space at its ends, so its
+        # letters move to the left; a span may begin or end in the white space before them.
+        shift = len(text) - len(text.lstrip())
         for span in spans or []:
-            y[row, max(0, span["start"] - shift) : max(0, span["end"] - shift)] = numbers[
-                str(span["label"])
-            ]
-    if reading.new:
+            start, end = max(0, span["start"] - shift), max(0, span["end"] - shift)
+            y[row, start:end] = number_of_class[str(span["label"])]
+    if reading.is_new:
         names_of_letters = [
             None if spans is None else [classes[number] for number in y[row, : lengths[row]]]
             for row, spans in enumerate(spans_of_rows)
@@ -126,8 +143,25 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
     return classes
 
 
+def _checked_spans(reading: TableArrays, label: str, texts: Sequence[str]) -> list[list[Any] | None]:
+    """Return the spans of each text, (rows,), from the column ``label``; None if they are missing or malformed.
+
+    A row of a fit without a list of spans is bad, and so is one with a malformed span. New rows may lack the column.
+    """
+    bad, frame = reading.table.bad, reading.table.frame
+    cells = frame[label] if label in frame else [None] * len(frame)
+    spans_of_rows: list[list[Any] | None] = [_as_list(cell) for cell in cells]
+    for row, spans in enumerate(spans_of_rows):
+        if spans is None and not reading.is_new:
+            bad.add(row, f"no list of spans in column {label!r}")
+        if problem := _problem(spans or [], len(texts[row])):
+            bad.add(row, f"{problem} in column {label!r}")
+            spans_of_rows[row] = None
+    return spans_of_rows
+
+
 def _problem(spans: list[Any], letters: int) -> str:
-    """Return what is wrong with the first wrong span of a text; empty if all are right."""
+    """Return what is wrong with the first wrong span of a text of so many ``letters``; empty if all are right."""
     for span in spans:
         shown = str(span)[:80]
         if not isinstance(span, Mapping) or not {*SPAN_KEYS} <= span.keys():
@@ -135,7 +169,8 @@ def _problem(spans: list[Any], letters: int) -> str:
         if span["label"] is None:
             return f"the span {shown} has no label"
         start, end = span["start"], span["end"]
-        are_whole = all(isinstance(place, int) and not isinstance(place, bool) for place in (start, end))
+        # Python takes true and false for integers.
+        are_whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in (start, end))
         if not are_whole or not 0 <= start < end <= letters:
             return f"the span {shown} is not within the {letters} letters of the text"
     return ""
@@ -155,6 +190,6 @@ def _as_list(cell: Any) -> list[Any] | None:
 
 def _objects(cells: list[Any]) -> np.ndarray:
     """Return cells of any kind as an array (rows,) of objects."""
-    objects = np.empty(len(cells), object)
+    objects = np.empty(len(cells), object)  # ``np.array(cells)`` would make two axes of lists of one length
     objects[:] = cells
     return objects

@@ -15,7 +15,7 @@ from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir.tasks.words import codes_of
 
 SAMPLE = 2**20
-"""Number of tokens, from the first, that `read_integers` looks at."""
+"""Number of tokens of the first rows that `read_integers` looks at."""
 
 MAX_SYMBOLS = 1_000_000
 """Larger whole numbers are values, not symbols: no embedding has a row for each."""
@@ -30,12 +30,15 @@ SMOOTH_MANY = 0.8
 """Replaces `SMOOTH` for more than `BYTE` different numbers."""
 
 BYTE = 256
+"""Different values of a byte: up to so many different numbers may be symbols, such as letters."""
+
 HEAD = 0.1
 """The most frequent 1% of many symbols make up more than this share of the tokens."""
 
 FEW_CLASSES = 20
 FEW_ROWS_PER_CLASS = 5
 ROWS_PER_CLASS = 50
+"""Mean number of rows of each class: `FEW_ROWS_PER_CLASS` for up to `FEW_CLASSES` classes, else `ROWS_PER_CLASS`."""
 
 MIN_SIDE = 8
 """Fewest pixels of a side of images in arrays: smaller square arrays are steps of several channels."""
@@ -51,9 +54,9 @@ INT64 = np.iinfo(np.int64)
 
 
 class Reading(NamedTuple):
-    """Whether whole numbers are names (symbols, classes), and the reason."""
+    """Whether whole numbers are names (symbols, classes) or quantities, and the reason, for a message."""
 
-    names: bool
+    are_names: bool
     why: str
 
 
@@ -65,7 +68,7 @@ class PixelRows(NamedTuple):
 
 
 def side_and_channels(values: int) -> tuple[int, int] | None:
-    """Return the side and the channels, 1 or 3, of square images with a number of values; None if there are none."""
+    """Return the side in pixels and the channels, 1 or 3, of a square image with so many values; None if none has."""
     for channels in (1, 3):
         side = math.isqrt(values // channels)
         if side >= MIN_SIDE and side**2 * channels == values:
@@ -80,17 +83,22 @@ def read_pixel_rows(x: np.ndarray) -> PixelRows | None:
     difference grows with the distance.
     """
     size = side_and_channels(x.shape[1])
-    if size is None or not (x.min() >= 0 and np.isfinite(x.max())):
+    if size is None:
+        return None
+    may_be_pixels = x.min() >= 0 and np.isfinite(x.max())  # both are false with NaN
+    if not may_be_pixels:
         return None
     side, channels = size
-    orders = [False] if channels == 1 else [False, True]
-    shares: dict[bool, float] = {}
-    for channels_first in orders:
-        step = 1 if channels_first else channels  # values from a pixel to the next
-        half_a_row = _change_at(x, step * (side // 2))
-        shares[channels_first] = _change_at(x, step * side) / half_a_row if half_a_row else np.inf
-    best = min(orders, key=shares.__getitem__)
-    return PixelRows(side, best) if shares[best] < ROW_ALIKE else None
+    # The change from a pixel to the one below it, as a share of that over half a row, for each order of the colours:
+    # the values of a pixel side by side, or those of each channel one after the other. Grey images have one order.
+    share_by_order: dict[bool, float] = {}
+    for channels_first in [False] if channels == 1 else [False, True]:
+        pixel_distance = 1 if channels_first else channels  # values from a pixel to the next
+        half_a_row = _change_at(x, pixel_distance * (side // 2))
+        one_below = _change_at(x, pixel_distance * side)
+        share_by_order[channels_first] = one_below / half_a_row if half_a_row else np.inf
+    likely_order = min(share_by_order, key=share_by_order.__getitem__)
+    return PixelRows(side, likely_order) if share_by_order[likely_order] < ROW_ALIKE else None
 
 
 def _change_at(x: np.ndarray, distance: int) -> float:
@@ -105,25 +113,27 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     much closer to each other than random tokens, if the rows are probably images, or if more than 256 different
     numbers are about equally frequent.
     """
-    # Look at the real tokens of the first rows.
+    # Look at the tokens of the first rows, without the padding after their ends.
     sampled_rows = max(1, SAMPLE // max(x.shape[1], 1))
     x = x[:sampled_rows]
     row_lengths = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
-    real = np.arange(x.shape[1]) < row_lengths[:, None]
-    tokens = x[real].astype(np.int64)
+    is_token = np.arange(x.shape[1]) < row_lengths[:, None]
+    tokens = x[is_token].astype(np.int64)
     if tokens.min() < 0 or tokens.max() >= MAX_SYMBOLS:
         return Reading(False, "some are negative" if tokens.min() < 0 else "some are a million or more")
 
-    # A quantity changes in small steps: neighbours are closer to each other than tokens in random order.
+    # A quantity changes in small steps: neighbours are closer to each other than tokens in random order. Neighbours
+    # that are equal, and random pairs that are, say nothing about the size of steps.
     numbers, counts = np.unique(tokens, return_counts=True)
-    steps = np.abs(np.diff(x.astype(np.int64), axis=1))[real[:, 1:]]
+    steps = np.abs(np.diff(x.astype(np.int64), axis=1))[is_token[:, 1:]]
     steps = steps[steps > 0]
     random_steps = np.abs(tokens - np.random.default_rng(0).permutation(tokens))
     if len(steps) >= MIN_STEPS:
         share = steps.mean() / random_steps[random_steps > 0].mean()
         if share < (SMOOTH_MANY if len(numbers) > BYTE else SMOOTH):
             return Reading(False, f"neighbours differ only {share:.0%} as much as random tokens")
-    if bool(real.all()) and read_pixel_rows(x) is not None:
+    no_row_is_padded = bool(is_token.all())
+    if no_row_is_padded and read_pixel_rows(x) is not None:
         return Reading(False, "values one row of pixels apart are alike, as in images")
     if len(numbers) <= BYTE:
         return Reading(True, f"{len(numbers)} different numbers, and no order between neighbours")
@@ -132,10 +142,10 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     # because a sensor that overflows repeats them.
     most_frequent_first = np.sort(counts[1:-1])[::-1]
     one_percent = len(numbers) // 100 + 1
-    head = most_frequent_first[:one_percent].sum() / len(tokens)
-    if head > HEAD:
+    head_share = most_frequent_first[:one_percent].sum() / len(tokens)
+    if head_share > HEAD:
         return Reading(
-            True, f"the most frequent 1% of {len(numbers):,} numbers are {head:.0%} of x, as in texts"
+            True, f"the most frequent 1% of {len(numbers):,} numbers are {head_share:.0%} of x, as in texts"
         )
     return Reading(False, f"{len(numbers):,} different numbers, about equally common")
 
@@ -149,50 +159,67 @@ def read_labels(y: np.ndarray) -> Reading:
     """
     numbers = np.unique(y)
     why = f"{len(numbers):,} different numbers among {y.size:,}"
-    if len(numbers) > 2 and len(numbers) > y.size / 2:
+    if len(numbers) <= 2:
+        return Reading(True, why)
+    if len(numbers) > y.size / 2:  # fewer than 2 rows each on average
         return Reading(False, why)
     rows_per_class = FEW_ROWS_PER_CLASS if len(numbers) <= FEW_CLASSES else ROWS_PER_CLASS
-    many_rows = y.size >= rows_per_class * len(numbers)
-    return Reading(len(numbers) <= 2 or counted_through(numbers) or many_rows, why)
+    have_many_rows = y.size >= rows_per_class * len(numbers)
+    return Reading(counted_through(numbers) or have_many_rows, why)
 
 
 def counted_through(numbers: np.ndarray) -> bool:
-    """Return whether sorted distinct numbers are 0, 1, 2 ... or 1, 2, 3 ..."""
-    return bool(numbers[0] in {0, 1} and numbers[-1] - numbers[0] == len(numbers) - 1)
+    """Return whether sorted distinct whole numbers are 0, 1, 2 ... or 1, 2, 3 ..."""
+    none_is_missing = numbers[-1] - numbers[0] == len(numbers) - 1
+    return bool(numbers[0] in {0, 1} and none_is_missing)
 
 
 # ---- stored values
 
 
-SAMPLED_TOKENS = 10_000  # tokens of a piece whose median is taken, because a sort of all would take longer
-# Largest error of float32 in the difference from the mean, as a share of the median distance.
-MAX_LOST = 0.1
+SAMPLED_TOKENS = 10_000
+"""About as many tokens of a piece have their median taken, because a sort of all would take longer."""
+
+MAX_LOST = 0.1  # largest error of float32 in a difference from the mean, as a share of the median distance
 MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of its channel's range
 
 
 def as_values(
     where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0, or_fill: str = ""
 ) -> np.ndarray:
-    """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
+    """Return values as they are stored: float32 (bytes stay bytes), zero after each row's end.
 
-    ``missing`` says what to do about NaN: ``refuse``, ``interpolate`` linearly in time, or ``mask``,
-    which keeps NaN (scaling turns it into 0) and adds a channel for each channel, with 1 at missing
-    values.
+    Parameters
+    ----------
+    where : str
+        The path of the data, for messages.
+    x : np.ndarray
+        Values (rows, tokens, dim).
+    lengths : np.ndarray
+        Number of tokens of each row, (rows,).
+    missing : str
+        What to do about NaN: ``refuse``, ``interpolate`` linearly in time, or ``mask``, which keeps NaN (scaling turns
+        it into 0) and adds a channel for each channel, with 1 at missing values.
+    first_row : int
+        The number of the first of these rows in the data, for messages.
+    or_fill : str
+        Added to the remedy for NaN.
     """
-    real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
+    # ``is_gap`` is where a value is missing, within the rows' ends. Integers have no NaN.
+    is_token = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     may_have_gaps = missing != "refuse" and x.dtype.kind == "f"
-    gaps = np.isnan(x) & real if may_have_gaps else np.zeros(x.shape, bool)
-    if missing == "interpolate" and gaps.any():
-        x = _interpolated(where, x, lengths, gaps, first_row)
+    is_gap = np.isnan(x) & is_token if may_have_gaps else np.zeros(x.shape, bool)
+    if missing == "interpolate" and is_gap.any():
+        x = _interpolated(where, x, lengths, is_gap, first_row)
     stay_bytes = x.dtype == np.uint8 and missing != "mask"
     with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is refused
-        values = np.where(real, x, 0).astype(np.uint8 if stay_bytes else np.float32)
+        values = np.where(is_token, x, 0).astype(np.uint8 if stay_bytes else np.float32)
     # Gaps may stay NaN only if they are masked.
-    allowed = gaps if missing == "mask" else np.zeros_like(gaps)
-    wrong = ~np.isfinite(values) & ~allowed
-    if wrong.any():
-        row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
-        value = x[row, token, channel]
+    is_allowed = is_gap if missing == "mask" else np.zeros_like(is_gap)
+    is_wrong = ~np.isfinite(values) & ~is_allowed
+    if is_wrong.any():
+        row, token, channel = (int(index) for index in np.argwhere(is_wrong)[0])
+        value = x[row, token, channel]  # as it was given: in ``values``, a large one is infinite
         fill = or_fill if np.isnan(value) else ""
         raise InputError(
             f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}",
@@ -200,18 +227,22 @@ def as_values(
         )
     if missing != "mask":
         return values
-    values[gaps] = np.nan  # the same bit pattern for every NaN, so that equal data has equal checksums
-    return np.concatenate([values, gaps.astype(np.float32)], axis=2)
+    values[is_gap] = np.nan  # the same bit pattern for every NaN, so that equal data has equal checksums
+    return np.concatenate([values, is_gap.astype(np.float32)], axis=2)
 
 
 def _interpolated(
-    where: str, x: np.ndarray, lengths: np.ndarray, gaps: np.ndarray, first_row: int
+    where: str, x: np.ndarray, lengths: np.ndarray, is_gap: np.ndarray, first_row: int
 ) -> np.ndarray:
-    """Return values (rows, tokens, dim) with each of the ``gaps`` on the line between its neighbours in time."""
-    x = x.copy()
-    for row, channel in np.argwhere(gaps.any(axis=1)):
+    """Return values (rows, tokens, dim) with each gap on the line between its neighbours in time.
+
+    ``is_gap`` has the shape of ``x``. A gap at an end of a row gets the nearest value; a channel of a row without any
+    value is refused.
+    """
+    x = x.copy()  # the caller's array may be that of the user
+    for row, channel in np.argwhere(is_gap.any(axis=1)):
         series = x[row, : lengths[row], channel]  # a view, so that x changes
-        missing = gaps[row, : lengths[row], channel]
+        missing = is_gap[row, : lengths[row], channel]
         if missing.all():
             raise InputError(
                 f"{where}: no value at all in row {first_row + row}, column {channel}", "remove the row"
@@ -223,16 +254,22 @@ def _interpolated(
 def rounding(x: np.ndarray, stored: np.ndarray) -> np.ndarray:
     """Return the largest rounding error of float32, the minimum and the maximum of each channel, (3, dim).
 
-    ``x`` (tokens, dim) are the values of the data, and ``stored`` (tokens, dim or more) those in float32.
+    ``x`` (tokens, dim) are the values of the data, and ``stored`` (tokens, dim or more) those in float32, which may be
+    followed by channels that mark missing values.
     """
     x = x.astype(np.float64)
     errors = np.abs(x - stored[:, : x.shape[1]])
-    return np.stack([np.fmax.reduce(errors), np.fmin.reduce(x), np.fmax.reduce(x)])
+    return np.stack([np.fmax.reduce(errors), np.fmin.reduce(x), np.fmax.reduce(x)])  # these ignore NaN
 
 
-def check_rounding(where: str, stretches: Sequence[np.ndarray], name: str = "x") -> None:
-    """Refuse channels whose rounding errors are large relative to their range, given the results of `rounding`."""
-    errors, minima, maxima = np.stack(stretches, axis=1)
+def check_rounding(where: str, pieces: Sequence[np.ndarray], name: str = "x") -> None:
+    """Refuse channels whose rounding errors are large relative to their range.
+
+    ``pieces`` are the results (3, dim) of `rounding` for each piece of the data, and ``name`` is what messages call
+    these.
+    """
+    # Each of the three is (pieces, dim), and becomes (dim,).
+    errors, minima, maxima = np.stack(pieces, axis=1)
     error, low, high = errors.max(axis=0), minima.min(axis=0), maxima.max(axis=0)
     is_coarse = (error > MAX_ROUNDING * (high - low)) & (high > low)
     if is_coarse.any():
@@ -246,24 +283,24 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray], name: str = "x")
 
 def centre_and_spread(tokens: np.ndarray) -> np.ndarray:
     """Return the median of each channel of some tokens (tokens, dim), and that of the distances from it, (2, dim)."""
-    sample = tokens[:: len(tokens) // SAMPLED_TOKENS + 1].astype(np.float64)
+    every = len(tokens) // SAMPLED_TOKENS + 1
+    sample = tokens[::every].astype(np.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a channel may have no value at all
         centre = np.nanmedian(sample, axis=0)
         return np.stack([centre, np.nanmedian(np.abs(sample - centre), axis=0)])
 
 
-def check_outliers(
-    where: str, stretches: Sequence[np.ndarray], offset: np.ndarray, name: str = "x"
-) -> None:
+def check_outliers(where: str, pieces: Sequence[np.ndarray], offset: np.ndarray) -> None:
     """Refuse channels whose mean is so far from the usual values that float32 loses these when it is subtracted.
 
-    ``stretches`` are results of `centre_and_spread`, and ``offset`` (dim,) is the mean of the standardisation. One
-    value of 1e12 among thousands near 1 moves the mean that far.
+    ``pieces`` are the results (2, dim) of `centre_and_spread` for each piece of the data, and ``offset`` (dim,) is the
+    mean of the standardisation. One value of 1e12 among thousands near 1 moves the mean that far.
     """
+    # The medians of the pieces' centres and spreads, (dim,) each.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a channel may have no value at all
-        centre, spread = np.nanmedian(np.stack(stretches, axis=1), axis=1)
+        centre, spread = np.nanmedian(np.stack(pieces, axis=1), axis=1)
     error = np.abs(offset - centre) * float(np.finfo(np.float32).eps)
     is_lost = (error > MAX_LOST * spread) & (spread > 0)
     if is_lost.any():
@@ -277,9 +314,9 @@ def check_outliers(
 
 def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
     """Return the standardisation of batches of tokens (tokens, dim), ignoring NaN; constant channels have scale 1."""
+    # Sums are taken around the first batch's mean, in float64, so that a large constant does not hide the deviation.
     first = next(batches)
     present = ~np.isnan(first)
-    # Sums are taken around the first batch's mean, in float64, so that a large constant does not hide the deviation.
     shift = np.where(present, first, 0).sum(axis=0, dtype=np.float64) / np.maximum(present.sum(axis=0), 1)
     count = 0
     total = np.zeros_like(shift)
@@ -290,6 +327,8 @@ def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
         count = count + present.sum(axis=0)
         total = total + centred.sum(axis=0)
         squares = squares + (centred**2).sum(axis=0)
+    # The mean relative to ``shift``, and the deviation, whose square is the mean square less the square of the mean. A
+    # channel without any value has the mean 0.
     count = np.maximum(count, 1)
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
@@ -306,14 +345,17 @@ def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
 
 
 def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewest: int = 1) -> np.ndarray:
-    """Return lengths (rows,) as int32; refuse lengths that are not integers from ``fewest`` to ``tokens``."""
+    """Return lengths (rows,) as int32; refuse lengths that are not integers from ``fewest`` to ``tokens``.
+
+    ``rows`` and ``tokens`` are the shape of the array of which these are the lengths of the rows.
+    """
     if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
         raise InputError(
             f"{where}: lengths hold {lengths.dtype} of shape {lengths.shape}", f"give integers ({rows},)"
         )
-    wrong = (lengths < fewest) | (lengths > tokens)
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    is_wrong = (lengths < fewest) | (lengths > tokens)
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
         raise InputError(
             f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}", "fix it"
         )
@@ -323,7 +365,10 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
 def encode(
     task: Task, x: np.ndarray, lengths: np.ndarray | None = None, where: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert raw inputs, or sequences with ``lengths`` (rows,), to stored sequences; errors name ``where``."""
+    """Return inputs of a task as stored sequences, (rows, tokens) or (rows, tokens, dim), and their lengths (rows,).
+
+    Inputs are raw, or sequences with ``lengths`` (rows,). ``where`` names them in messages; by default the task does.
+    """
     if task.name not in TASKS:
         return _encode_own(task, x, lengths, where or f"task {task.name!r}")
     stored, stored_lengths = named_source(task).encode(x, lengths)
@@ -335,16 +380,19 @@ def encode(
 def _encode_own(
     task: Task, x: np.ndarray, lengths: np.ndarray | None, where: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return new inputs, in the form of the task's own file, as stored sequences and their lengths."""
-    if task.pictures:
+    """Return new inputs of a task of own data, in the form of its file, as stored sequences and their lengths."""
+    if task.pictures:  # bytes of files, which are stored as they are; each image has as many patches
         return x, np.full(x.shape[0], task.max_tokens, np.int32)
-    # The type and the shape that the task reads; a series of one channel may be (rows, tokens).
+    # The type and the shape that the task reads; a series of one channel may be (rows, tokens). The kinds are NumPy's:
+    # U is text, u and i are integers, f are floats.
     missing = task.parameters.get("missing", "refuse")
     kind = x.dtype.kind
     if task.alphabet:
-        expected, fits = "texts (rows,)", kind == "U" and x.ndim == 1
+        expected = "texts (rows,)"
+        fits = kind == "U" and x.ndim == 1
     elif isinstance(task.form, Tokens):
-        expected, fits = "integers (rows, tokens)", kind in "ui" and x.ndim == 2
+        expected = "integers (rows, tokens)"
+        fits = kind in "ui" and x.ndim == 2
     else:
         x = x[:, :, None] if x.ndim == 2 else x
         dim = task.form.dim // (2 if missing == "mask" else 1)  # masks are channels of the task
@@ -359,6 +407,7 @@ def _encode_own(
     if task.alphabet:
         return codes_of(where, x.tolist())
     lengths = full_lengths(x) if lengths is None else lengths
+    # The last ``readout_tokens`` tokens of a sequence have a label, so it needs that many, unless every token has one.
     fewest = 1 if task.labels_each_token else task.readout_tokens
     lengths = clean_lengths(where, lengths, *x.shape[:2], fewest=fewest)
     if isinstance(task.form, Tokens):

@@ -126,7 +126,7 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
     if x.ndim != 2 or x.dtype.kind not in "ui":
         return None
     reading = read_integers(x, lengths)
-    vocabulary = int(x.max()) + 1 if reading.names else None
+    vocabulary = int(x.max()) + 1 if reading.are_names else None
     what, other = (f"{vocabulary:,} symbols", "floats") if vocabulary else ("values", "a vocabulary")
     warnings.warn(f"X read as {what} ({reading.why}); if this is wrong, pass {other}", stacklevel=4)
     return vocabulary
