@@ -110,9 +110,9 @@ def _logistic_of(fitter: Fitter) -> LogisticFitter:
 
 def _naming_rows(fit: ColumnFit, source: RawSource[KnownSplit]) -> ColumnFit:
     """Return a fit that names its training rows beside its readout, if they are not all."""
-    if not source.some:
+    if not source.row_numbers:
         return fit
-    rows = f"on {len(source.some['train']):,} of {source.view['train'].rows:,} training rows"
+    rows = f"on {len(source.row_numbers['train']):,} of {source.view['train'].rows:,} training rows"
     results = tuple(replace(result, readout=f"{result.readout} {rows}") for result in fit.results)
     return replace(fit, results=results)
 
@@ -161,7 +161,7 @@ def _logistic(
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
     # With step 1, the source is that of the ridge baseline, whose features are already in memory if they are small.
-    source = replace(raw, some={"train": np.arange(0, all_rows, step)}) if step > 1 else raw
+    source = replace(raw, row_numbers={"train": np.arange(0, all_rows, step)}) if step > 1 else raw
     return [(source, _logistic_of(fitter))]
 
 

@@ -26,7 +26,7 @@ from reservoir_pipelines.fitting.source import (
     JoinedSource,
     KnownSplit,
     RawSource,
-    SomeRows,
+    RowNumbers,
     groups_of_splits,
 )
 from reservoir_pipelines.fitting.statistics import rolling_statistics
@@ -129,7 +129,7 @@ class Known:
     views: tuple[EntryView[KnownSplit], ...]
     task: Task  # whose rows the entries hold
     columns: tuple[Column, ...]  # the columns that every split of an entry holds
-    some: SomeRows | None = field(default=None, compare=False)  # the rows to read, all by default
+    row_numbers: RowNumbers | None = field(default=None, compare=False)  # the rows to read, all by default
 
     @property
     def view(self) -> EntryView[KnownSplit]:
@@ -182,7 +182,7 @@ class Known:
 
     def raw(self) -> RawSource[KnownSplit] | None:
         """Return the raw input of the same rows; None if the prepared data was removed."""
-        return RawSource(self.view, some=self.some) if self.view.has_raw else None
+        return RawSource(self.view, row_numbers=self.row_numbers) if self.view.has_raw else None
 
     def column(self, column: Column | Baseline) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
         """Return the samples of a single column, or of the raw input."""
@@ -193,4 +193,4 @@ class Known:
             if column == ROLLING:
                 return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
             return raw
-        return ColumnSource(self.views[(column.entry or 1) - 1], column, self.some)
+        return ColumnSource(self.views[(column.entry or 1) - 1], column, self.row_numbers)

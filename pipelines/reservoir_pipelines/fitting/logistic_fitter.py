@@ -56,8 +56,8 @@ class LogisticFitter(PenaltyFitter):
         # The source of all rows, and the index of those of its samples that are fitted.
         all_rows = source
         fitted_index: slice | np.ndarray = slice(None)
-        if isinstance(source, RawSource) and source.some:
-            all_rows = replace(source, some=None)
+        if isinstance(source, RawSource) and source.row_numbers:
+            all_rows = replace(source, row_numbers=None)
             fitted_index = fitted_samples(source, all_rows)
         targets = targets_of(source, self.classes, balanced=self.balanced, splits=KNOWN)
         fold_of_sample = assign_folds(all_rows, self.folds, self.classes, self.repeats)

@@ -140,7 +140,7 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
     # to some of the rows has held-out scores of all of them.
     predicted_source = source
     if fit.held_out and isinstance(source, RawSource):
-        predicted_source = replace(source, some=None)
+        predicted_source = replace(source, row_numbers=None)
     predictions = _predict_known(fit, predicted_source, readout)
     labels = _held_out_labels(predictions, predicted_source)
     negatives = _held_out_negatives(predictions, labels, predicted_source, task)
@@ -150,7 +150,7 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
     )
     if extras.mdl and fitter.has_code:
         # Logistic regression of the raw input may be fitted to some rows, but the labels of all rows are coded.
-        all_rows = replace(source, some=None) if isinstance(source, RawSource) else source
+        all_rows = replace(source, row_numbers=None) if isinstance(source, RawSource) else source
         code = code_length(all_rows, task.classes)
         result = replace(result, description_bits=code.bits, compression=code.compression)
     final = fitter.refit(source, readout, alpha)

@@ -256,7 +256,7 @@ def stored_moments(
     Moments are stored in the column's entry. Those of folds need ``fold_of_sample`` (n, 1), the fold of
     each sample of train, then of valid.
     """
-    if not isinstance(source, ColumnSource) or source.some:
+    if not isinstance(source, ColumnSource) or source.row_numbers:
         return None
     # With at most four samples per feature, the float64 moments would be larger than the float16 features.
     splits = ("train",) if fold_of_sample is None else KNOWN
