@@ -25,7 +25,7 @@ from reservoir_pipelines.fitting.fitter import (
     penalty_of,
     targets_of,
 )
-from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
+from reservoir_pipelines.fitting.folds import assign_folds, curve_blocks, fold_blocks
 from reservoir_pipelines.fitting.source import (
     KNOWN,
     ColumnSource,
@@ -318,7 +318,7 @@ def _nested_rows(
     """
     # Each sample comes with the number of the size that adds it. A size contains the samples that it and all smaller
     # sizes add. If samples are fewer than features, `head` returns all of them; else None, and their blocks.
-    few_samples, blocks = head(stage_blocks(source, np.asarray(sizes), targets.classes, draw))
+    few_samples, blocks = head(curve_blocks(source, np.asarray(sizes), targets.classes, draw))
     if few_samples is None:
         # One pass gives the moments of the samples that each size adds; their running sums are those of the sizes.
         added_moments = fold_moments(blocks, targets, len(sizes))
