@@ -288,9 +288,8 @@ def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np
     With ``labels``, the class of each row (rows,), any first n rows of the order have about the shares of classes that
     all rows have.
     """
-    generator = np.random.default_rng(
-        (1, draw)
-    )  # the 1 keeps these draws apart from others of the same number
+    # Other draws of a fit have a single number as their seed, so that (1, draw) is independent of all of them.
+    generator = np.random.default_rng((1, draw))
     ranks = generator.permutation(rows)
     if labels is None:
         return ranks
