@@ -114,8 +114,8 @@ class RidgeFitter(PenaltyFitter):
     ) -> ColumnFit:
         """Return the fit of the best penalty near index ``middle`` of the grid, with those that were tried last.
 
-        The penalty in the middle and one on each side are tried. If a side is best, it is the next middle. If the search
-        reaches an end of the grid and the fitter ``widens``, all penalties and wider ones are tried.
+        The penalty in the middle and one on each side are tried. If a side is best, it is the next middle. If the
+        search reaches an end of the grid and the fitter ``widens``, all penalties and wider ones are tried.
         """
         last = len(self.alphas) - 1
         tried_middles: set[int] = set()
