@@ -137,7 +137,7 @@ class ForecastFitter(RidgeFitter):
         # With ``folds`` 0 the only fold is valid.
         scores, labels = fit.held_out()
         scores_of_raw, _ = fit_of_raw.held_out()
-        weight = mixture_weight(scores_of_raw, scores, labels, folds=max(1, self.folds))
+        weight = mixture_weight(scores_of_raw, scores, labels, max(1, self.folds))
         weighted_scores = scores_of_raw + weight * (scores - scores_of_raw)
 
         def solve() -> LinearReadout:
@@ -223,7 +223,7 @@ def mixture_weight(others: np.ndarray, scores: np.ndarray, labels: np.ndarray, f
 def last_value_of(source: Source) -> LastValue | None:
     """Return the feature that holds the last value before the forecast.
 
-    None if the raw past is not a feature, or is not stored value by value (see `_value_before`).
+    None if the raw past is not among the columns, or if its features are not its values one by one.
     """
     raw = raw_part_of(source)
     return _value_before(raw.source, 1, raw.features.start) if raw else None
@@ -242,8 +242,8 @@ def raw_part_of(source: Source) -> RawPart | None:
 def _value_before(raw: RawSource[KnownSplit], steps: int, first_feature: int = 0) -> LastValue | None:
     """Return the feature of the value some ``steps`` before the forecast.
 
-    ``first_feature`` is the number of the raw past's first feature among those of all columns. None if the raw past is
-    not stored value by value, such as a long one, whose values are pooled.
+    ``first_feature`` is the number of the raw past's first feature among those of all columns. None if the features of
+    the raw past are not its values one by one, because these are symbols or are pooled.
     """
     scaling = raw.scaling
     dim = raw.task.form.dim if isinstance(raw.task.form, Vectors) else 0
@@ -286,7 +286,7 @@ def plain_period(windows: np.ndarray, labels: np.ndarray) -> int | None:
     ``windows`` (rows, past) hold the values before the ``labels`` (rows, horizon).
     """
     past, horizon = windows.shape[1], labels.shape[1]
-    # The mean squared error of the repetition of each period. Values and labels may be missing.
+    # The mean squared error of the repetition of each period; missing values are NaN and do not count.
     errors: dict[int, float] = {}
     for period in range(2, past + 1):
         repeated = windows[:, past - np.array(_steps_back(period, horizon))]
