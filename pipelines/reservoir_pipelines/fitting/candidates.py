@@ -24,6 +24,7 @@ from reservoir_pipelines.fitting.kernel_fitter import KernelFitter, parse_rows
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.sklearn_fitter import EstimatorFitter
+from reservoir_pipelines.fitting.source import EntrySource
 
 # In a race, all columns are fitted to some of the rows, and only the best third to all rows.
 RACED_COLUMNS = 4  # number of default columns from which a race saves time
@@ -47,9 +48,8 @@ class Candidates:
     fitter: Fitter
     chooses: bool  # False if the folds cannot tell readouts apart (see `can_choose`)
     baseline_may_win: bool  # whether a baseline is saved if it is clearly better
-    race: Known | None = (
-        None  # some of the rows, to which all columns are fitted first; None without a race
-    )
+    # The columns in some of the rows, to which all are fitted first; None without a race.
+    race: Known | None = None
     grouped: bool = False  # whether the rows have groups, which folds do not split
     curve_sizes: tuple[int, ...] = ()  # numbers of training rows of the learning curve; empty without one
 
@@ -82,13 +82,12 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     # Opening a source refuses raw input whose prepared data was removed.
     sources = [known.source(candidate) for candidate in columns]
     curve_sizes = _curve_sizes(options, rows["train"])
-    # A race saves time if the columns are many, or wide. All columns that the user names are fitted to all rows.
-    widest = max(source.width() for source in sources)
-    are_wide = len(columns) > 1 and min(widest, rows["train"]) >= RACED_WIDTH
-    saves_time = len(columns) >= RACED_COLUMNS or are_wide
-    may_race = saves_time and named is None and options.select == "auto" and not every_column
-    may_race &= not task.horizon  # random rows have no folds in time
-    race = _race(known, groups, cross_validated=bool(folds)) if may_race else None
+    # All columns that the user names are fitted to all rows. Forecasts have no race, because random rows have no folds
+    # in time.
+    may_race = named is None and options.select == "auto" and not every_column and not task.horizon
+    race = None
+    if may_race and _race_saves_time(sources, rows["train"]):
+        race = _race(known, groups, cross_validated=bool(folds))
     # The labels of a window are ``horizon`` steps, so those of the windows that begin in the ``horizon`` - 1 steps
     # before it overlap with them. If there are several series, as many windows begin at each step.
     gap = task.horizon * int(task.parameters.get("series", 1)) - 1 if task.horizon else None
@@ -178,41 +177,27 @@ def make_fitter(
     Forecasts have a ``gap``, see `ForecastFitter`; it is None for all other tasks.
     """
     readout, balanced = options.readout, options.class_weight == "balanced"
-    # Refuse what this kind of readout does not do.
-    if not classes and (balanced or readout == "logistic"):
-        flag = "--class-weight balanced" if balanced else "--readout logistic"
-        raise InputError(f"{flag}: the task has no classes", "remove the flag")
-    if folds and readout != "ridge":
-        raise InputError(
-            f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
-        )
-    if readout.partition(":")[0] == "arccos":
-        if balanced or gap is not None:
-            unsupported = "--class-weight balanced" if balanced else "forecasts"
-            raise InputError(f"--readout arccos: not for {unsupported}", "use --readout ridge")
-        kernel_alphas = parse_alphas(options.alphas) if options.alphas else KERNEL_ALPHAS
+    kind = _kind_of_readout(readout)
+    _check_readout(options, kind, classes, folds, is_forecast=gap is not None)
+    if kind == "estimator":
+        return EstimatorFitter.parse(readout, classes, balanced=balanced)
+    # Penalties that the user names are all that are tried.
+    defaults = {"ridge": DEFAULT_ALPHAS, "logistic": LOGISTIC_ALPHAS, "arccos": KERNEL_ALPHAS}
+    alphas = parse_alphas(options.alphas) if options.alphas else defaults[kind]
+    if kind == "arccos":
         return KernelFitter(
             classes=classes,
-            alphas=kernel_alphas,
+            alphas=alphas,
             rows=parse_rows(readout),
             refits=options.select == "auto",
         )
-    # A name that is none of the three is the import path of an estimator.
-    if readout not in ("ridge", "logistic"):
-        if options.alphas:
-            problem = f"--alphas: {readout} takes its parameters after a colon"
-            raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
-        return EstimatorFitter.parse(readout, classes, balanced=balanced)
-    # Penalties that the user names are all that are tried.
-    default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
-    alphas = parse_alphas(options.alphas) if options.alphas else default
     shared: dict[str, Any] = {
         "classes": classes,
         "alphas": alphas,
         "balanced": balanced,
         "widens": not options.alphas,
     }
-    if readout == "logistic":
+    if kind == "logistic":
         return LogisticFitter(**shared)
     if gap is not None:
         return ForecastFitter(**shared, folds=folds, gap=gap)
@@ -224,6 +209,32 @@ def make_fitter(
         repeats=repeats,
         refits=options.select == "auto" and not folds,
     )
+
+
+def _kind_of_readout(readout: str) -> str:
+    """Return the kind of the readout that an option names: ``ridge``, ``logistic``, ``arccos`` or ``estimator``."""
+    if readout in ("ridge", "logistic"):
+        return readout
+    # "arccos" may have settings after a colon. Any other name is the import path of an estimator.
+    return "arccos" if readout.partition(":")[0] == "arccos" else "estimator"
+
+
+def _check_readout(options: FitOptions, kind: str, classes: int, folds: int, *, is_forecast: bool) -> None:
+    """Raise `InputError` for options, labels or folds that a kind of readout does not have."""
+    is_balanced = options.class_weight == "balanced"
+    if not classes and (is_balanced or kind == "logistic"):
+        flag = "--class-weight balanced" if is_balanced else "--readout logistic"
+        raise InputError(f"{flag}: the task has no classes", "remove the flag")
+    if folds and kind != "ridge":
+        raise InputError(
+            f"--select {options.select}: cross-validation is only for ridge", "pass --select valid"
+        )
+    if kind == "arccos" and (is_balanced or is_forecast):
+        unsupported = "--class-weight balanced" if is_balanced else "forecasts"
+        raise InputError(f"--readout arccos: not for {unsupported}", "use --readout ridge")
+    if kind == "estimator" and options.alphas:
+        problem = f"--alphas: {options.readout} takes its parameters after a colon"
+        raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
 
 
 def _curve_sizes(options: FitOptions, rows: int) -> tuple[int, ...]:
@@ -241,6 +252,14 @@ def _curve_sizes(options: FitOptions, rows: int) -> tuple[int, ...]:
     if min(sizes) < 1:
         raise InputError(f"--curve {curve}: give positive numbers of rows")
     return tuple(sorted(sizes))
+
+
+def _race_saves_time(sources: Sequence[EntrySource], train_rows: int) -> bool:
+    """Return whether the columns of the ``sources`` are so many, or so wide, that a race saves time."""
+    are_many = len(sources) >= RACED_COLUMNS
+    widest = max(source.width() for source in sources)
+    are_wide = len(sources) > 1 and min(widest, train_rows) >= RACED_WIDTH
+    return are_many or are_wide
 
 
 def _race(known: Known, groups: np.ndarray | None, *, cross_validated: bool) -> Known | None:

@@ -217,15 +217,7 @@ def fit_seeds(
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: give at least 1")
     entry = entries[0]
-    # The task and the options of the entry. A file may not decide where work runs and where files are, so the recorded
-    # folder of data is dropped, and other such options are refused.
-    problem = f"--seeds: {entry.path} does not record how it was extracted"
-    with as_input_error(problem, "extract its task again"):
-        task, settings = (entry.made_with["call"][name] for name in ("task", "settings"))
-        settings = {name: value for name, value in settings.items() if name != "data"}
-        recorded_options = ExtractOptions(**without_where(settings, str(entry.path)))
-    if not isinstance(task, str) or entry.spec.init.kind == IMPORTED:
-        raise InputError(problem, "extract its task again")
+    task, recorded_options = _recorded_extraction(entry)
     cache = entry.path.resolve().parents[2]  # an entry is the folder <cache>/features/<task>/<entry>
     with untracked():
         extractions = [
@@ -242,3 +234,21 @@ def fit_seeds(
         scored = fit_and_score(replace(data_of_seed, only=shared), replace(options, out=out), place)
         fits.append(scored.fit)
     return SeedsFit(fits=tuple(fits))
+
+
+def _recorded_extraction(entry: Entry) -> tuple[str, ExtractOptions]:
+    """Return the task and the options with which an entry was extracted; raise `InputError` if it records none."""
+    problem, remedy = (
+        f"--seeds: {entry.path} does not record how it was extracted",
+        "extract its task again",
+    )
+    with as_input_error(problem, remedy):
+        call = entry.made_with["call"]
+        task = call["task"]
+        # A file may not decide where files are and where work runs: the recorded folder of data is dropped, and other
+        # such options are refused.
+        settings = {name: value for name, value in call["settings"].items() if name != "data"}
+        options = ExtractOptions(**without_where(settings, str(entry.path)))
+    if not isinstance(task, str) or entry.spec.init.kind == IMPORTED:
+        raise InputError(problem, remedy)
+    return task, options

@@ -191,17 +191,7 @@ def draw_folds(
     `StratifiedGroupKFold` leaves a fold empty. The folds are then drawn without regard to classes.
     Raise `InputError` if there are fewer rows, or groups, than folds.
     """
-    # Every fold needs a row, or a group, of its own.
-    units = rows if groups is None else len(np.unique(groups))
-    units_name = "rows" if groups is None else "groups"
-    if units < 2:
-        raise InputError(
-            f"cross-validation needs two {units_name} or more, but there is {units}", "add some"
-        )
-    if not 2 <= folds <= units:
-        raise InputError(
-            f"cross-validation cannot use {folds} folds for {units} {units_name}", f"use 2 to {units}"
-        )
+    _check_folds(folds, rows, groups)
     # Folds have equal shares of each class if some class has a row for each fold.
     rows_of_largest_class = 0 if labels is None else int(np.unique(labels, return_counts=True)[1].max())
     stratified_labels = labels if rows_of_largest_class >= folds else None
@@ -220,6 +210,20 @@ def draw_folds(
         if len(np.unique(fold_of_row)) == folds:  # scikit-learn's issue 34828: a fold may be empty
             return fold_of_row
     return _held_out_in(GroupKFold(**settings), np.zeros(rows, np.int64), groups)
+
+
+def _check_folds(folds: int, rows: int, groups: np.ndarray | None) -> None:
+    """Raise `InputError` unless every one of at least two folds can have a row, or a group, of its own."""
+    units = rows if groups is None else len(np.unique(groups))
+    units_name = "rows" if groups is None else "groups"
+    if units < 2:
+        raise InputError(
+            f"cross-validation needs two {units_name} or more, but there is {units}", "add some"
+        )
+    if not 2 <= folds <= units:
+        raise InputError(
+            f"cross-validation cannot use {folds} folds for {units} {units_name}", f"use 2 to {units}"
+        )
 
 
 def _unstratified(rows: int, folds: int, random: np.random.RandomState) -> np.ndarray:

@@ -157,20 +157,14 @@ class IdentityFitter(Fitter):
         # Class weights count all rows to which the final means are fitted.
         targets = targets_of(source, self.classes, balanced=self.balanced, splits=self.fitted_splits)
         x, y = _samples(source, KNOWN)
-        # For each fold, which samples are fitted and which are held out, (n,) each; without folds, valid is held out.
-        if self.folds:
-            fold_of_sample = assign_folds(source, self.folds, self.classes)[:, 0]  # of the only repeat
-            masks = [(fold_of_sample != fold, fold_of_sample == fold) for fold in np.unique(fold_of_sample)]
-        else:
-            is_valid = np.arange(len(y)) >= len(source.labels("train"))
-            masks = [(~is_valid, is_valid)]
-        held_out = np.concatenate([np.flatnonzero(is_held_out) for _, is_held_out in masks])  # fold by fold
+        folds = self._masks_of_folds(source, len(y))
+        held_out = np.concatenate([np.flatnonzero(is_held_out) for _, is_held_out in folds])  # fold by fold
         results: list[Result] = []
         scores_of_smoothings: dict[float, np.ndarray] = {}  # (n, T), in the order of the samples
         for smoothing in SMOOTHINGS:
             # Score the held-out samples of each fold by the means of the others.
             scores_of_folds: list[np.ndarray] = []
-            for is_fitted, is_held_out in masks:
+            for is_fitted, is_held_out in folds:
                 readout = _readout(x[is_fitted], y[is_fitted], targets, smoothing)
                 scores_of_folds.append(readout.scores(x[is_held_out]))
             scores = np.concatenate(scores_of_folds)
@@ -198,6 +192,17 @@ class IdentityFitter(Fitter):
             solve=partial(self._fitted, source, targets, best_smoothing, ("train",)),
             held_out=(lambda: (best_scores, y)) if self.folds else None,
         )
+
+    def _masks_of_folds(self, source: Source, samples: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return for each fold which of the ``samples`` in train, then valid, are fitted and which held out, (n,) each.
+
+        Without folds, train is fitted and valid is held out.
+        """
+        if self.folds:
+            fold_of_sample = assign_folds(source, self.folds, self.classes)[:, 0]  # of the only repeat
+            return [(fold_of_sample != fold, fold_of_sample == fold) for fold in np.unique(fold_of_sample)]
+        is_valid = np.arange(samples) >= len(source.labels("train"))
+        return [(~is_valid, is_valid)]
 
     def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
         """Return the means over all rows that may be used; ``alpha`` is the chosen smoothing."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.column import Columns
+from reservoir.column import Column, Columns
 from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Readout, RereadableBlocks, Targets
 from reservoir.readouts.moments import Moments, accumulate, fold_moments, training_moments
 from reservoir.readouts.penalties import prefers_large_penalty
@@ -288,29 +288,36 @@ def stored_moments(
     are_fast = number_of_samples * width**2 / 2 < SMALL_WORK
     if are_large or are_fast:
         return None
-    # What the moments depend on is in their names: column, class weights and folds.
-    column = source.column.name.replace("/", "-")
-    suffix = f"-{column}"
-    if class_weights := targets.class_weights:
-        # They depend on the splits in which classes were counted, so their digest tells these apart.
-        weights_digest = hashlib.sha256(repr(class_weights).encode()).hexdigest()[:8]
-        suffix = f"-weighted{weights_digest}-{column}"
-    if fold_of_sample is None:
-        folds = 0
-        names = [f"train{suffix}"]
-    else:
-        # The digest tells apart the folds of other rows and of other versions of scikit-learn, which draws them.
-        folds = int(fold_of_sample.max()) + 1
-        folds_digest = hashlib.sha256(fold_of_sample.astype("<i8").tobytes()).hexdigest()[:8]
-        names = [f"fold{number}of{folds}-{folds_digest}{suffix}" for number in range(folds)]
     # Load the moments if the entry has all of them, else compute and store them.
+    names = _names_of_moments(source.column, targets, fold_of_sample)
     stored = [loaded for name in names if (loaded := source.view.load_arrays(name))]
     if len(stored) == len(names):
         return [Moments.from_arrays(arrays) for arrays, _description in stored]
-    moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
+    if fold_of_sample is None:
+        moments = [training_moments(blocks, targets)]
+    else:
+        moments = fold_moments(blocks, targets, len(names))
     for name, of_fold in zip(names, moments, strict=True):
         source.view.save_arrays(name, of_fold.to_arrays(), {"columns": [source.column.name]})
     return moments
+
+
+def _names_of_moments(column: Column, targets: Targets, fold_of_sample: np.ndarray | None) -> list[str]:
+    """Return the names under which an entry stores the moments of train (a list of one), or of each fold.
+
+    The names contain what the moments depend on: the column, the class weights and the folds.
+    """
+    suffix = f"-{column.name}".replace("/", "-")
+    if targets.class_weights:
+        # The weights depend on the splits in which classes were counted, so their digest tells these apart.
+        weights_digest = hashlib.sha256(repr(targets.class_weights).encode()).hexdigest()[:8]
+        suffix = f"-weighted{weights_digest}{suffix}"
+    if fold_of_sample is None:
+        return [f"train{suffix}"]
+    # The digest tells apart the folds of other rows and of other versions of scikit-learn, which draws them.
+    folds = int(fold_of_sample.max()) + 1
+    folds_digest = hashlib.sha256(fold_of_sample.astype("<i8").tobytes()).hexdigest()[:8]
+    return [f"fold{number}of{folds}-{folds_digest}{suffix}" for number in range(folds)]
 
 
 def ridge_curve(

@@ -53,12 +53,6 @@ def save(
         "title": fit.best.title,
         "commands": _commands(known, options),
     }
-    # The plots mark the best readout of the reservoir, even if a baseline is saved.
-    best = scores[finals.best].result
-    columns, settings, matrix = score_matrix(fit.table)
-    best_cell = columns.index(best.title), settings.index(best.setting)
-    grid = ScoreGrid(columns, settings, matrix, best_cell)
-    raw_score = fit.raw.valid_score if fit.raw else None
     # The summary is written after the files that it describes, and the plots, which no program reads, come last.
     with locked(folder):  # so that all files in the folder belong to one fit
         remove_leftovers(folder, locked=True)
@@ -74,16 +68,25 @@ def save(
             with suppress(OSError):  # the cache may be read-only
                 default_folder.mkdir(parents=True, exist_ok=True)
                 write_checked(default_folder / ELSEWHERE, {"folder": str(folder.resolve())})
-        metric = fit.best.metric
-        plot_sweep(fit.plot, grid, raw_score, metric, title)
-        if fit.curve:
-            curve = [point._asdict() for point in fit.curve]
-            plot(folder / "curve.png", (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)
-        plot_confusion(folder / "confusion.png", fit.evaluation, title)
-        has_values = not fit.evaluation.classes
-        if has_values:
-            heading = f"{title}: test, R² {fit.evaluation.scores['R²']:.3f}"
-            plot(folder / "predicted.png", (5, 5), heading, draw_values, fit.evaluation.values)
+        # The plots mark the best readout of the reservoir, even if a baseline is saved.
+        _write_plots(fit, scores[finals.best].result, title)
+
+
+def _write_plots(fit: Fit, best: Result, title: str) -> None:
+    """Write the plots of a fit: validation scores, with the ``best`` marked, learning curve and test predictions."""
+    folder, metric = fit.results.parent, fit.best.metric
+    columns, settings, valid_scores = score_matrix(fit.table)
+    best_cell = columns.index(best.title), settings.index(best.setting)
+    raw_score = fit.raw.valid_score if fit.raw else None
+    plot_sweep(fit.plot, ScoreGrid(columns, settings, valid_scores, best_cell), raw_score, metric, title)
+    if fit.curve:
+        curve = [point._asdict() for point in fit.curve]
+        plot(folder / "curve.png", (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)
+    plot_confusion(folder / "confusion.png", fit.evaluation, title)  # nothing for values
+    has_values = not fit.evaluation.classes
+    if has_values:
+        heading = f"{title}: test, R² {fit.evaluation.scores['R²']:.3f}"
+        plot(folder / "predicted.png", (5, 5), heading, draw_values, fit.evaluation.values)
 
 
 def _commands(known: Known, options: FitOptions) -> list[str]:

@@ -60,7 +60,7 @@ class OutOfReachError(LookupError):
 class EntryView(Generic[S]):
     """Some splits of an entry, with their raw input; asking for another split raises `OutOfReachError`.
 
-    It has no attribute with the entry, because an entry has the rows of all splits.
+    It has no public attribute with the entry, because an entry has the rows of all splits.
     """
 
     def __init__(self, store: FeatureStore, splits: tuple[S, ...]) -> None:
