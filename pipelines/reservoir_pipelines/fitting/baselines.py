@@ -21,9 +21,8 @@ from reservoir_pipelines.fitting.statistics import MEAN, Statistic, learn_statis
 from reservoir_pipelines.output import notify
 
 WINDOW = 9  # tokens of a window, if the reservoir has no windows
-ALPHAS = np.logspace(
-    -1, 4, 6
-)  # penalties of logistic regression: few, because each is solved for each fold
+# Penalties of logistic regression: few, because each is solved for each fold.
+ALPHAS = np.logspace(-1, 4, 6)
 CHEAP = 4e10  # multiplications that logistic regression may always take: a few seconds
 # Cost of the Python calls for an output of four classes, in multiplications: 1,000 outputs took a minute for each fold.
 CALLS = 2e8

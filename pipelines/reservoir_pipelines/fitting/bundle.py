@@ -42,9 +42,8 @@ FORMAT = 3  # version of the files of a bundle
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
 CARD = "readout.json"  # the JSON file of a bundle
 PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
-MAX_REACH = (
-    2**24
-)  # most values from the first to the last of a window that is read, because rows are padded by them
+# Most values from the first to the last one of a window, because rows are padded by so many.
+MAX_REACH = 2**24
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
 

@@ -57,9 +57,8 @@ class Test:
         if test_rows.groups is not None:
             return test_rows.groups
         task = Task.from_dict(self._first_view.spec.task)
-        windows_overlap = (
-            task.horizon > 1
-        )  # in their labels; the horizon is 0 for other tasks than forecasts
+        # Windows overlap in their labels. The horizon is 0 for other tasks than forecasts.
+        windows_overlap = task.horizon > 1
         if not windows_overlap:
             return repeated_inputs(self._first_view)
         number_of_series = int(task.parameters.get("series", 1))
@@ -172,9 +171,8 @@ def _score_of_recordings(
     np.add.at(sums, recording_of_window, scores)
     means = sums / np.expand_dims(counts, axis=tuple(range(1, scores.ndim)))
     predicted = means.argmax(axis=-1) if class_names else means
-    y = windows.labels[first_windows].reshape(
-        predicted.shape
-    )  # every window has the label of its recording
+    # Every window has the label of its recording.
+    y = windows.labels[first_windows].reshape(predicted.shape)
     metric = "accuracy" if class_names else "R²"
     of_recordings = evaluation.evaluate_labels(y, predicted, class_names)
     return {f"{metric}_of_recordings": of_recordings.scores[metric]}

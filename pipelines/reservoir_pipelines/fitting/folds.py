@@ -121,9 +121,8 @@ def ranked_blocks(source: Source, first_ranks: np.ndarray) -> Iterator[FoldBlock
     sample.
     """
     counts = source.counts("train")
-    first_samples = (
-        np.cumsum(counts) - counts
-    )  # the number of each row's first sample in the order of the source
+    # The number of each row's first sample in the order of the source.
+    first_samples = np.cumsum(counts) - counts
     ranks = np.arange(counts.sum()) + np.repeat(first_ranks - first_samples, counts)
     yield from _with_parts(source.blocks("train"), ranks)
 

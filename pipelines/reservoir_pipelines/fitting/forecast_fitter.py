@@ -74,8 +74,7 @@ class ForecastFitter(RidgeFitter):
         fits = self._fit_values_and_changes(source)
         best = max(fits, key=lambda fit: fit.result.sort_key)
         raw = raw_part_of(source)
-        has_other_columns = raw is not None and raw.source is not source
-        if raw and has_other_columns:
+        if raw is not None and raw.source is not source:  # there are other columns beside the raw past
             best_of_raw = max(self._fit_values_and_changes(raw.source), key=lambda fit: fit.result.sort_key)
             best = self._weighted(source, best, best_of_raw, raw)
             fits.append(best)
@@ -103,7 +102,7 @@ class ForecastFitter(RidgeFitter):
             feature_weights=source.feature_weights,
             last_value=last_value,
         )
-        fit = self.best_of(source, lambda alphas: sweep_of(alphas=alphas))
+        fit = self.best_of(source, sweep_of)
         if last_value is None:
             return fit
         return replace(fit, results=tuple(replace(result, readout=CHANGES) for result in fit.results))

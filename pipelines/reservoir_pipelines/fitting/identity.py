@@ -70,9 +70,8 @@ class IdentitySource(EntrySamples[S]):
 
     def blocks(self, split: S) -> Iterator[Block]:
         """Yield a single block: the numbers (n, 1) of all words or tokens, and their labels (n, outputs)."""
-        unknown = len(
-            self.numbers
-        )  # the number of every word or token that is neither in train nor in valid
+        # The number of every word or token that is neither in train nor in valid.
+        unknown = len(self.numbers)
         words_or_tokens = _words_or_tokens(self.view, split, self.baseline)
         numbers = [self.numbers.get(word_or_token, unknown) for word_or_token in words_or_tokens]
         yield np.array(numbers, np.int64)[:, None], self.labels(split)

@@ -68,9 +68,8 @@ class ReadoutPredictions:
 
     name: str  # of the column in the file
     of_splits: dict[str, Predicted]  # the predictions for each split that the readout predicts
-    rows: dict[
-        str, slice | np.ndarray
-    ]  # the numbers of the predicted rows of each such split, or a slice of all
+    # The numbers of the predicted rows of each such split, or a slice of all.
+    rows: dict[str, slice | np.ndarray]
 
     @property
     def has_probabilities(self) -> bool:

@@ -58,12 +58,10 @@ class FinalReadout:
     # Returns the scores of `nonconformity_scores` or, for forecasts, the errors of `forecast_errors`.
     held_out: Callable[[], np.ndarray]
     predictions: dict[KnownSplit, Predicted]  # of the held-out rows, by split
-    rows: dict[
-        KnownSplit, slice | np.ndarray
-    ]  # the numbers of the held-out rows in their split, or a slice of all
-    valid_interval: (
-        tuple[float, float] | None
-    )  # 95% interval of the validation score; None if there is none
+    # The numbers of the held-out rows in their split, or a slice of all.
+    rows: dict[KnownSplit, slice | np.ndarray]
+    # 95% interval of the validation score; None if there is none.
+    valid_interval: tuple[float, float] | None
     # The probability of the second of two classes, for each held-out row of the first one, (n,); empty for other tasks.
     held_out_negatives: np.ndarray
     control: Control | None  # the same setting fitted to random labels; None if not requested

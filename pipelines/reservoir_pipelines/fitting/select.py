@@ -36,9 +36,8 @@ class Selection:
     saved: int  # the index in `choices` of the readout that is saved
     # Standard error of the validation score of the saved readout; None if the scores of single samples are not known.
     valid_error: float | None
-    curve: list[
-        CurveReadout
-    ]  # the learning curve of the columns of the best readout; empty if not requested
+    # The readouts of the learning curve, of the columns of the best readout; empty if no curve is requested.
+    curve: list[CurveReadout]
     # The best readout of each layer, without its model, and a fitter of its setting alone; empty for fewer than two
     # layers, which cannot be compared.
     layers: dict[str, Choice]

@@ -153,9 +153,9 @@ class EntryView(Generic[S]):
 class Samples(ABC, Generic[S]):
     """The samples of some splits, in row order; they can be iterated any number of times."""
 
-    feature_weights: np.ndarray | None = None  # (w,), if the raw input is one of several columns
-    sample_weights: np.ndarray | None = None  # (n,), if samples have weights
-    # (n, repeats), if folds are decided before the fit; else `assign_folds` draws them.
+    feature_weights: np.ndarray | None = None  # (w,); None unless the raw input is one of several columns
+    sample_weights: np.ndarray | None = None  # (n,); None if all samples have the same weight
+    # (n, repeats), the folds that are decided before the fit; None if `assign_folds` draws them.
     fold_of_sample: np.ndarray | None = None
 
     @property
@@ -214,6 +214,7 @@ class Relabelled(Samples[KnownSplit]):
     def __init__(self, source: Source, labelling: Labelling) -> None:
         self._source = source
         self._labelling = labelling
+        # Only samples of entries get other labels, and these have no weights and folds of their own.
         self.feature_weights = source.feature_weights
 
     @property
