@@ -102,7 +102,7 @@ def _best_of_raw(
 
 
 def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
-    """Return the ridge fitter of baselines, beside the ``fitter`` of columns: the same one, if that is of ridge.
+    """Return the ridge fitter of baselines: the ``fitter`` of columns, if it is one of ridge with several penalties.
 
     ``chooses`` is as in `Candidates`.
     """

@@ -100,7 +100,7 @@ class Result(Record):
 
     @property
     def sort_key(self) -> tuple[float, float, float]:
-        """What ranks results: validation score, then smaller loss, then larger penalty (0 for estimators)."""
+        """What ranks results, best last: validation score, then smaller loss, then larger penalty (0 without one)."""
         return self.valid_score, -self.valid_loss, self.alpha or 0.0
 
     @property
@@ -110,12 +110,12 @@ class Result(Record):
 
     @property
     def parsed(self) -> Columns:
-        """The columns, from their names."""
+        """The columns, parsed from their names."""
         return parse_columns(self.name)
 
     @property
     def title(self) -> str:
-        """A short name: the columns; for more than two, their layers with their pooling or their number."""
+        """A short name: one or two columns; of more, their layers with the pooling or the number of columns."""
         return short_name(self.parsed)
 
     @property

@@ -126,7 +126,7 @@ class EstimatorFitter(Fitter):
         # An estimator says by a warning that it has not converged; warnings of all kinds are recorded, not printed.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
-            # Scikit-learn wants a single output as (n,).
+            # The labels of a single output are (n,) in scikit-learn.
             pipeline.fit(x, y.ravel() if y.shape[1] == 1 else y)
         has_converged = not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         return pipeline, has_converged
