@@ -126,7 +126,7 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     first = LogisticFitter(**settings).fit(source)
     assert repeated.result.valid_score != first.result.valid_score
     # A readout that is fitted to some of the rows scores all of them, so that it can be compared.
-    fewer = replace(source, some={"train": np.arange(0, known.rows["train"], 2)})
+    fewer = replace(source, row_numbers={"train": np.arange(0, known.rows["train"], 2)})
     thinned = fit_source(LogisticFitter(**settings, repeats=3), fewer)
     assert len(thinned.sample_scores()) == rows and thinned.results[0].readout == "logistic"
 
@@ -184,7 +184,7 @@ def test_a_baseline_names_its_rows_beside_its_readout_if_they_are_not_all(tmp_pa
     weak = replace(fitter, alphas=np.array([1e9]), widens=False)
     monkeypatch.setattr("reservoir_pipelines.fitting.baselines._ridge_of", lambda fitter, chooses: weak)
     raw, *_ = fit_baselines(known, fits, fitter, True)
-    used, rows = len(raw.source.some["train"]), known.rows["train"]
+    used, rows = len(raw.source.row_numbers["train"]), known.rows["train"]
     assert used < rows and raw.fit.result.readout == f"logistic on {used:,} of {rows:,} training rows"
 
 

@@ -21,17 +21,20 @@ from reservoir_pipelines.fitting.statistics import MEAN, Statistic, learn_statis
 from reservoir_pipelines.output import notify
 
 WINDOW = 9  # tokens of a window, if the reservoir has no windows
-ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved for each fold
+# Penalties of logistic regression: few, because each is solved for each fold.
+ALPHAS = np.logspace(-1, 4, 6)
 CHEAP = 4e10  # multiplications that logistic regression may always take: a few seconds
 # Cost of the Python calls for an output of four classes, in multiplications: 1,000 outputs took a minute for each fold.
 CALLS = 2e8
-MIN_ROWS = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
+# Least training samples of logistic regression: with fewer, it would not be a fair baseline.
+MIN_ROWS = 1000
 
 
 def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
-    """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
+    """Return the best readout of each baseline, the raw input first.
 
-    The only baseline of words or tokens with labels is what each tells alone.
+    The only baseline of words or tokens with labels is what each tells alone. If the prepared data was removed, there
+    are no baselines, and a notice is printed.
 
     Baselines have the rows and the folds of the ``fits`` of columns; logistic regression has the first repeat of
     the folds alone. If the folds cannot tell readouts apart, ``chooses`` is False; baselines then have the same fixed
@@ -44,36 +47,21 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
         notify("baselines: skipped, because the prepared data was removed; run reservoir prepare")
         return []
     task = raw.task
-    # The raw input may be among the columns; as a baseline it is not fitted again by the same fitter.
+    # The raw input may be among the columns, and need not be fitted again by the same fitter.
     fit_of_raw = next((fit for fit in fits if fit.columns == (RAW,)), None)
-    # The baseline reads each token with its neighbours. The fit of the columns, to single tokens, has another input.
+    # If each token has a label, the baseline reads a token with its neighbours, the columns a single token.
     if task.labels_each_token:
         raw = _with_windows(raw, known, task)
         fit_of_raw = None
+    # If the user chose a single penalty for the columns, the baseline tries others, too.
     ridge = _ridge_of(fitter, chooses=chooses)
     if fitter.kind == "ridge" and ridge is not fitter:
-        # That fit tried only the penalty that the user chose for the columns, while the baseline tries all.
         fit_of_raw = None
-    # Fit the raw input by ridge, by the fitter of the columns, and by logistic regression, each once.
-    sources_and_fitters: list[tuple[RawSource[KnownSplit], Fitter]] = [(raw, ridge)]
-    # A kernel of many rows takes as long for the raw input as for a column, so this baseline is left out.
-    rows_of_raw = known.rows["train"]
-    takes_long = isinstance(fitter, KernelFitter) and rows_of_raw > CHOICE_ROWS
-    if fitter.kind not in ("ridge", "logistic") and not takes_long:
-        sources_and_fitters.append((raw, fitter))
-    # Logistic regression, unless it is the fitter of the columns and has fitted the raw input already.
-    if task.classes and chooses and not (fit_of_raw and fitter.kind == "logistic"):
-        sources_and_fitters += _logistic(raw, known, fitter, fits)
-    choices = [Choice(fit_of_raw, raw, fitter)] if fit_of_raw else []
-    for source, raw_fitter in sources_and_fitters:
-        is_fitted_already = fit_of_raw is not None and raw_fitter is fitter
-        if not is_fitted_already:
-            fit = _naming_rows(fit_source(raw_fitter, source), source)
-            choices.append(Choice(fit, source, raw_fitter))
-    baselines = [max(choices, key=lambda choice: choice.fit.result.sort_key)]
+    best_of_raw = _best_of_raw(raw, known, fits, fitter, ridge, fit_of_raw, chooses=chooses)
     if isinstance(ridge, ForecastFitter):
-        return [*baselines, *simple_forecasts(raw, ridge)]
+        return [best_of_raw, *simple_forecasts(raw, ridge)]
     # Statistics learn their vocabulary from the training rows.
+    baselines = [best_of_raw]
     for statistic in learn_statistics(task, lambda: raw.rows("train")):
         source = replace(raw, baseline=Baseline(statistic.name), features=statistic)
         baselines.append(Choice(fit_source(ridge, source), source, ridge))
@@ -82,8 +70,42 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     return baselines
 
 
+def _best_of_raw(
+    raw: RawSource[KnownSplit],
+    known: Known,
+    fits: list[ColumnFit],
+    fitter: Fitter,
+    ridge: RidgeFitter,
+    fit_of_raw: ColumnFit | None,
+    *,
+    chooses: bool,
+) -> Choice:
+    """Return the best readout of the raw input by ridge, by the fitter of columns, and by logistic regression.
+
+    ``fits`` are those of columns by ``fitter``, and ``fit_of_raw`` is that of the raw input if it is one of them.
+    """
+    sources_and_fitters: list[tuple[RawSource[KnownSplit], Fitter]] = [(raw, ridge)]
+    # A kernel of many rows takes as long for the raw input as for a column, so this baseline is left out.
+    takes_long = isinstance(fitter, KernelFitter) and known.rows["train"] > CHOICE_ROWS
+    if fitter.kind not in ("ridge", "logistic") and not takes_long:
+        sources_and_fitters.append((raw, fitter))
+    # Logistic regression, unless it is the fitter of the columns and has fitted the raw input already.
+    if raw.task.classes and chooses and not (fit_of_raw and fitter.kind == "logistic"):
+        sources_and_fitters += _logistic(raw, known, fitter, fits)
+    choices = [Choice(fit_of_raw, raw, fitter)] if fit_of_raw else []
+    for source, fitter_of_source in sources_and_fitters:
+        is_fitted_already = fit_of_raw is not None and fitter_of_source is fitter
+        if not is_fitted_already:
+            fit = _naming_rows(fit_source(fitter_of_source, source), source)
+            choices.append(Choice(fit, source, fitter_of_source))
+    return max(choices, key=lambda choice: choice.fit.result.sort_key)
+
+
 def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
-    """Return the ridge fitter of a baseline beside a fitter of columns; ``chooses`` as in `Candidates`."""
+    """Return the ridge fitter of baselines: the ``fitter`` of columns, if it is one of ridge with several penalties.
+
+    ``chooses`` is as in `Candidates`.
+    """
     if not isinstance(fitter, RidgeFitter):
         return RidgeFitter(classes=fitter.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
     # A single penalty was chosen by the user for the columns, so a baseline tries all penalties. If the folds cannot
@@ -94,7 +116,8 @@ def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
 
 
 def _logistic_of(fitter: Fitter) -> LogisticFitter:
-    """Return the logistic fitter of a baseline, with the first folds of a fitter of columns and its rows."""
+    """Return the logistic fitter of a baseline, with the first repeat of the folds of the ``fitter`` of columns."""
+    # The penalties are those of a logistic fitter of columns, unless the user chose a single one for the columns.
     alphas = ALPHAS
     if isinstance(fitter, LogisticFitter) and len(fitter.alphas) > 1:
         alphas = fitter.alphas
@@ -109,20 +132,21 @@ def _logistic_of(fitter: Fitter) -> LogisticFitter:
 
 
 def _naming_rows(fit: ColumnFit, source: RawSource[KnownSplit]) -> ColumnFit:
-    """Return a fit that names its training rows beside its readout, if they are not all."""
-    if not source.some:
+    """Return a fit whose results say how many of the training rows were fitted, if these were not all."""
+    if not source.row_numbers:
         return fit
-    rows = f"on {len(source.some['train']):,} of {source.view['train'].rows:,} training rows"
+    rows = f"on {len(source.row_numbers['train']):,} of {source.view['train'].rows:,} training rows"
     results = tuple(replace(result, readout=f"{result.readout} {rows}") for result in fit.results)
     return replace(fit, results=results)
 
 
 def _mean(raw: RawSource[KnownSplit], ridge: RidgeFitter) -> Choice:
     """Return the readout of a constant feature, which predicts the mean of the training rows."""
-    mean = replace(raw, baseline=Baseline(MEAN), features=Statistic(name=MEAN))
-    fit = fit_source(replace(ridge, alphas=np.ones(1), widens=False), mean)
-    constant = replace(fit, results=(replace(fit.result, readout="constant", alpha=None),))
-    return Choice(constant, mean, ridge)
+    source = replace(raw, baseline=Baseline(MEAN), features=Statistic(name=MEAN))
+    # Any penalty gives the same readout, so the result shows none.
+    fit = fit_source(replace(ridge, alphas=np.ones(1), widens=False), source)
+    constant_fit = replace(fit, results=(replace(fit.result, readout="constant", alpha=None),))
+    return Choice(constant_fit, source, ridge)
 
 
 def _logistic(
@@ -131,37 +155,41 @@ def _logistic(
     """Return the raw input with the fitter of its logistic regression, as a list of one pair.
 
     The source reads every ``step``-th training row, with the smallest step for which logistic regression takes at most
-    a quarter of the work of the columns, or `CHEAP`. The list is empty if no step that leaves enough rows does.
+    a quarter of the work of the columns, or `CHEAP`. If no step that leaves enough rows does, the list is empty, and a
+    notice is printed. ``fits`` are those of columns by ``fitter``.
     """
     samples, outputs = raw.labels("train").shape
     width, classes = raw.width(), fitter.classes
-    fits_of_logistic = fitter.folds + 1
+    number_of_fits = fitter.folds + 1  # without each fold, and to all rows
 
     def work(step: int) -> float:
-        """Return the number of multiplications of all fits to each ``step``-th training sample."""
-        read_samples = samples / step
-        axes = min(read_samples, width)  # number of principal axes, in which the solver works
-        work_of_moments = axes * read_samples * width
+        """Return the estimated multiplications of all fits to every ``step``-th training sample."""
+        fitted_samples = samples / step
+        axes = min(fitted_samples, width)  # number of principal axes, along which the solver works
+        work_of_moments = axes * fitted_samples * width
         work_of_axes = 10 * axes**3
         # About a hundred passes, of ten multiplications for each value.
-        work_of_passes = 1000 * axes * read_samples * outputs * classes
+        work_of_passes = 1000 * axes * fitted_samples * outputs * classes
         work_of_calls = CALLS * outputs * max(1, classes / 4)
-        return fits_of_logistic * (work_of_moments + work_of_axes + work_of_passes + work_of_calls)
+        return number_of_fits * (work_of_moments + work_of_axes + work_of_passes + work_of_calls)
 
     # The fits of columns take about samples * width * min(samples, width) multiplications each.
     widths = [known.source(fit.columns).width() for fit in fits]
     work_of_columns = sum(samples * column_width * min(samples, column_width) for column_width in widths)
     allowed_work = max(CHEAP, work_of_columns / 4)
-    # The smallest step is the one that leaves out the fewest rows; `MIN_ROWS` limits it. A row may have many samples,
-    # and a step beyond the number of rows would still read those of the first row.
+    # The smallest step leaves out the fewest rows. The largest one leaves about `MIN_ROWS` samples. It is at most the
+    # number of rows, which may be fewer than samples, because a larger step would read the same first row again.
     all_rows = raw.view["train"].rows
-    steps = range(1, 1 + max(1, min(samples // MIN_ROWS, all_rows)))
+    largest_step = max(1, min(samples // MIN_ROWS, all_rows))
+    steps = range(1, largest_step + 1)
     step = next((step for step in steps if work(step) <= allowed_work), None)
     if step is None:
         notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
     # With step 1, the source is that of the ridge baseline, whose features are already in memory if they are small.
-    source = replace(raw, some={"train": np.arange(0, all_rows, step)}) if step > 1 else raw
+    source = raw
+    if step > 1:
+        source = replace(raw, row_numbers={"train": np.arange(0, all_rows, step)})
     return [(source, _logistic_of(fitter))]
 
 
@@ -170,8 +198,9 @@ def _with_windows(raw: RawSource[KnownSplit], known: Known, task: Task) -> RawSo
 
     They have the size of the reservoir's windows, or `WINDOW` tokens if it has none.
     """
-    model_input = known.view.spec.input  # of imported features, too: their patch is 1
-    patch = model_input.patch if model_input.patch > 1 else WINDOW
+    model_input = known.view.spec.input
+    has_windows = model_input.patch > 1  # the patch of imported features is 1
+    patch = model_input.patch if has_windows else WINDOW
     windows = Windows(patch=patch, dilations=model_input.dilations, pad="same")
     features = RawWindows(task, raw.scaling, windows)
     return replace(raw, baseline=Baseline(f"{RAW}, windows of {patch}"), features=features)

@@ -38,11 +38,12 @@ from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 
-FORMAT = 3
+FORMAT = 3  # version of the files of a bundle
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
-CARD = "readout.json"
+CARD = "readout.json"  # the JSON file of a bundle
 PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
-MAX_REACH = 2**24  # values from the first to the last of a window, for which a row is padded
+# Most values from the first to the last one of a window, because rows are padded by so many.
+MAX_REACH = 2**24
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
 
@@ -51,19 +52,23 @@ class Part:
     """The columns of one frozen model that a readout reads; the SHA-256 of its weights identifies the model."""
 
     reservoir: Reservoir | None  # None for the raw input, and for imported features, which have a digest
-    digest: str
-    compute: str
-    columns: tuple[str, ...]
-    run: str = ""  # the folder of a run of train, for trained weights
-    # SHA-256 of tokenizer and embeddings, if input is native
+    digest: str  # SHA-256 of the weights, or of imported features; "" for the raw input
+    compute: str  # the precision of the model; "" without a model
+    columns: tuple[str, ...]  # the names of the columns in their own entry
+    run: str = ""  # the folder of a run of train, for trained weights; "" for frozen ones
+    # SHA-256 of tokenizer and embeddings, by name; empty unless input is native
     input_digests: dict[str, str] = field(default_factory=dict)
-    units: PatchUnits | None = field(default=None, compare=False)  # of --input patches
-    statistic: Statistic | None = None  # of the raw sequences, which is then the only column
-    windows: Windows | None = None  # of the raw input around each token, which are then the only column
-    engine: EngineModel | None = None  # that computed the columns, whose requests new rows are, too
+    # The units of the input layer with --input patches; None for other input.
+    units: PatchUnits | None = field(default=None, compare=False)
+    # The statistic of the raw sequences that is the only column; None for other columns.
+    statistic: Statistic | None = None
+    # The windows of the raw input around each token that are the only column; None for other columns.
+    windows: Windows | None = None
+    # The model of an inference engine that computed the columns, so that new rows are its requests; None for others.
+    engine: EngineModel | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, without the folder of this machine."""
+        """Return the fields as JSON values, but ``run``, a folder of this machine, and ``units``, which are arrays."""
         optional = ("statistic", "windows", "engine")
         absent = {"run", "units"} | {name for name in optional if getattr(self, name) is None}
         return {name: value for name, value in asdict(self).items() if name not in absent}
@@ -74,19 +79,21 @@ class Bundle:
     """A fitted readout, and the models whose columns it reads side by side."""
 
     task: Task
-    scaling: Scaling | None  # from stored values to the values that the model reads
-    parts: tuple[Part, ...]
+    scaling: Scaling | None  # from stored values to the values that the model reads; None for symbols
+    parts: tuple[Part, ...]  # in the order of the features that the readout reads
     readout: Readout
-    scores: dict[str, Any]  # scores on validation and test
+    scores: dict[str, Any]  # the values of `Result.to_dict`, with scores on validation and test
     lengths: bool = False  # whether the sequences of the fit had several lengths
-    groups: bool = True  # False if the rows of the fit had no groups
-    origin: str = ""  # the task or the path of the data of the fit
-    held_out: np.ndarray = field(default_factory=lambda: np.zeros(0))  # see `nonconformity_scores`
+    groups: bool = True  # False if the rows of the fit are known to have had no groups
+    origin: str = ""  # the task or the path of the data of the fit; "" if not recorded
+    # The scores of `nonconformity_scores`, (n,), or of forecasts the errors of `forecast_errors`, (n, horizon); empty
+    # if the readout has none.
+    held_out: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
-        lengths = known.view["train"].lengths
+        train = known.view["train"]
         made_with = known.view.made_with
         return cls(
             task=known.task,
@@ -94,19 +101,21 @@ class Bundle:
             parts=_parts_of(known, chosen.source),
             readout=chosen.readout,
             scores=result.to_dict(),
-            lengths=bool(lengths.min() < lengths.max()),
-            groups=known.view["train"].groups is not None,
+            lengths=bool(train.lengths.min() < train.lengths.max()),
+            groups=train.groups is not None,
             origin=made_with.get("call", {}).get("task", ""),
             held_out=chosen.held_out(),
         )
 
     def radius(self, coverage: float, where: Path) -> float | np.ndarray:
-        """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``.
+        """Return the nonconformity score that a share of ``coverage`` of new rows is expected not to exceed.
 
-        For a forecast of several values it is an array with the score of each, (horizon,).
+        It is number ceil((n + 1) * coverage) of the n held-out scores in ascending order. For a forecast of several
+        values it is an array with the score of each, (horizon,). Raise `InputError`, which names the readout ``where``,
+        if the readout has no such scores, or too few.
         """
-        # Rounded, so that products such as 20 * 0.95 are whole numbers.
         rows = len(self.held_out)
+        # Rounded first, so that products such as 20 * 0.95 are whole numbers.
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if not rows:
             raise InputError(
@@ -114,6 +123,7 @@ class Bundle:
                 "fit one label per row, with probabilities",
             )
         if rank > rows:
+            # (n + 1) * coverage <= n holds for n >= coverage / (1 - coverage).
             least = math.ceil(round(coverage / (1 - coverage), 9))
             raise InputError(
                 f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}",
@@ -124,8 +134,6 @@ class Bundle:
 
     def write(self, folder: Path) -> Path:
         """Write the bundle into a folder that the caller has locked; return the path of its JSON file."""
-        from safetensors.numpy import save
-
         card: dict[str, Any] = {
             "format": FORMAT,
             "task": self.task.to_dict(),
@@ -133,28 +141,8 @@ class Bundle:
             "files": {},
             **{name: getattr(self, name) for name in PLAIN},
         }
-        # A linear or a kernel readout is arrays; any other estimator is an archive beside them.
-        arrays = {"held_out": self.held_out} if len(self.held_out) else {}
-        if self.scaling:
-            arrays |= {"offset": self.scaling.offset, "scale": self.scaling.scale}
-        for number, part in enumerate(self.parts):
-            of_part = part.units.to_arrays() if part.units else {}
-            arrays |= {f"units{number}.{name}": array for name, array in of_part.items()}
-        files: dict[str, bytes] = {}
-        if isinstance(self.readout, LinearReadout | KernelReadout):
-            weights, settings = self.readout.to_arrays()
-            arrays |= weights
-            card["kernel" if isinstance(self.readout, KernelReadout) else "readout"] = settings
-        else:
-            import skops.io
-
-            assert isinstance(self.readout, EstimatorReadout)
-            name, targets = self.readout.name, self.readout.targets
-            with as_input_error(f"readout {name}: cannot be saved", "choose another estimator"):
-                files[ESTIMATOR] = skops.io.dumps(self.readout.model)
-            notify(f"readout {name} is not linear: it is saved with skops, and predict needs --trust")
-            card["estimator"] = {"name": name, "outputs": targets.outputs, "classes": targets.classes}
-        files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
+        description, files = self._encoded()
+        card |= description
         # Files are named by their content, so that the card of the old bundle still has its own files until it is
         # replaced. Those that no card names are removed at the end.
         for suffix, data in files.items():
@@ -164,13 +152,51 @@ class Bundle:
             card["files"][name] = digest
         write_checked(folder / CARD, card)
         for path in folder.glob("readout-*"):
-            if path.suffix[1:] in (WEIGHTS, ESTIMATOR) and path.name not in card["files"]:
+            has_weights = path.suffix[1:] in (WEIGHTS, ESTIMATOR)
+            if has_weights and path.name not in card["files"]:
                 path.unlink(missing_ok=True)
         return folder / CARD
 
+    def _encoded(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Return the JSON values of the readout, and the contents of the files of weights, by their suffix.
+
+        The only JSON value is called ``readout`` for a linear readout, ``kernel`` for one of a kernel, else
+        ``estimator``. Raise `InputError` for an estimator that skops cannot save, and print a notice for any other.
+        """
+        from safetensors.numpy import save
+
+        arrays = {"held_out": self.held_out} if len(self.held_out) else {}
+        if self.scaling:
+            arrays |= {"offset": self.scaling.offset, "scale": self.scaling.scale}
+        for number, part in enumerate(self.parts):
+            arrays_of_units = part.units.to_arrays() if part.units else {}
+            arrays |= {f"units{number}.{name}": array for name, array in arrays_of_units.items()}
+        # A linear or a kernel readout is arrays; any other estimator is an archive beside them.
+        files: dict[str, bytes] = {}
+        if isinstance(self.readout, LinearReadout | KernelReadout):
+            weights, settings = self.readout.to_arrays()
+            arrays |= weights
+            description = {"kernel" if isinstance(self.readout, KernelReadout) else "readout": settings}
+        else:
+            import skops.io
+
+            assert isinstance(self.readout, EstimatorReadout)
+            name, targets = self.readout.name, self.readout.targets
+            with as_input_error(f"readout {name}: cannot be saved", "choose another estimator"):
+                files[ESTIMATOR] = skops.io.dumps(self.readout.model)
+            notify(f"readout {name} is not linear: it is saved with skops, and predict needs --trust")
+            settings = {"name": name, "outputs": targets.outputs, "classes": targets.classes}
+            description = {"estimator": settings}
+        files[WEIGHTS] = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        return description, files
+
     @classmethod
     def load(cls, path: Path, *, trust: bool = False, linear: bool = False) -> "Bundle":
-        """Return the bundle of a folder or JSON file; without ``trust`` or with ``linear``, refuse estimators."""
+        """Return the bundle of a folder or JSON file.
+
+        Raise `InputError` if it is damaged, if it holds an estimator and ``trust`` is False, or if its readout is not
+        linear and ``linear`` is True.
+        """
         from safetensors.numpy import load
 
         folder = path if path.is_dir() else path.parent
@@ -191,9 +217,6 @@ class Bundle:
                 readout = KernelReadout.from_arrays(arrays, card["kernel"])
             else:
                 readout = _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
-            held_out = np.sort(arrays.get("held_out", np.zeros(0)), axis=0)
-            each_value = (task.outputs,) if held_out.ndim > 1 else ()  # a forecast has scores of each value
-            check_arrays({"held_out": held_out}, {"held_out": (len(held_out), *each_value)})
             # A readout predicts the labels of one token, or those of all tokens of a row.
             targets = readout.targets
             fits_task = targets.outputs in (task.outputs, task.outputs * task.readout_tokens)
@@ -203,83 +226,110 @@ class Bundle:
                 task=task,
                 scaling=scaling_from_json(arrays if {"offset", "scale"} & arrays.keys() else None, task),
                 parts=tuple(
-                    replace(_part(part), units=_units(arrays, number))
-                    for number, part in enumerate(card["parts"])
+                    replace(_part(values), units=_units(arrays, number))
+                    for number, values in enumerate(card["parts"])
                 ),
                 readout=readout,
-                held_out=held_out,
+                held_out=_held_out_scores(arrays, task),
                 **{name: card[name] for name in PLAIN if name in card},
             )
 
 
+def _held_out_scores(arrays: Mapping[str, np.ndarray], task: Task) -> np.ndarray:
+    """Return the field ``held_out`` of a bundle from its arrays; raise `ValueError` if it has another shape.
+
+    `Bundle.radius` needs ascending scores, so they are sorted again, whatever the file holds.
+    """
+    held_out = np.sort(arrays.get("held_out", np.zeros(0)), axis=0)
+    shape = (len(held_out),)
+    if held_out.ndim > 1:  # a forecast has scores of each value
+        shape = (len(held_out), task.outputs)
+    check_arrays({"held_out": held_out}, {"held_out": shape})
+    return held_out
+
+
 def _parts_of(known: Known, source: EntrySource) -> tuple[Part, ...]:
     """Return the frozen models whose columns a source reads, in the order of the columns."""
-    # A baseline has learnt its features; those of columns are the same for all readouts.
+    # A baseline has features of its own, which may have been learnt from its training rows, so its source is kept. The
+    # features of columns are in the entries.
     sources = [source] if isinstance(source, RawSource) else map(known.column, source.columns)
     parts: list[Part] = []
-    for of_column in sources:
-        # Raw input and imported features have no model that predict could run; a column has that of its entry.
-        if isinstance(of_column, RawSource):
-            parts.append(_raw_part(of_column))
+    for source_of_column in sources:
+        if isinstance(source_of_column, RawSource):
+            parts.append(_raw_part(source_of_column))
             continue
-        spec = of_column.view.spec
-        if spec.init.kind == IMPORTED:
-            engine = of_column.view.made_with.get("engine")
-            part = Part(
-                reservoir=None,
-                digest=spec.backbone.digest,
-                compute="",
-                columns=(of_column.column.name,),
-                engine=engine and from_json(EngineModel, engine),
-            )
-        else:
-            part = Part(
-                reservoir=Reservoir(**of_column.view.made_with["reservoir"]),
-                digest=spec.backbone.digest,
-                compute=spec.compute,
-                columns=(of_column.column.name,),
-                input_digests=spec.input.digests,
-                units=_stored_units(of_column) if spec.input.kind == "patches" else None,
-            )
-        # One forward pass, or one reading of the requests, gives neighbouring columns of the same model.
+        part = _part_of_column(source_of_column)
+        # One forward pass, or one reading of the requests, gives neighbouring columns of the same model, so these are
+        # one part.
         if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
             part = replace(part, columns=parts.pop().columns + part.columns)
         parts.append(part)
     return tuple(parts)
 
 
+def _part_of_column(source: ColumnSource[KnownSplit]) -> Part:
+    """Return the part of a single column: the model of its entry, or no model if its features were imported."""
+    spec, made_with = source.view.spec, source.view.made_with
+    if spec.init.kind == IMPORTED:
+        engine = made_with.get("engine")  # None unless an inference engine has written the features
+        return Part(
+            reservoir=None,
+            digest=spec.backbone.digest,
+            compute="",
+            columns=(source.column.name,),
+            engine=engine and from_json(EngineModel, engine),
+        )
+    return Part(
+        reservoir=Reservoir(**made_with["reservoir"]),
+        digest=spec.backbone.digest,
+        compute=spec.compute,
+        columns=(source.column.name,),
+        input_digests=spec.input.digests,
+        units=_stored_units(source) if spec.input.kind == "patches" else None,
+    )
+
+
 def _stored_units(source: ColumnSource[KnownSplit]) -> PatchUnits:
-    """Return the units of the input layer that an entry's features were computed with."""
+    """Return the units of the input layer that an entry's features were computed with.
+
+    Raise `InputError` if the entry has lost them.
+    """
     stored = source.view.load_arrays(UNITS)
     if stored is None:
         raise InputError(f"{source.view.path}: the units of its input layer are missing", "extract again")
-    return PatchUnits.from_arrays(stored[0])
+    arrays, _description = stored
+    return PatchUnits.from_arrays(arrays)
 
 
 def _units(arrays: Mapping[str, np.ndarray], number: int) -> PatchUnits | None:
-    """Return the units of a part of a bundle, by its number; None if it has none."""
+    """Return the units of the part with a ``number`` from the arrays of a bundle; None if the part has none."""
     prefix = f"units{number}."
-    of_part = {
+    arrays_of_part = {
         name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
     }
-    return PatchUnits.from_arrays(of_part) if of_part else None
+    return PatchUnits.from_arrays(arrays_of_part) if arrays_of_part else None
 
 
 def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
-    """Return the estimator of a bundle, and print the types in its archive; open nothing without ``trust``."""
+    """Return the estimator of a bundle from its archive ``data``, and print the types in it.
+
+    Raise `InputError` without ``trust``, before anything is opened. ``described`` is the entry ``estimator`` of the
+    bundle's JSON.
+    """
     import skops.io
     from sklearn.pipeline import Pipeline
 
+    # The name comes from a file that may not be trusted, so only its beginning is printed.
     name = str(described.get("name", "a scikit-learn estimator"))[:100]
     if not trust:
         raise InputError(
             f"readout {folder} is {name!r}, which is not linear, and loading it can run code",
             "pass --trust (in Python trust=True) if you trust its author",
         )
-    types = skops.io.get_untrusted_types(data=data)
-    named = ", ".join(types) or "only types that skops trusts"
-    notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")
-    model = skops.io.loads(data, trusted=types)
+    untrusted_types = skops.io.get_untrusted_types(data=data)
+    contents = ", ".join(untrusted_types) or "only types that skops trusts"
+    notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {contents}")
+    model = skops.io.loads(data, trusted=untrusted_types)
     if not isinstance(model, Pipeline):
         raise ValueError(f"it holds a {type(model).__name__}, not a fitted pipeline")
     targets = from_json(Targets, {name: described[name] for name in ("outputs", "classes")})
@@ -306,34 +356,50 @@ def _part(values: dict[str, Any]) -> Part:
     if values["compute"] not in ("", *PRECISIONS):
         raise ValueError(f"unknown precision {str(values['compute'])[:40]!r}")
     # Older readouts have the digests of the input under the name "door".
-    parsed = {
+    fields: dict[str, Any] = {
+        "digest": values["digest"],
+        "compute": values["compute"],
         "reservoir": values["reservoir"] and Reservoir(**values["reservoir"]),
         "columns": tuple(values["columns"]),
         "input_digests": values.get("input_digests") or values.get("door") or {},
     }
     if values.get("statistic"):
-        parsed["statistic"] = from_json(Statistic, values["statistic"])
+        fields["statistic"] = from_json(Statistic, values["statistic"])
     if values.get("windows"):
-        windows = parsed["windows"] = from_json(Windows, values["windows"])
-        sizes = (windows.patch, *windows.dilations)
-        are_around_tokens = windows.stride == 1 and windows.pad == "same" and min(sizes) > 0
-        too_large = windows.patch * max(sizes) > MAX_REACH or windows.patch * len(sizes) > MAX_WINDOW
-        if not are_around_tokens or too_large:
-            raise ValueError("its windows are not around tokens, or are too large")
+        fields["windows"] = _windows(values["windows"])
     if values.get("engine"):
-        parsed["engine"] = from_json(EngineModel, values["engine"])
-    part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | parsed)
+        fields["engine"] = from_json(EngineModel, values["engine"])
+    part = from_json(Part, fields)
     # Without a model or imported features, the only column is the raw input, its windows, or a statistic of it.
     has_features = bool(part.reservoir or part.digest)
-    without_model = part.statistic.name if part.statistic and not part.reservoir else RAW.name
-    is_of_input = part.columns == (without_model,) or (part.windows and len(part.columns) == 1)
+    column_of_input = part.statistic.name if part.statistic and not part.reservoir else RAW.name
+    is_of_input = part.columns == (column_of_input,) or (part.windows and len(part.columns) == 1)
     if not part.columns or not (has_features or is_of_input):
         raise ValueError("a part reads no known column")
     return part
 
 
+def _windows(values: dict[str, Any]) -> Windows:
+    """Return the windows of the raw input around each token, from JSON values.
+
+    Raise `ValueError` for other windows, and for some that would take too much memory, because a file may name any.
+    """
+    windows = from_json(Windows, values)
+    sizes = (windows.patch, *windows.dilations)
+    are_around_tokens = windows.stride == 1 and windows.pad == "same" and min(sizes) > 0
+    reach_too_far = windows.patch * max(sizes) > MAX_REACH
+    have_too_many_values = windows.patch * len(sizes) > MAX_WINDOW
+    if not are_around_tokens or reach_too_far or have_too_many_values:
+        raise ValueError("its windows are not around tokens, or are too large")
+    return windows
+
+
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the JSON values of a bundle, and its verified files by suffix."""
+    """Return the JSON values of a bundle, and the contents of its files by their suffix, whose checksums are verified.
+
+    Raise `InputError` for another format, and for a checksum mismatch.
+    """
+    # Read again if another process replaces the bundle meanwhile.
     while True:
         card = read_checked(folder / CARD)
         if card["format"] not in READABLE:

@@ -23,28 +23,34 @@ from reservoir_pipelines.fitting.fitter import Choice
 from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Labelling, TestSplit
 
 DRAWS = 5  # random labellings, over whose scores the mean is taken
-S = TypeVar("S", bound=str)
+S = TypeVar("S", bound=str)  # the names of the splits that samples are of
 
 
 @dataclass(frozen=True, eq=False)
 class SymbolLabels:
-    """Random labels of symbols: ``labels`` (draws, symbols + 1, outputs), the last of them for all other symbols."""
+    """Random labels of symbols, everywhere the same."""
 
-    symbols: np.ndarray  # the symbols of train and valid, ascending
-    labels: np.ndarray
+    symbols: np.ndarray  # the distinct symbols of train and valid, ascending, (symbols,)
+    labels: np.ndarray  # (draws, symbols + 1, outputs): of each symbol, and at the end of all other symbols
 
     @classmethod
     def draw(cls, symbols: np.ndarray, labels: np.ndarray) -> "SymbolLabels":
-        """Draw labels for the distinct symbols (n,), with the shares that ``labels`` (m, outputs) have."""
+        """Draw labels for the distinct ones of symbols (n,).
+
+        Each symbol gets the labels of a random sample of ``labels`` (m, outputs), so that these decide the shares of
+        classes.
+        """
         distinct = np.unique(symbols)
-        drawn = np.random.default_rng(0).integers(0, len(labels), (DRAWS, len(distinct) + 1))
-        return cls(distinct, labels[drawn])
+        samples = np.random.default_rng(0).integers(0, len(labels), (DRAWS, len(distinct) + 1))
+        return cls(distinct, labels[samples])
 
     def of(self, symbols: np.ndarray) -> np.ndarray:
         """Return the labels of symbols (n,) in each draw, (draws, n, outputs)."""
-        place = np.searchsorted(self.symbols, symbols).clip(max=len(self.symbols) - 1)
-        is_known = self.symbols[place] == symbols
-        return self.labels[:, np.where(is_known, place, len(self.symbols))]
+        # A symbol that has no labels of its own is found at the index of another one, and gets the last labels.
+        index = np.searchsorted(self.symbols, symbols).clip(max=len(self.symbols) - 1)
+        has_labels_of_its_own = self.symbols[index] == symbols
+        index_of_others = len(self.symbols)
+        return self.labels[:, np.where(has_labels_of_its_own, index, index_of_others)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,57 +63,72 @@ class Control:
     def score(
         self, samples: EntrySamples[TestSplit], predicted: np.ndarray, names: list[str], metric: str
     ) -> float:
-        """Return the mean score of the labels that each readout predicts for the test samples, (draws, n, outputs)."""
-        # Random labels of symbols hold on test too; permuted labels of training rows do not, so true ones are compared.
+        """Return the mean score of the control task on test, over the draws.
+
+        ``predicted`` (draws, n, outputs) are the labels that each of the readouts predicts for the test samples.
+        ``names`` are those of the classes; ``metric`` is the name of the score.
+        """
+        # The labels of each draw. Random labels of symbols hold on test, too. Permuted labels of training rows do not,
+        # so predictions are compared with the true labels.
         if self.symbol_labels:
-            truths = self.symbol_labels.of(symbols_of_samples(samples, "test"))
+            labels_of_draws = self.symbol_labels.of(symbols_of_samples(samples, "test"))
         else:
-            truths = [samples.labels("test")] * len(predicted)
+            labels_of_draws = [samples.labels("test")] * len(predicted)
         counts = samples.counts("test")
-        scores = [
-            evaluate_labels(y, labels, names, None, counts).scores[metric]
-            for y, labels in zip(truths, predicted, strict=True)
-        ]
+        scores: list[float] = []
+        for labels, predicted_labels in zip(labels_of_draws, predicted, strict=True):
+            evaluated = evaluate_labels(labels, predicted_labels, names, counts=counts)
+            scores.append(evaluated.scores[metric])
         return float(np.mean(scores))
 
 
 def fit_control(choice: Choice, readout: Readout, task: Task) -> Control:
-    """Return the control of a chosen readout: the same setting, fitted to the same samples with random labels."""
+    """Return the control of a chosen readout: the same setting, fitted to the same samples with random labels.
+
+    ``readout`` is the chosen model.
+    """
     source = choice.source
     assert isinstance(source, EntrySamples), "a control task needs the rows of an entry"
     labels = {split: source.labels(split) for split in KNOWN}
     symbol_labels = None
-    of_splits: dict[KnownSplit, Sequence[np.ndarray]] = {}  # the labels of each draw
-    are_symbols = task.labels_each_token and isinstance(task.form, Tokens)
-    if are_symbols or task.labels_text_tokens:
+    labels_of_draws: dict[
+        KnownSplit, Sequence[np.ndarray]
+    ] = {}  # those of each draw, (n, outputs), by split
+    samples_are_symbols = task.labels_each_token and isinstance(task.form, Tokens)
+    if samples_are_symbols or task.labels_text_tokens:
         symbols = {split: symbols_of_samples(source, split) for split in KNOWN}
         symbol_labels = SymbolLabels.draw(np.concatenate([*symbols.values()]), labels["train"])
-        of_splits = {split: [*symbol_labels.of(symbols[split])] for split in KNOWN}
+        labels_of_draws = {split: [*symbol_labels.of(symbols[split])] for split in KNOWN}
     else:
-        # Each split is permuted by itself, so the labels that a readout is fitted to stay the same as a whole.
+        # Each split is permuted by itself, so each keeps its shares of classes, whether a readout is fitted to train
+        # alone or to both.
         for split in KNOWN:
             generators = map(np.random.default_rng, range(DRAWS))
-            of_splits[split] = [generator.permutation(labels[split]) for generator in generators]
+            labels_of_draws[split] = [generator.permutation(labels[split]) for generator in generators]
     labellings: list[Labelling] = [
-        {split: of_splits[split][draw] for split in KNOWN} for draw in range(DRAWS)
+        {split: labels_of_draws[split][draw] for split in KNOWN} for draw in range(DRAWS)
     ]
     readouts = choice.fitter.refit_labels(source, readout, choice.fit.result.alpha, labellings)
     return Control(tuple(readouts), symbol_labels)
 
 
 def symbols_of_samples(samples: EntrySamples[S], split: S) -> np.ndarray:
-    """Return the symbol of each sample of a split, (n,), if tokens have labels: as stored, or the ID of a token."""
+    """Return the symbol of each sample of a split, (n,), of a task whose tokens have labels.
+
+    Of tokens of texts, and of words, whose first token stands for them, it is the ID of the token; else the symbol as
+    it is stored. Raise `InputError` if stored symbols are gone with the prepared data.
+    """
     view, rows = samples.view, samples.selected_rows(split)
-    # Rows may be words, which their first token stands for, or tokens of texts.
-    if view[split].pointers is not None:
+    rows_are_words_or_tokens = view[split].pointers is not None
+    if rows_are_words_or_tokens:
         return view[split].token_ids[rows].astype(np.int64)
     if not view.has_raw:
         raise InputError("--control: the prepared data was removed", "run reservoir prepare")
     labels = view[split].labels[rows]
     stored = view.raw(split).take(view[split].index[rows]).x
     # Rows may be stored with more or fewer tokens than there are labels; only labelled tokens are samples.
-    number_of_rows, places = labels.shape[:2]
-    symbols = np.zeros((number_of_rows, places), np.int64)
-    tokens = min(places, stored.shape[1])
-    symbols[:, :tokens] = stored[:, :tokens]
+    number_of_rows, labels_per_row = labels.shape[:2]
+    symbols = np.zeros((number_of_rows, labels_per_row), np.int64)
+    tokens_with_labels = min(labels_per_row, stored.shape[1])
+    symbols[:, :tokens_with_labels] = stored[:, :tokens_with_labels]
     return symbols[has_labels(labels)]

@@ -22,9 +22,9 @@ from reservoir_pipelines.output import Meter, count_text, meter, notify, size_te
 
 # Multiplications per second of one core: 1.0 to 1.9e10 on a server of 2023, for fits of 400 to 40,000 rows.
 SPEED = 1e10
-COLUMN_WORK = 1e9  # Python calls and files of a column: 0.1 s
-BLOCK_ROWS = 1024  # rows that are scored at once, for the memory of their scores
-SMALL_SECONDS, SMALL_BYTES = 30, 2**30  # an estimate is only printed above one of these
+COLUMN_WORK = 1e9  # multiplications that take as long as the Python calls and files of a column: 0.1 s
+BLOCK_ROWS = 1024  # rows that are scored at once, which decides the memory of their scores
+SMALL_SECONDS, SMALL_BYTES = 30, 2**30  # an estimate is only printed if the cost reaches one of these
 UNIT = 1e9  # multiplications that progress counts as one
 
 
@@ -32,13 +32,13 @@ UNIT = 1e9  # multiplications that progress counts as one
 class RidgeSize:
     """The sizes that decide the cost of a ridge fit of one source."""
 
-    samples: int  # that are fitted, of train and with folds also of valid
-    held_out: int  # samples of valid, which score the penalties if there are no folds
-    width: int
-    targets: int  # columns of coded labels: the number of classes if there are more than two
+    samples: int  # number of samples that are fitted: those of train, and with folds also those of valid
+    held_out: int  # number of samples of valid, which score the penalties if there are no folds
+    width: int  # number of features
+    targets: int  # number of columns of coded labels
     penalties: int
-    folds: int = 0
-    repeats: int = 1
+    folds: int = 0  # 0 if valid scores the penalties
+    repeats: int = 1  # how often folds are drawn
     tries_few: bool = False  # whether some samples choose the penalties that are tried on all
 
     @property
@@ -48,24 +48,34 @@ class RidgeSize:
 
     @property
     def work(self) -> float:
-        """Estimated multiplications."""
-        # Samples, features, targets and penalties.
+        """Estimated multiplications of the fit of all penalties, with their scores."""
+        return self._kernel_work() if self.has_kernel else self._moments_work()
+
+    def _kernel_work(self) -> float:
+        """Return the multiplications of a fit by the products of samples, X X', which are computed once."""
         n, w = self.samples, self.width
         t, a = self.targets, self.penalties
-        # With more features than samples: the products of samples X X' are computed once. Without folds, they are
-        # reduced to a tridiagonal matrix and solved for each penalty, and the solutions become coefficients.
-        if self.has_kernel:
-            products = n**2 * w / 2
-            if not self.folds:
-                path = self._solution_work(n) + n**2 * t * (1 + a) + n * w * a * t
-                return products + path + self._score_work(self.held_out, w)
-            return products + self.repeats * self._fold_work(n * (self.folds - 1) // self.folds)
-        # Otherwise: the products of features X' X and X' Y, which each repeat of the folds computes again.
+        products = n**2 * w / 2
+        if self.folds:
+            fitted_samples = n * (self.folds - 1) // self.folds  # in each fold
+            return products + self.repeats * self._fold_work(fitted_samples)
+        # The products are reduced to a tridiagonal matrix, which is solved for each penalty. The solutions, weights of
+        # samples, become coefficients of features.
+        path = self._solution_work(n) + n**2 * t * (1 + a) + n * w * a * t
+        return products + path + self._score_work(self.held_out, w)
+
+    def _moments_work(self) -> float:
+        """Return the multiplications of a fit by the products of features, X' X and X' Y.
+
+        Each repeat of the folds computes them again.
+        """
+        n, w = self.samples, self.width
+        t, a = self.targets, self.penalties
         products = n * w**2 / 2 + n * w * (t + 1)
-        if not self.folds:
-            path = self._solution_work(w) + w**2 * t * (1 + a)
-            return products + path + self._score_work(self.held_out, w)
-        return self.repeats * (products + self._fold_work(w))
+        if self.folds:
+            return self.repeats * (products + self._fold_work(w))
+        path = self._solution_work(w) + w**2 * t * (1 + a)
+        return products + path + self._score_work(self.held_out, w)
 
     @property
     def refit_work(self) -> float:
@@ -73,8 +83,8 @@ class RidgeSize:
         return replace(self, penalties=1, folds=0).work
 
     def _fold_work(self, size: int) -> float:
-        """Return the multiplications of all folds, each with a system of some ``size``, and of their scores."""
-        held_out = self.samples // self.folds
+        """Return the multiplications of all folds of one repeat, with their scores; a system has ``size`` unknowns."""
+        held_out = self.samples // self.folds  # samples of a fold
         solutions = self.penalties * self.targets
         # Either all solutions are rotated, or the rows that they score, whichever are fewer.
         system = self._solution_work(size) + size**2 * (self.targets + min(held_out, solutions))
@@ -88,7 +98,7 @@ class RidgeSize:
         return REDUCTION_WORK * size**3
 
     def _score_work(self, samples: int, width: int) -> float:
-        """Return the multiplications of the scores of some samples under all penalties."""
+        """Return the multiplications of the scores of some samples, with ``width`` features, under all penalties."""
         return samples * self.penalties * self.targets * (width + SCORE_WORK)
 
     @property
@@ -96,17 +106,21 @@ class RidgeSize:
         """Estimated memory of the largest arrays."""
         n, w = self.samples, self.width
         scores_per_sample = self.penalties * self.targets
-        systems = max(1, self.folds)
-        # The solutions of all penalties, in float64: of folds, for samples if they are fewer than features.
-        solutions = 8 * scores_per_sample * (min(n, w) if self.folds else w)
-        # With a kernel: the features in float32, three matrices of products of samples, and the scores of samples.
+        systems = max(1, self.folds)  # one for each fold, or a single one
+        # The solutions of all penalties, in float64 (8 bytes): of folds, for samples if they are fewer than features.
+        unknowns = min(n, w) if self.folds else w
+        solutions = 8 * scores_per_sample * unknowns
+        # With a kernel: the features in float32 (4 bytes), three matrices of products of samples, and the scores of
+        # samples, of which those of each repeat are kept.
         if self.has_kernel:
             scores = 8 * n * scores_per_sample * (1 + (self.repeats if self.folds else 0))
             return 4 * n * w + 3 * 8 * n**2 + 2 * solutions + scores
         # Otherwise: the moments of each system, with three more while they are solved.
         moments = 8 * w * (w + self.targets) * (systems + 3)
-        # The solutions of all folds wait for their rows, in float64 and float32.
-        return moments + systems * 1.5 * solutions + 3 * 4 * min(n, BLOCK_ROWS) * scores_per_sample
+        # The solutions of all folds wait for their rows, in float64 and float32 (1.5 times the bytes of float64). The
+        # scores of a block are in float32, three times.
+        scores = 3 * 4 * min(n, BLOCK_ROWS) * scores_per_sample
+        return moments + systems * 1.5 * solutions + scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,21 +204,21 @@ def size_of(source: Source, fitter: Fitter) -> FitSize:
 def ridge_size(source: Source, fitter: Fitter) -> RidgeSize:
     """Return the sizes that decide the cost of a ridge readout with the folds and the settings of a fitter."""
     samples = {split: len(source.labels(split)) for split in KNOWN}
-    fitted = sum(samples.values()) if fitter.folds else samples["train"]
+    fitted_samples = sum(samples.values()) if fitter.folds else samples["train"]
     return RidgeSize(
-        samples=fitted,
+        samples=fitted_samples,
         held_out=samples["valid"],
         width=source.width(),
         targets=_columns_of_targets(source, fitter),
         penalties=fitter.settings,
         folds=fitter.folds,
         repeats=fitter.repeats,
-        tries_few=isinstance(fitter, RidgeFitter) and fitter.tries_few(fitted, source.width()),
+        tries_few=isinstance(fitter, RidgeFitter) and fitter.tries_few(fitted_samples, source.width()),
     )
 
 
 def _columns_of_targets(source: Source, fitter: Fitter) -> int:
-    """Return the number of columns of the coded labels: one for each class, but a single one tells two apart."""
+    """Return the number of columns of the coded labels: one for each class, a single one for two classes or values."""
     return source.labels("train").shape[1] * (fitter.classes if fitter.classes > 2 else 1)
 
 
@@ -214,20 +228,22 @@ def refit_work(choice: Choice) -> float:
     A choice without its model is first fitted as its fitter does.
     """
     size = size_of(choice.source, choice.fitter)
-    return size.refit_work if choice.fit.solve else size.work + size.refit_work
+    has_model = choice.fit.solve is not None
+    return size.refit_work if has_model else size.work + size.refit_work
 
 
 def announce(known: Known, candidates: Candidates) -> None:
     """Print what is fitted, how a readout is chosen, and what this will cost if it is much."""
     fitter = candidates.fitter
     # All candidates are fitted to all rows; in a race, all are fitted to some rows, and then the best third to all.
-    # Which third that is, is not known yet, so it counts as the widest.
+    # Which third is best is not known yet, so the one that takes the most time is counted.
     sources = [known.source(columns) for columns in candidates.columns]
     sizes = [size_of(source, fitter) for source in sources]
     if candidates.race:
-        raced = [candidates.race.source(columns) for columns in candidates.columns]
-        widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
-        sizes = [size_of(source, fitter) for source in raced] + widest
+        sources_in_race = [candidates.race.source(columns) for columns in candidates.columns]
+        by_work = sorted(sizes, key=lambda size: size.work, reverse=True)
+        largest_third = by_work[: math.ceil(len(sizes) / 3)]
+        sizes = [size_of(source, fitter) for source in sources_in_race] + largest_third
     # The raw input is the baseline that takes the most time.
     if known.view.has_raw:
         sizes.append(ridge_size(known.source((RAW,)), fitter))
@@ -243,18 +259,20 @@ def announce(known: Known, candidates: Candidates) -> None:
 
 
 def _in_words(candidates: Candidates, rows: int) -> str:
-    """Return what is fitted to a number of rows, and how a readout is chosen."""
+    """Return a text that says what is fitted to a number of ``rows``, and how a readout is chosen."""
     if not candidates.chooses:
         problem = "nothing is chosen, because no fold can hold out most of the classes and still fit them"
         name = joined_name(candidates.columns[0])
         instead = f"the readout is {name} with a fixed penalty, and validation scores mean nothing"
         return f"{problem}; {instead}; add rows (or groups) of each class"
-    # "5-fold cross-validation by group", or the validation rows.
+    # "valid" for the validation rows, or for example "5-fold cross-validation by group".
     rule = "valid"
     if candidates.fitter.folds:
-        in_time = isinstance(candidates.fitter, ForecastFitter)
-        kind = " by group" if candidates.grouped else " in time" if in_time else ""
-        rule = f"{candidates.fitter.folds}-fold cross-validation{kind}"
+        rule = f"{candidates.fitter.folds}-fold cross-validation"
+        if candidates.grouped:
+            rule += " by group"
+        elif isinstance(candidates.fitter, ForecastFitter):
+            rule += " in time"
     return f"{count_text(len(candidates.columns), 'column')} on {rows:,} rows, chosen by {rule}"
 
 
@@ -263,36 +281,43 @@ def cost_line(sizes: Sequence[FitSize]) -> str | None:
     # Only the refit of a kernel is worth a count: that of ridge has one penalty, of those that the fit tries.
     refits = sum(size.refit_work for size in sizes if isinstance(size, KernelSize))
     work = refits + sum(size.work + COLUMN_WORK for size in sizes)
+    seconds = work / SPEED
+    # Columns are fitted one after the other, so the largest one decides the memory, and the disk.
     memory = max((size.bytes for size in sizes), default=0)
-    if work / SPEED < SMALL_SECONDS and memory < SMALL_BYTES:
+    if seconds < SMALL_SECONDS and memory < SMALL_BYTES:
         return None
-    time = f"{time_text(work / SPEED)} of one core ({work:.1e} multiplications)"
+    time = f"{time_text(seconds)} of one core ({work:.1e} multiplications)"
     line = f"estimate: about {time} and {size_text(int(memory))} of memory, in addition to the program"
     disk = max((size.disk_bytes for size in sizes if isinstance(size, KernelSize)), default=0)
     return f"{line}, and for that time {size_text(int(disk))} of disk" if disk else line
 
 
 class WorkProgress:
-    """The progress of parts one after the other, each with an estimate of its multiplications."""
+    """A line of progress of fits one after the other, each with an estimate of its multiplications."""
 
     def __init__(self, bar: Meter) -> None:
         self._bar = bar
-        self._completed = 0  # units of the estimates of all parts that have ended
-        self._reported = 0.0  # multiplications of the part that runs
-        self._estimate = 0  # units of the part that runs
+        self._completed = 0  # units of the estimates of all fits that have ended
+        self._reported = 0.0  # multiplications that the current fit has reported
+        self._estimate = 0  # units of the estimate of the current fit
 
     @contextmanager
-    def part(self, work: float) -> Iterator[None]:
-        """Run a part with ``work`` estimated multiplications, and count its whole estimate at its end."""
-        self._reported, self._estimate = 0.0, _units(work)
-        with listening(self._report):
+    def counting(self, work: float) -> Iterator[None]:
+        """Count the multiplications of a fit, which runs within this context.
+
+        ``work`` is their estimated number. At the end of the context, so many have been counted, whatever the fit took.
+        """
+        self._reported = 0.0
+        self._estimate = _units(work)
+        with listening(self._count):
             yield
         self._completed += self._estimate
         self._bar.show(self._completed)
 
-    def _report(self, multiplications: float) -> None:
+    def _count(self, multiplications: float) -> None:
+        """Count multiplications of the current fit, and show the progress."""
         self._reported += multiplications
-        # A part that takes more than its estimate waits there, so that progress never passes the total.
+        # A fit that takes more than its estimate waits there, so that progress never passes the total.
         finished = min(int(self._reported / UNIT), self._estimate)
         self._bar.show(self._completed + finished)
 
@@ -301,12 +326,15 @@ class WorkProgress:
 def work_meter(
     title: str, works: Sequence[float]
 ) -> Iterator[Callable[[float], AbstractContextManager[None]]]:
-    """Show the progress of parts with estimated multiplications ``works``; yield what runs a part with its estimate."""
+    """Show the progress of fits with estimated multiplications ``works``; yield `WorkProgress.counting`.
+
+    Run each fit within ``counting(work)``, with its item of ``works``.
+    """
     total = sum(map(_units, works))
     with meter(title, total, unit="billion multiplications") as bar:
-        yield WorkProgress(bar).part
+        yield WorkProgress(bar).counting
 
 
 def _units(work: float) -> int:
-    """Return a number of multiplications in the unit of progress, at least 1."""
+    """Return a number of multiplications in the unit of progress, at least 1, so that every fit moves the line."""
     return max(1, round(work / UNIT))

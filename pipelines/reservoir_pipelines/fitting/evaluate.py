@@ -32,7 +32,10 @@ MIN_DISTINCT = 0.5  # share of distinct test rows from which repeats are too few
 
 
 class Test:
-    """The test rows of the entries of a fit. It counts its readings, because each readout is scored once."""
+    """The test rows of the entries of a fit.
+
+    It counts its ``readings``, so that tests can show that each readout is scored once.
+    """
 
     __test__ = False  # pytest collects classes of this name
 
@@ -41,24 +44,28 @@ class Test:
             store.entry.path: EntryView(store, ("test",)) for store in stores
         }
         self.readings = 0
-        self._first = next(iter(self._views.values()))
+        self._first_view = next(iter(self._views.values()))  # all entries have the same rows
 
     @cached_property
     def units(self) -> np.ndarray | None:
-        """What is independent of other rows, (rows,): the group of each row, its stretch of a forecast, or its input.
+        """The unit of each row, (rows,): rows of one unit are not independent of each other.
 
-        None if each row counts alone.
+        A unit is a group, of forecasts a stretch of windows, else an input that several rows repeat. None if each row
+        is a unit.
         """
-        part = self._first["test"]
-        if part.groups is not None:
-            return part.groups
-        task = Task.from_dict(self._first.spec.task)
-        if task.horizon < 2:
-            return repeated_inputs(self._first)
-        return stretches_of_windows(part.index, task.horizon, int(task.parameters.get("series", 1)))
+        test_rows = self._first_view["test"]
+        if test_rows.groups is not None:
+            return test_rows.groups
+        task = Task.from_dict(self._first_view.spec.task)
+        # Windows overlap in their labels. The horizon is 0 for other tasks than forecasts.
+        windows_overlap = task.horizon > 1
+        if not windows_overlap:
+            return repeated_inputs(self._first_view)
+        number_of_series = int(task.parameters.get("series", 1))
+        return stretches_of_windows(test_rows.index, task.horizon, number_of_series)
 
     def read(self, source: EntrySource) -> EntrySamples[TestSplit]:
-        """Return the test samples of the columns of a source."""
+        """Return the test samples of the columns of a source, and count a reading."""
         self.readings += 1
         return source.on(self._views)
 
@@ -67,13 +74,13 @@ class Test:
 class Scores:
     """What a readout that was chosen does on the test rows."""
 
-    result: Result  # the result of the choice, with the score on test
-    evaluation: Evaluation
-    predicted: Predicted
-    labels: np.ndarray  # of the samples, (n, outputs)
-    counts: np.ndarray  # samples of each row, (rows,)
+    result: Result  # the result by which it was chosen, with the score on test
+    evaluation: Evaluation  # all scores on test
+    predicted: Predicted  # the predictions for the samples
+    labels: np.ndarray  # the true labels of the samples, (n, outputs)
+    counts: np.ndarray  # number of samples of each row, (rows,)
     units: np.ndarray | None  # as `Test.units`
-    rows: LabelledRows
+    rows: LabelledRows  # the test rows
 
     @property
     def test_score(self) -> float:
@@ -85,17 +92,18 @@ class Scores:
 def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     """Return the scores of a final readout on the test rows, which are read once."""
     samples = test.read(final.source)
-    parts: list[Predicted] = []
-    window_scores: list[np.ndarray] = []
+    predictions: list[Predicted] = []  # of each block
+    window_scores: list[np.ndarray] = []  # of each block
     control_labels: list[np.ndarray] = []  # of each block, (draws, m, outputs)
+    # The windows of a recording with one label are joined, as `predict` joins them.
     joins_windows = task.cuts_recordings and task.readout_tokens == 1
-    names = [str(task.label(number)) for number in range(task.classes)]
+    class_names = [str(task.label(number)) for number in range(task.classes)]
     test_rows = samples.view["test"]
 
-    # The predictions are collected while the blocks are evaluated, so that the rows are read once.
     def blocks() -> Iterator[Block]:
+        """Yield the blocks of test samples, and collect the predictions for them, so that the rows are read once."""
         for x, y in samples.blocks("test"):
-            parts.append(predict_block(final.readout, x))
+            predictions.append(predict_block(final.readout, x))
             if final.control:
                 control_labels.append(np.stack([readout.predict(x) for readout in final.control.readouts]))
             if joins_windows:
@@ -103,26 +111,29 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
             yield x, y
 
     counts = samples.counts("test")
-    scores = evaluation.evaluate_blocks(final.readout, blocks(), names, counts, test.units)
+    evaluated = evaluation.evaluate_blocks(final.readout, blocks(), class_names, counts, test.units)
     # Sequences that were left out as too long count as wrong in a further accuracy.
     kept_share = samples.view.made_with.get("kept", {}).get("test", 1.0)
-    scores = scores.with_baseline(task.floor, kept_share)
+    evaluated = evaluated.with_baseline(task.floor, kept_share)
     if joins_windows:
-        joined = _score_of_recordings(test_rows, np.concatenate(window_scores), names)
-        scores = replace(scores, scores=scores.scores | joined)
+        of_recordings = _score_of_recordings(test_rows, np.concatenate(window_scores), class_names)
+        evaluated = replace(evaluated, scores=evaluated.scores | of_recordings)
+    # The result has the metric by which readouts were chosen, and the score of its control task.
     metric = final.result.metric
+    is_balanced = metric == "balanced_accuracy"
     result = replace(
         final.result,
-        test_score=scores.scores[metric],
-        test_interval=balanced_interval(scores) if metric == "balanced_accuracy" else scores.interval,
+        test_score=evaluated.scores[metric],
+        test_interval=balanced_interval(evaluated) if is_balanced else evaluated.interval,
     )
     if final.control:
         labels_of_draws = np.concatenate(control_labels, axis=1)
-        result = replace(result, control_score=final.control.score(samples, labels_of_draws, names, metric))
+        control_score = final.control.score(samples, labels_of_draws, class_names, metric)
+        result = replace(result, control_score=control_score)
     return Scores(
         result=result,
-        evaluation=scores,
-        predicted=join_predictions(parts),
+        evaluation=evaluated,
+        predicted=join_predictions(predictions),
         labels=samples.labels("test"),
         counts=counts,
         units=test.units,
@@ -131,9 +142,10 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
 
 
 def _scores_to_join(readout: Readout, x: np.ndarray, classes: int) -> np.ndarray:
-    """Return what windows of a recording are joined by: values (n, outputs), or (n, outputs, classes).
+    """Return the scores of windows with features (n, w), whose means over a recording predict its label.
 
-    The latter are probabilities, or 1 for the label of a readout without probabilities.
+    They are the predicted values (n, outputs) or, of classes, the probabilities (n, outputs, classes). A readout
+    without probabilities gives 1 to the predicted class, so that the windows vote. ``classes`` is 0 for values.
     """
     if not classes:
         return readout.predict(x)
@@ -143,30 +155,35 @@ def _scores_to_join(readout: Readout, x: np.ndarray, classes: int) -> np.ndarray
 
 
 def _score_of_recordings(
-    windows: SplitFeatures, scores: np.ndarray, classes: Sequence[str]
+    windows: SplitFeatures, scores: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, float]:
-    """Return the score of recordings whose scores are the means of their windows', by its name; as `predict` joins."""
+    """Return the accuracy or R² of whole recordings, by the name of this score.
+
+    The ``windows`` have the ``scores`` of `_scores_to_join`. As in `predict`, the scores of a recording are the means
+    of those of its windows.
+    """
     # The first window of each recording, the recording of each window, and the number of windows of each recording.
-    names = [recording_name(name) for name in windows.ids.tolist()]
-    _, first_window, recording_of_window, counts = np.unique(
-        names, return_index=True, return_inverse=True, return_counts=True
+    recordings = [recording_name(window_id) for window_id in windows.ids.tolist()]
+    _, first_windows, recording_of_window, counts = np.unique(
+        recordings, return_index=True, return_inverse=True, return_counts=True
     )
     sums = np.zeros((len(counts), *scores.shape[1:]))
     np.add.at(sums, recording_of_window, scores)
-    means = sums / counts.reshape(-1, *[1] * (scores.ndim - 1))
-    predicted = means.argmax(axis=-1) if classes else means
-    y = windows.labels[first_window].reshape(predicted.shape)  # every window has the label of its recording
-    metric = "accuracy" if classes else "R²"
-    joined = evaluation.evaluate_labels(y, predicted, classes)
-    return {f"{metric}_of_recordings": joined.scores[metric]}
+    means = sums / np.expand_dims(counts, axis=tuple(range(1, scores.ndim)))
+    predicted = means.argmax(axis=-1) if class_names else means
+    # Every window has the label of its recording.
+    y = windows.labels[first_windows].reshape(predicted.shape)
+    metric = "accuracy" if class_names else "R²"
+    of_recordings = evaluation.evaluate_labels(y, predicted, class_names)
+    return {f"{metric}_of_recordings": of_recordings.scores[metric]}
 
 
 def evaluate_all(finals: Iterable[FinalReadout], test: Test, task: Task) -> dict[FinalReadout, Scores]:
     """Return the scores of final readouts on the test rows; one that occurs twice is scored once."""
-    different = list(dict.fromkeys(finals))
+    distinct_finals = list(dict.fromkeys(finals))
     scores: dict[FinalReadout, Scores] = {}
-    with meter("score on test", len(different), unit="readouts") as bar:
-        for final in different:
+    with meter("score on test", len(distinct_finals), unit="readouts") as bar:
+        for final in distinct_finals:
             scores[final] = evaluate(final, test, task)
             bar.advance(1)
     return scores
@@ -175,56 +192,70 @@ def evaluate_all(finals: Iterable[FinalReadout], test: Test, task: Task) -> dict
 def evaluate_curve(
     readouts: Sequence[CurveReadout], source: EntrySource, test: Test
 ) -> tuple[CurvePoint, ...]:
-    """Return the points of a learning curve, whose readouts are all scored in one reading of the test rows."""
+    """Return the points of a learning curve, whose readouts are all scored in one reading of the test rows.
+
+    ``source`` has the columns that the readouts read. Without readouts, nothing is read.
+    """
     if not readouts:
         return ()
     # A tally counts for several readouts, along the first axis of the scores; here it is one.
-    tallies = [Tally(point.readout.targets) for point in readouts]
+    tallies = [Tally(drawn.readout.targets) for drawn in readouts]
     for x, y in test.read(source).blocks("test"):
-        for point, tally in zip(readouts, tallies, strict=True):
-            tally.update(point.readout.scores(x)[None], y)
+        for drawn, tally in zip(readouts, tallies, strict=True):
+            tally.update(drawn.readout.scores(x)[None], y)
     # A point of the curve is the mean over the random draws of one number of rows.
     scores_of_draws: dict[int, list[tuple[float, float]]] = {}  # validation and test, by the number of rows
-    for point, tally in zip(readouts, tallies, strict=True):
+    for drawn, tally in zip(readouts, tallies, strict=True):
         test_score = float(tally.accuracy()[0])
-        scores_of_draws.setdefault(point.rows, []).append((point.valid_score, test_score))
+        scores_of_draws.setdefault(drawn.rows, []).append((drawn.valid_score, test_score))
     return tuple(CurvePoint.of(rows, scores) for rows, scores in scores_of_draws.items())
 
 
 def stretches_of_windows(index: np.ndarray, horizon: int, series: int) -> np.ndarray:
     """Return the stretch of ``horizon`` steps of a series in which the labels of each window begin, (rows,).
 
-    ``index`` (rows,) numbers the windows, oldest first; those of several ``series`` take turns. Neighbouring windows
-    share all labels but one, so their errors are alike, and single windows would count the same evidence many times.
-    In a simulation of two equally good forecasts of six steps (75 windows, 400 draws), p was below .05 in 44% of draws
-    over windows, and in 10% over stretches.
+    Print how many stretches there are. ``index`` (rows,) numbers the windows, oldest first; those of several ``series``
+    take turns.
+
+    Neighbouring windows share all labels but one, so their errors are alike, and single windows would count the same
+    evidence many times. In a simulation of two equally good forecasts of six steps (75 windows, 400 draws), p was below
+    .05 in 44% of draws over windows, and in 10% over stretches.
     """
-    stretch = index // (horizon * series) * series + index % series
+    # A window is that of series ``index % series`` at step ``index // series``.
+    number_in_series = index // (horizon * series)
+    stretch = number_in_series * series + index % series
+    # Number the stretches from 0, because some may have no window.
     stretches = np.unique(stretch, return_inverse=True)[1]
-    counted = f"{int(stretches.max()) + 1:,} stretches"
-    notify(f"test windows overlap; intervals and p-values count {counted} of {horizon} steps")
+    number_of_stretches = f"{int(stretches.max()) + 1:,} stretches"
+    notify(f"test windows overlap; intervals and p-values count {number_of_stretches} of {horizon} steps")
     return stretches
 
 
 def repeated_inputs(view: EntryView[TestSplit]) -> np.ndarray | None:
-    """Return the number of the distinct input of each test row, (rows,); None if half of the rows are distinct."""
+    """Return the number of the distinct input of each test row, (rows,), and print how many there are.
+
+    None if at least half as many inputs as rows are distinct, and if the inputs cannot be read (see
+    `EntryView.has_raw`).
+    """
     if not view.has_raw:
         return None
     # The entry may have only some of the prepared rows (`--limit`); its index has their numbers.
     index, stored = view["test"].index, view.raw("test")
-    step = IMAGE_ROWS if view.raw_task.pictures else RAW_ROWS
+    rows_at_a_time = IMAGE_ROWS if view.raw_task.pictures else RAW_ROWS
     # Inputs are numbered in the order in which they first appear; equal ones have the same digest.
-    numbers: dict[bytes, int] = {}  # by digest
-    inputs: list[int] = []  # of the rows
-    for start in range(0, len(index), step):
-        rows = stored.take(index[start : start + step])
+    number_of_digest: dict[bytes, int] = {}
+    input_of_row: list[int] = []
+    for start in range(0, len(index), rows_at_a_time):
+        rows = stored.take(index[start : start + rows_at_a_time])
         for x, length in zip(rows.x, rows.lengths, strict=True):
+            # With the length, because padding may have the value of a token.
             content = x.tobytes() + int(length).to_bytes(8, "little")
             digest = hashlib.blake2b(content, digest_size=16).digest()
-            inputs.append(numbers.setdefault(digest, len(numbers)))
-    if len(numbers) >= MIN_DISTINCT * len(inputs):
+            input_of_row.append(number_of_digest.setdefault(digest, len(number_of_digest)))
+    distinct, rows_in_all = len(number_of_digest), len(input_of_row)
+    if distinct >= MIN_DISTINCT * rows_in_all:
         return None
     notify(
-        f"the {len(inputs):,} test rows hold {len(numbers):,} distinct inputs; intervals and p-values count each once"
+        f"the {rows_in_all:,} test rows hold {distinct:,} distinct inputs; intervals and p-values count each once"
     )
-    return np.array(inputs)
+    return np.array(input_of_row)

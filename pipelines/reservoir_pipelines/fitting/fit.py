@@ -41,16 +41,19 @@ class ScoredFit:
     """A fit with its readouts and their test predictions, which another fit of the same rows is compared with."""
 
     fit: Fit
-    known: Known
+    known: Known  # the columns of train and valid
     finals: FinalReadouts
-    scores: Mapping[FinalReadout, Scores]
+    scores: Mapping[FinalReadout, Scores]  # on test, of each of ``finals``
     task: Task
 
 
 def fit(
     features: Features | Sequence[Features] | FitData, options: FitOptions, place: DeviceOptions
 ) -> Fit:
-    """Fit a readout to every column under every setting, and choose one by validation."""
+    """Fit a readout to every column under every setting, choose one by validation, and write the files of the fit.
+
+    ``place`` says which device computes products.
+    """
     scored = fit_and_score(features, options, place)
     notify(*patches_note(scored.known, scored.fit.saved.parent))
     return scored.fit
@@ -63,18 +66,17 @@ def fit_and_score(
     *,
     every_column: bool = False,
 ) -> ScoredFit:
-    """Fit and score the columns of entries; ``every_column`` fits each to all rows, so no layer is missing."""
+    """Fit and score the columns of entries, and write the files of the fit.
+
+    With ``every_column``, each column is fitted to all rows, so that no layer is missing.
+    """
     started = time.monotonic()
     data = FitData.open_entries(features)
     # All that selects gets ``known``, which has no test rows.
     known, task = data.known, data.task
     candidates = candidates_of_fit(known, options, every_column=every_column)
-    if options.control and task.horizon:
-        raise InputError("--control: forecasts have no control task", "remove the flag")
-    if options.control and (kind := candidates.fitter.kind) not in ("ridge", "logistic"):
-        raise InputError(f"--control: {kind} readouts have no control task", "use ridge or logistic")
-    if options.mdl and (task.horizon or not task.classes):
-        raise InputError("--mdl: only labels of classes have a description length", "remove the flag")
+    _check_probing(options, task, candidates.fitter.kind)
+    # Make the folder of the results, so that a long fit does not fail at its end.
     arithmetic = _arithmetic(place)
     default_folder = known.folder(candidates.all_columns, options)
     folder = Path(options.out) if options.out else default_folder
@@ -89,12 +91,12 @@ def fit_and_score(
         test = Test(data.stores)
         scores = evaluate_all(finals, test, task)
         curve = evaluate_curve(selection.curve, finals.best.source, test)
-    # Say what the test rows show against baselines, and write all files.
+    # Print what the test rows show. Extraction has printed the note on repeated rows, too, but it belongs to the
+    # scores, which may be read much later.
     verdicts = judge(finals, scores, selection.valid_error, task)
-    # Extraction has printed this line, too, but it belongs to the scores, which may be read much later.
     table = tuple(result for fit in selection.fits for result in fit.results)
-    of_raw = raw_choice_notes(scores[finals.best].result, table)
-    notify(*verdicts.notices, *of_raw, *known.view.notes_on_repeats)
+    notes_on_raw = raw_choice_notes(scores[finals.best].result, table)
+    notify(*verdicts.notices, *notes_on_raw, *known.view.notes_on_repeats)
     baselines = tuple(scores[baseline].result for baseline in finals.baselines)
     result = Fit(
         entry=known.view.path,
@@ -120,8 +122,21 @@ def fit_and_score(
     return ScoredFit(fit=result, known=known, finals=finals, scores=scores, task=task)
 
 
+def _check_probing(options: FitOptions, task: Task, kind: str) -> None:
+    """Raise `InputError` if an option of probing has no meaning for a task, or for a ``kind`` of readout."""
+    if options.control and task.horizon:
+        raise InputError("--control: forecasts have no control task", "remove the flag")
+    if options.control and kind not in ("ridge", "logistic"):
+        raise InputError(f"--control: {kind} readouts have no control task", "use ridge or logistic")
+    if options.mdl and (task.horizon or not task.classes):
+        raise InputError("--mdl: only labels of classes have a description length", "remove the flag")
+
+
 def _arithmetic(place: DeviceOptions) -> Arithmetic:
-    """Return where products are computed; by default not on a GPU that is slow in float64."""
+    """Return what computes products on the device of the options; by default not on a GPU that is slow in float64.
+
+    Raise `InputError` for a device that is neither a CPU nor a GPU of CUDA.
+    """
     if place.device == "cpu" or (place.device == "auto" and not may_have_gpu()):
         return Arithmetic()
     from reservoir import devices  # imports torch, which takes a third of a small fit
@@ -140,10 +155,13 @@ def _arithmetic(place: DeviceOptions) -> Arithmetic:
 
 @contextmanager
 def _within_memory(arithmetic: Arithmetic) -> Iterator[None]:
-    """Raise `InputError` if a GPU has no memory left, which holds a matrix of width x width for each fold and more."""
+    """Raise `InputError` in place of the error of a GPU that has no memory left; other errors pass.
+
+    A fit needs a matrix of width x width for each fold, and more, in its memory.
+    """
     try:
         yield
-    except RuntimeError as error:
+    except RuntimeError as error:  # the type of torch's errors; torch is only imported if there is one
         from reservoir.devices import is_out_of_memory
 
         if arithmetic.device is None or not is_out_of_memory(error):
@@ -190,31 +208,47 @@ def fit_seeds(
     *,
     data: Path | None = None,
 ) -> SeedsFit:
-    """Extract an entry's task with its options and seeds 0 to ``seeds - 1``, and fit the common columns."""
+    """Extract an entry's task with its options and seeds 0 to ``seeds - 1``, and fit the common columns.
+
+    ``data`` is the folder of downloaded data, as for `extract`.
+    """
     if len(entries) != 1:
         raise InputError("--seeds: give exactly one task or entry")
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: give at least 1")
     entry = entries[0]
-    problem = f"--seeds: {entry.path} does not record how it was extracted"
-    with as_input_error(problem, "extract its task again"):
-        task, settings = (entry.made_with["call"][name] for name in ("task", "settings"))
-        settings = {name: value for name, value in settings.items() if name != "data"}
-        extracted = ExtractOptions(**without_where(settings, str(entry.path)))
-    if not isinstance(task, str) or entry.spec.init.kind == IMPORTED:
-        raise InputError(problem, "extract its task again")
-    root = entry.path.resolve().parents[2]
+    task, recorded_options = _recorded_extraction(entry)
+    cache = entry.path.resolve().parents[2]  # an entry is the folder <cache>/features/<task>/<entry>
     with untracked():
         extractions = [
-            extract(task, replace(extracted, cache=root, device=place.device, data=data, seed=seed))
+            extract(task, replace(recorded_options, cache=cache, device=place.device, data=data, seed=seed))
             for seed in range(seeds)
         ]
     data_of_seeds = [FitData.open_entries(extraction) for extraction in extractions]
     # Scores of seeds can be compared if all are chosen among the same columns.
     in_every_seed = set.intersection(*(set(of_seed.columns()) for of_seed in data_of_seeds))
     shared = tuple(column for column in data_of_seeds[0].columns() if column in in_every_seed)
-    fits = []
-    for seed, seed_data in enumerate(data_of_seeds):
+    fits: list[Fit] = []
+    for seed, data_of_seed in enumerate(data_of_seeds):
         out = options.out / f"seed{seed}" if options.out else None
-        fits.append(fit_and_score(replace(seed_data, only=shared), replace(options, out=out), place).fit)
+        scored = fit_and_score(replace(data_of_seed, only=shared), replace(options, out=out), place)
+        fits.append(scored.fit)
     return SeedsFit(fits=tuple(fits))
+
+
+def _recorded_extraction(entry: Entry) -> tuple[str, ExtractOptions]:
+    """Return the task and the options with which an entry was extracted; raise `InputError` if it records none."""
+    problem, remedy = (
+        f"--seeds: {entry.path} does not record how it was extracted",
+        "extract its task again",
+    )
+    with as_input_error(problem, remedy):
+        call = entry.made_with["call"]
+        task = call["task"]
+        # A file may not decide where files are and where work runs: the recorded folder of data is dropped, and other
+        # such options are refused.
+        settings = {name: value for name, value in call["settings"].items() if name != "data"}
+        options = ExtractOptions(**without_where(settings, str(entry.path)))
+    if not isinstance(task, str) or entry.spec.init.kind == IMPORTED:
+        raise InputError(problem, remedy)
+    return task, options

@@ -26,14 +26,14 @@ from reservoir_pipelines.fitting.source import (
     JoinedSource,
     KnownSplit,
     RawSource,
-    SomeRows,
+    RowNumbers,
     groups_of_splits,
 )
 from reservoir_pipelines.fitting.statistics import rolling_statistics
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.weight_files import caution_if_changed
 
-# What `fit` takes: the result of `extract`, or the folder of an entry.
+# The entries that `fit` takes: the result of `extract`, an opened entry, or the folder of one.
 Features = Extraction | FeatureStore | Path | str
 
 
@@ -41,18 +41,20 @@ Features = Extraction | FeatureStore | Path | str
 class FitData:
     """The opened entries of a fit, with all their rows."""
 
-    stores: tuple[FeatureStore, ...]
+    stores: tuple[FeatureStore, ...]  # one for each entry, in the order that the user gives
     task: Task  # whose rows the entries hold
-    only: tuple[Column, ...] | None = None  # the columns to use, all by default
+    only: tuple[Column, ...] | None = None  # the columns to use; None for all
 
     @classmethod
     def open_entries(cls, features: "FitData | Features | Sequence[Features]") -> "FitData":
-        """Open the features given to `fit`, and say if the weights of a model have changed since.
+        """Open the features given to `fit`, and print a caution if the weights of a model have changed since.
 
-        Raise `InputError` if the entries differ in their task or rows, or if their test rows choose readouts.
+        Raise `InputError` if an entry is incomplete, if the entries differ in their task or rows, if the rows have no
+        labels, or if test rows would choose readouts.
         """
         if isinstance(features, FitData):
             return features
+        # A str is a sequence, too, but names a single entry.
         if isinstance(features, str) or not isinstance(features, Sequence):
             features = [features]
         stores = [_open_store(entry) for entry in features]
@@ -63,9 +65,9 @@ class FitData:
         if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
             names = " and ".join(store.entry.path.name for store in stores)
             raise InputError(f"{names} hold different rows", "extract with the same --limit")
-        # The test rows of some tasks are their validation rows: nothing could be chosen and then scored.
         task = Task.from_dict(specs[0].task)
         require_labels(task, "fit")
+        # The test rows of some tasks are their validation rows: a readout cannot be chosen and then scored.
         if obstacle := source_of(task).no_selection:
             problem = f"{task.name}: {obstacle.reason}, which choose readouts"
             raise InputError(problem, f"{obstacle.remedy}, and extract it again")
@@ -74,7 +76,7 @@ class FitData:
         return cls(tuple(stores), task)
 
     def columns(self) -> list[Column]:
-        """Return all columns that every split of an entry holds, numbered by entry if there are several."""
+        """Return the columns to use that every split of their entry holds, numbered by entry if there are several."""
         columns: list[Column] = []
         for number, store in enumerate(self.stores, start=1):
             in_every_split = set.intersection(*(set(store[split].columns) for split in store.splits))
@@ -85,7 +87,7 @@ class FitData:
 
     @property
     def known(self) -> "Known":
-        """What may choose a readout: everything but the test rows."""
+        """What may choose a readout: the columns of train and valid, without the test rows."""
         views: tuple[EntryView[KnownSplit], ...] = tuple(EntryView(store, KNOWN) for store in self.stores)
         return Known(views, self.task, tuple(self.columns()))
 
@@ -105,31 +107,38 @@ def _open_store(features: Features) -> FeatureStore:
 
 
 def _checked(store: FeatureStore) -> FeatureStore:
-    """Return an entry's features if all splits have some and its record of the extraction can be read."""
-    # The key does not cover this record, so anyone may have changed it; its parts are read later.
-    record, remedy = store.entry.made_with, "extract its task again"
-    with as_input_error(f"{store.entry.path}: spec.json does not record how it was extracted", remedy):
+    """Return an entry's features as they are, if its record of the extraction can be read and all splits have features.
+
+    Raise `InputError` otherwise.
+    """
+    entry = store.entry
+    record, remedy = entry.made_with, "extract its task again"
+    # The key does not cover this record, so anyone may have changed it. Its parts are read only later, so each is
+    # parsed here as it will be then, and the result is thrown away.
+    with as_input_error(f"{entry.path}: spec.json does not record how it was extracted", remedy):
         Path(record.get("prepared", ""))
         float(record.get("kept", {}).get("test", 1.0))
-        scaling_from_json(record.get("scaling"), Task.from_dict(store.entry.spec.task))
-        if store.entry.spec.init.kind != IMPORTED:
+        scaling_from_json(record.get("scaling"), Task.from_dict(entry.spec.task))
+        if entry.spec.init.kind != IMPORTED:
             Reservoir(**record["reservoir"])
-    if not {*SPLITS} <= {*store.splits}:
-        raise InputError(f"{store.entry.path.name}: not all of its splits have features", remedy)
+    splits_without_features = {*SPLITS} - {*store.splits}
+    if splits_without_features:
+        raise InputError(f"{entry.path.name}: not all of its splits have features", remedy)
     return store
 
 
 @dataclass(frozen=True)
 class Known:
-    """The columns to choose from, in train and valid: those of one entry, or of several with numbered names.
+    """What is known when a readout is chosen: the columns to choose from, in train and valid.
 
-    Nothing in it returns test rows, so whatever selects takes a `Known`: it gives no entry, which would have them.
+    Whatever selects takes a `Known`, because nothing in it returns test rows: it has views of entries, which refuse to
+    read them, and not the entries themselves. Of several entries, the columns have numbered names.
     """
 
-    views: tuple[EntryView[KnownSplit], ...]
+    views: tuple[EntryView[KnownSplit], ...]  # one for each entry
     task: Task  # whose rows the entries hold
-    columns: tuple[Column, ...]  # the columns that every split of an entry holds
-    some: SomeRows | None = field(default=None, compare=False)  # the rows to read, all by default
+    columns: tuple[Column, ...]  # those that every split of their entry holds
+    row_numbers: RowNumbers | None = field(default=None, compare=False)  # the rows to read; None for all
 
     @property
     def view(self) -> EntryView[KnownSplit]:
@@ -142,11 +151,12 @@ class Known:
         names = [view.path.name for view in self.views]
         if len(names) == 1:
             return names[0]
-        return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
+        digest = hashlib.sha256("/".join(names).encode()).hexdigest()[:8]
+        return f"{names[0]}+{len(names) - 1}-{digest}"
 
     @property
     def rows(self) -> dict[str, int]:
-        """The number of rows of each split."""
+        """The number of all rows of each split, whether they are to be read or not."""
         return {split: self.view[split].rows for split in KNOWN}
 
     @property
@@ -157,11 +167,14 @@ class Known:
     @property
     def widths(self) -> dict[Column, int]:
         """The number of features of each column that has one sample per row."""
-        sources = [ColumnSource(self.views[(column.entry or 1) - 1], column) for column in self.columns]
+        sources = [self._column_source(column) for column in self.columns]
         return {source.column: source.width() for source in sources if source.tokens() == 1}
 
     def folder(self, candidates: Sequence[Columns], options: FitOptions) -> Path:
-        """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache."""
+        """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache.
+
+        A digest of the candidates and the options in its name keeps fits with different settings apart.
+        """
         names = [joined_name(columns) for columns in candidates]
         settings = [names, options.readout, options.alphas, options.select, options.class_weight]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
@@ -170,10 +183,12 @@ class Known:
         kind = class_path.split(".")[-1]
         name = f"{self.title}-{kind}-{digest}"
         path = self.view.path.resolve()
-        is_in_cache = path.parent.parent.name == "features"  # <cache>/features/<task>/<entry>
+        # An entry of a cache is the folder <cache>/features/<task>/<entry>.
+        is_in_cache = path.parents[1].name == "features"
         if not is_in_cache:
             return path_below(path.parent, name)
-        return path_below(path.parents[2], "readouts", self.view.spec.task_name, name)
+        cache = path.parents[2]
+        return path_below(cache, "readouts", self.view.spec.task_name, name)
 
     def source(self, columns: Columns) -> EntrySource:
         """Return the samples of a column, or of several side by side."""
@@ -181,16 +196,24 @@ class Known:
         return parts[0] if len(parts) == 1 else JoinedSource(parts)
 
     def raw(self) -> RawSource[KnownSplit] | None:
-        """Return the raw input of the same rows; None if the prepared data was removed."""
-        return RawSource(self.view, some=self.some) if self.view.has_raw else None
+        """Return the raw input of the same rows; None if it has no sequence for each (see `EntryView.has_raw`)."""
+        return RawSource(self.view, row_numbers=self.row_numbers) if self.view.has_raw else None
 
     def column(self, column: Column | Baseline) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
-        """Return the samples of a single column, or of the raw input."""
-        if isinstance(column, Baseline):
-            raw = self.raw()
-            if raw is None:
-                raise InputError(f"{column}: the prepared data was removed", "run reservoir prepare")
-            if column == ROLLING:
-                return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
-            return raw
-        return ColumnSource(self.views[(column.entry or 1) - 1], column, self.some)
+        """Return the samples of a single column, of the raw input, or of its rolling statistics.
+
+        Raise `InputError` for a baseline if the prepared data was removed.
+        """
+        if isinstance(column, Column):
+            return self._column_source(column)
+        raw = self.raw()
+        if raw is None:
+            raise InputError(f"{column}: the prepared data was removed", "run reservoir prepare")
+        if column == ROLLING:
+            return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
+        return raw
+
+    def _column_source(self, column: Column) -> ColumnSource[KnownSplit]:
+        """Return the samples of a single column of an entry."""
+        number_of_entry = column.entry or 1  # entries have numbers only if there are several
+        return ColumnSource(self.views[number_of_entry - 1], column, self.row_numbers)

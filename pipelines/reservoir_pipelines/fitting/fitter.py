@@ -32,10 +32,13 @@ class ColumnFit:
     columns: Columns
     results: tuple[Result, ...]  # one for each setting
     best: int  # the index of the best result
-    solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` has got a better fit
-    # Returns what each held-out sample adds to the best score, (n,): those of train and valid for folds, else of valid.
+    # Returns the model of the best setting. `without_model` sets this and the next two fields to None, to save memory.
+    solve: Callable[[], Readout] | None
+    # Returns what each held-out sample adds to the best score, (n,). With folds these are the samples of train, then of
+    # valid, else those of valid alone.
     sample_scores: Callable[[], np.ndarray] | None = None
-    # As in `Sweep`: held-out scores of cross-validation, kept as long as the model.
+    # Returns the scores (n, T) that the best setting gives the samples held out by cross-validation, their labels, and
+    # perhaps their weights; None if valid chooses.
     held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
 
     @property
@@ -46,7 +49,7 @@ class ColumnFit:
     @property
     def readout(self) -> Readout:
         """The model of the best setting, solved anew each time."""
-        assert self.solve is not None, "only the best fit keeps its model"
+        assert self.solve is not None, "`add_fit` keeps the models of few fits"
         return self.solve()
 
     def without_model(self) -> "ColumnFit":
@@ -55,7 +58,7 @@ class ColumnFit:
 
 
 def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit:
-    """Return the fit of columns side by side by a kind of ``readout``, from its sweep over penalties."""
+    """Return the fit of a kind of ``readout`` to columns side by side, from its sweep over penalties."""
     # One result for each penalty, in the order of the sweep.
     path = sweep_result.path
     settings = zip(path.alphas, sweep_result.accuracy, sweep_result.loss, path.converged, strict=True)
@@ -71,8 +74,8 @@ def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit
         )
         for alpha, score, loss, converged in settings
     )
-    # A `ColumnFit` has a function for the scores of single samples, because those on valid are computed only when a
-    # comparison asks for them: `fit_source` adds that function. Cross-validation has the scores already.
+    # A `ColumnFit` has a function that returns the scores of single samples. Cross-validation has these scores already.
+    # Those on valid are computed only when a comparison asks for them, by a function that `fit_source` adds.
     sample_scores = None
     if sweep_result.sample_scores is not None:
         sample_scores = partial(np.asarray, sweep_result.sample_scores)
@@ -87,19 +90,23 @@ def column_fit(readout: str, columns: Columns, sweep_result: Sweep) -> ColumnFit
 
 
 def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
-    """Append a fit; only the first, the best and that of the raw input keep their models."""
-    # Solving takes time, and a model that is not solved yet holds the features or their moments in memory.
+    """Append a fit to ``fits``, and drop the models there except those of the first, of the best and of the raw input.
+
+    The first may be the default, and the raw input is a baseline, so both may be needed beside the best.
+    """
+    # A model that is not solved yet holds the features or their moments in memory.
     fits.append(new)
     best = max(fits, key=lambda fit: fit.result.sort_key)
-    for number, fit in enumerate(fits[1:], start=1):
-        if fit is not best and fit.columns != (RAW,):
+    for number, fit in enumerate(fits):
+        is_needed = number == 0 or fit is best or fit.columns == (RAW,)
+        if not is_needed:
             fits[number] = fit.without_model()
 
 
 class CurveReadout(NamedTuple):
-    """A readout of a learning curve, fitted to some of the training rows and chosen on valid."""
+    """A readout of a learning curve, fitted to some of the training rows, with the penalty that is best on valid."""
 
-    rows: int
+    rows: int  # number of training rows
     valid_score: float
     readout: LinearReadout
 
@@ -108,15 +115,15 @@ class CurveReadout(NamedTuple):
 class Fitter(ABC):
     """A kind of readout with its settings: it fits all settings to a source, and chooses one without test rows."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # the name of the kind, such as "ridge"
     # Whether the probabilities of a readout that was chosen on valid are calibrated there.
     calibrates: ClassVar[bool] = True
-    # Whether labels have a description length given the features of a source, which a linear readout then reads.
+    # Whether `code_length` can encode the labels given the features of a source, which it reads by linear readouts.
     has_code: ClassVar[bool] = True
-    classes: int
-    balanced: bool = False
+    classes: int  # 0 for values
+    balanced: bool = False  # whether all classes have the same weight in sum
     folds: int = 0  # of cross-validation over train and valid; 0 for a choice on valid
-    repeats: int = 1  # of the folds
+    repeats: int = 1  # how often different folds are drawn
     refits: bool = False  # whether `refit` fits a readout that was chosen on valid again to train and valid
 
     @property
@@ -129,11 +136,17 @@ class Fitter(ABC):
         """Fit every setting to a source and choose one."""
 
     def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
-        """Return the final readout: the chosen one, fitted to all rows that may be used; ``alpha`` is its penalty."""
+        """Return the final readout: the chosen one, fitted to all rows that may be used; ``alpha`` is its penalty.
+
+        A kind of readout that is not fitted again returns the chosen one, as it does here.
+        """
         return chosen
 
     def fitted_without_valid(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
-        """Return a readout of the chosen setting that was not fitted to valid; ``alpha`` is its penalty."""
+        """Return a readout of the chosen setting that was not fitted to valid; ``alpha`` is its penalty.
+
+        A readout that valid has chosen was fitted to train alone, so it is returned as it is.
+        """
         return chosen
 
     def refit_labels(
@@ -143,8 +156,8 @@ class Fitter(ABC):
         raise NotImplementedError(f"{self.kind} readouts are not fitted to other labels")
 
     def units(self, source: Source) -> np.ndarray:
-        """Return the row, or the group, of each sample whose score compares fits, (n,); these are independent."""
-        # Fits are compared on validation rows, or on the held-out rows of all folds.
+        """Return the unit, row or group, of each sample in `ColumnFit.sample_scores`, (n,); see `held_out_units`."""
+        # Folds hold out all samples of train and valid; without folds, those of valid are held out.
         return held_out_units(source, KNOWN if self.folds else ("valid",))
 
     @abstractmethod
@@ -160,19 +173,20 @@ class Fitter(ABC):
         """Return a fitter that tries only the setting that a fit of this fitter has chosen."""
 
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
-        """Return readouts fitted to each number of training rows."""
+        """Return readouts fitted to each of the ``sizes``, which are numbers of training rows."""
         raise NotImplementedError(f"{self.kind} readouts have no learning curve")
 
 
 def targets_of(
     source: Source, classes: int, *, balanced: bool = False, splits: Sequence[KnownSplit] = ("train",)
 ) -> Targets:
-    """Return the coding of a source's labels; if ``balanced``, with class weights counted over some splits."""
+    """Return the coding of a source's labels; if ``balanced``, with class weights from the counts in the ``splits``."""
     labels = np.concatenate([source.labels(split) for split in splits])
+    outputs = labels.shape[1]
     if not balanced:
-        return Targets(labels.shape[1], classes)
+        return Targets(outputs, classes)
     counts = np.bincount(labels.ravel().astype(int), minlength=classes)
-    return Targets(labels.shape[1], classes, balanced_weights(counts))
+    return Targets(outputs, classes, balanced_weights(counts))
 
 
 def all_blocks(source: Source) -> Iterator[Block]:
@@ -189,9 +203,10 @@ class Choice(NamedTuple):
 
 
 def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
-    """Return the fit of a source, with the scores of its held-out samples."""
+    """Return the fit of a source, with a function for the scores of its held-out samples."""
     fit = fitter.fit(source)
-    if fit.sample_scores:
+    has_sample_scores = fit.sample_scores is not None  # from cross-validation
+    if has_sample_scores:
         return fit
     return replace(fit, sample_scores=partial(_valid_sample_scores, fit, source))
 
@@ -199,7 +214,7 @@ def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
 def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:
     """Return what each sample of valid adds to the score of the best setting of a fit, (n,)."""
     readout = fit.readout
-    scores: list[np.ndarray] = []
+    scores: list[np.ndarray] = []  # of each block
     labels: list[np.ndarray] = []
     for x, y in source.blocks("valid"):
         scores.append(readout.scores(x))
@@ -214,10 +229,10 @@ def penalty_of(alpha: float | None) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PenaltyFitter(Fitter):
-    """Linear readouts of every penalty."""
+    """Linear readouts, one for each penalty of a grid."""
 
-    alphas: np.ndarray
-    widens: bool = True  # try further penalties if an end of ``alphas`` scores best
+    alphas: np.ndarray  # the grid of penalties, (A,)
+    widens: bool = True  # whether further penalties are tried if an end of ``alphas`` scores best
 
     @property
     def settings(self) -> int:
@@ -233,7 +248,8 @@ class PenaltyFitter(Fitter):
 
     def fitted_without_valid(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
         """Return the chosen readout; one that cross-validation chose is fitted again, to train alone."""
-        if not self.folds:
+        valid_has_chosen = not self.folds  # the readout, which was then fitted to train alone
+        if valid_has_chosen:
             return chosen
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
         return self._fit_train(source, chosen, penalty_of(alpha))
@@ -248,16 +264,16 @@ class PenaltyFitter(Fitter):
     ) -> list[Readout]:
         """Return a readout of the chosen penalty for each of several labellings, fitted as the final readout is."""
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
-        fit = self._fit_all if len(self.fitted_splits) > 1 else self._fit_train
+        fit = self._fit_all if "valid" in self.fitted_splits else self._fit_train
         return [fit(Relabelled(source, labels), chosen, penalty_of(alpha)) for labels in labellings]
 
     @abstractmethod
     def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return a readout with the targets and the temperature of another, fitted to train and valid."""
+        """Return the readout of a penalty, fitted to train and valid, with targets and temperature of ``chosen``."""
 
     @abstractmethod
     def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return a readout with the targets and the temperature of another, fitted to train."""
+        """Return the readout of a penalty, fitted to train alone, with targets and temperature of ``chosen``."""
 
     def without_wider_grid(self) -> Self:
         """Return a fitter that tries only its own penalties."""
@@ -272,16 +288,18 @@ class PenaltyFitter(Fitter):
         return replace(self, alphas=np.array([fit.result.alpha]), widens=False)
 
     def best_of(self, source: Source, sweep_of: Callable[[np.ndarray], Sweep]) -> ColumnFit:
-        """Return the fit of all penalties to a source; ``sweep_of`` scores a grid of penalties.
+        """Return the fit of all penalties to a source; ``sweep_of`` fits and scores a grid of penalties.
 
-        If an end of the grid is best, and better than all others, the grid is widened once.
+        If the fitter ``widens``, and an end of the grid is better than all other penalties, a wider grid is tried once.
         """
         fit = column_fit(self.kind, source.columns, sweep_of(self.alphas))
         other_scores = [result.valid_score for result in fit.results if result is not fit.result]
         # A single penalty is never widened: the user, or an earlier step, has chosen it. Without other scores it
         # is compared with infinity, so it is not the best alone.
         is_best_alone = fit.result.valid_score > max(other_scores, default=math.inf)
-        wider_grid = extended_alphas(self.alphas, fit.best) if self.widens and is_best_alone else None
-        if wider_grid is None:
+        if not (self.widens and is_best_alone):
+            return fit
+        wider_grid = extended_alphas(self.alphas, fit.best)
+        if wider_grid is None:  # the best penalty is not at an end, or that end is at its limit
             return fit
         return column_fit(self.kind, source.columns, sweep_of(wider_grid))

@@ -23,32 +23,32 @@ from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, EntryView, KnownSplit, Labelling, Source
 
 SMOOTHINGS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Occurrences with the mean of all words that are added to those of each word."""
+"""Numbers of occurrences with the mean of all words that are added to those of each word."""
 
 TEXTS = 256  # texts that are read at a time
 WORD, TOKEN = Baseline("the word alone"), Baseline("the token alone")
 
-S = TypeVar("S", bound=str)
-T = TypeVar("T", bound=str)
+S = TypeVar("S", bound=str)  # the names of the splits that a view reads
+T = TypeVar("T", bound=str)  # those of another view, where a function has two
 
 
 @dataclass(frozen=True)
 class IdentitySource(EntrySamples[S]):
-    """The words or tokens of an entry as numbers; those that are neither in train nor in valid have the last one."""
+    """The words or tokens of an entry as numbers; all that are neither in train nor in valid share the last number."""
 
     view: EntryView[S]
-    baseline: Baseline
-    numbers: Mapping[Hashable, int]
+    baseline: Baseline  # `WORD` or `TOKEN`
+    numbers: Mapping[Hashable, int]  # of the words or tokens of train and valid, from 0
 
     @classmethod
     def of(cls, known: Known) -> "IdentitySource[KnownSplit]":
-        """Return the words of train and valid in lower case, or their tokens."""
+        """Return the words of train and valid, in lower case, or their tokens."""
         baseline = WORD if known.task.labels_words else TOKEN
-        # Each different word or token once, in the order of their first rows.
-        items = dict.fromkeys(
-            item for split in KNOWN for item in _words_or_tokens(known.view, split, baseline)
-        )
-        numbers = {item: number for number, item in enumerate(items)}
+        # Words or tokens are numbered in the order in which they first occur.
+        numbers: dict[Hashable, int] = {}
+        for split in KNOWN:
+            for word_or_token in _words_or_tokens(known.view, split, baseline):
+                numbers.setdefault(word_or_token, len(numbers))
         return IdentitySource(known.view, baseline, numbers)
 
     @property
@@ -69,51 +69,56 @@ class IdentitySource(EntrySamples[S]):
         return 1
 
     def blocks(self, split: S) -> Iterator[Block]:
-        """Yield the numbers (n, 1) of all words or tokens, and their labels (n, outputs)."""
+        """Yield a single block: the numbers (n, 1) of all words or tokens, and their labels (n, outputs)."""
         # The number of every word or token that is neither in train nor in valid.
         unknown = len(self.numbers)
-        items = _words_or_tokens(self.view, split, self.baseline)
-        numbers = [self.numbers.get(item, unknown) for item in items]
+        words_or_tokens = _words_or_tokens(self.view, split, self.baseline)
+        numbers = [self.numbers.get(word_or_token, unknown) for word_or_token in words_or_tokens]
         yield np.array(numbers, np.int64)[:, None], self.labels(split)
 
 
 def _words_or_tokens(view: EntryView[Any], split: str, baseline: Baseline) -> Sequence[Hashable]:
-    """Return the word, in lower case, or the number of the model's token that each row of a split is."""
+    """Return the word in lower case, or the ID of the model's token, that each row of a split is."""
     rows = view[split]
     if baseline == TOKEN:
         return rows.token_ids.tolist()
-    # The rows of a text follow each other, and `index` has the number of the text.
-    numbers, text_of_row = np.unique(rows.index, return_inverse=True)
+    # Read each text once. `index` has the number of each row's text among all prepared ones; ``text_of_row`` has its
+    # index in ``texts``.
+    text_numbers, text_of_row = np.unique(rows.index, return_inverse=True)
     texts: list[str] = []
-    for start in range(0, len(numbers), TEXTS):
-        part = view.raw(split).take(numbers[start : start + TEXTS])
-        texts += texts_of(part.x, part.lengths)
-    places = zip(text_of_row.tolist(), rows.spans.tolist(), strict=True)
-    return [texts[text][start:end].lower() for text, (start, end) in places]
+    for start in range(0, len(text_numbers), TEXTS):
+        block = view.raw(split).take(text_numbers[start : start + TEXTS])
+        texts += texts_of(block.x, block.lengths)
+    # Each word is a span of characters in its text.
+    words: list[str] = []
+    for text_index, (start, end) in zip(text_of_row.tolist(), rows.spans.tolist(), strict=True):
+        words.append(texts[text_index][start:end].lower())
+    return words
 
 
 @dataclass(frozen=True, eq=False)
 class IdentityReadout:
     """The scores of each word or token, by its number."""
 
-    table: np.ndarray  # (words + 1, T); the last row is that of all further numbers
+    table: np.ndarray  # (words + 1, T); the last row is that of all higher numbers, whose words are unknown
     targets: Targets
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether the scores are shares of classes."""
+        """Whether the scores stand for shares of classes (see `shares`); values have none."""
         return self.targets.classes > 0
 
     def scores(self, x: np.ndarray, /) -> np.ndarray:
         """Return the scores (n, T) of numbers (n, 1)."""
-        return self.table[np.minimum(x[:, 0], len(self.table) - 1)]
+        last_row = len(self.table) - 1
+        return self.table[np.minimum(x[:, 0], last_row)]
 
     def predict(self, x: np.ndarray, /) -> np.ndarray:
         """Return the labels (n, outputs) of numbers (n, 1)."""
         return self.targets.predict(self.scores(x))
 
     def probabilities(self, x: np.ndarray, /) -> np.ndarray:
-        """Return the share of each class, (n, outputs, classes), among the occurrences of words."""
+        """Return the share of each class, (n, outputs, classes), among the occurrences of words of numbers (n, 1)."""
         return self.shares(self.scores(x))
 
     def shares(self, scores: np.ndarray) -> np.ndarray:
@@ -127,41 +132,44 @@ class IdentityReadout:
 
 @dataclass(frozen=True, kw_only=True)
 class IdentityFitter(Fitter):
-    """Means of the labels of each word or token, with a smoothing that is chosen on held-out rows."""
+    """Means of the labels of each word or token, with a smoothing that is chosen on held-out rows.
+
+    A smoothing takes the place of a penalty: it is the ``alpha`` of the results.
+    """
 
     kind = "counts"
-    calibrates = False
-    has_code = False
+    calibrates = False  # the scores stand for shares already
+    has_code = False  # the features are numbers of words, which no linear readout could read
 
     @property
     def settings(self) -> int:
         """The number of smoothings."""
         return len(SMOOTHINGS)
 
+    @property
+    def fitted_splits(self) -> Sequence[KnownSplit]:
+        """The splits to which the final means are fitted."""
+        return KNOWN if self.folds or self.refits else ("train",)
+
     def fit(self, source: Source) -> ColumnFit:
         """Try each smoothing on valid, or by cross-validation over train and valid."""
         # Class weights count all rows to which the final means are fitted.
-        counted: Sequence[KnownSplit] = KNOWN if self.folds or self.refits else ("train",)
-        targets = targets_of(source, self.classes, balanced=self.balanced, splits=counted)
+        targets = targets_of(source, self.classes, balanced=self.balanced, splits=self.fitted_splits)
         x, y = _samples(source, KNOWN)
-        if self.folds:
-            fold = assign_folds(source, self.folds, self.classes)[:, 0]
-            masks = [(fold != number, fold == number) for number in np.unique(fold)]
-        else:
-            is_valid = np.arange(len(y)) >= len(source.labels("train"))
-            masks = [(~is_valid, is_valid)]
-        held_out = np.concatenate([np.flatnonzero(is_held_out) for _, is_held_out in masks])
+        folds = self._masks_of_folds(source, len(y))
+        held_out = np.concatenate([np.flatnonzero(is_held_out) for _, is_held_out in folds])  # fold by fold
         results: list[Result] = []
-        held_out_scores: dict[float, np.ndarray] = {}  # in the order of the samples
+        scores_of_smoothings: dict[float, np.ndarray] = {}  # (n, T), in the order of the samples
         for smoothing in SMOOTHINGS:
-            scores = np.concatenate(
-                [
-                    _readout(x[is_fitted], y[is_fitted], targets, smoothing).scores(x[is_held_out])
-                    for is_fitted, is_held_out in masks
-                ]
-            )
-            held_out_scores[smoothing] = np.empty((len(y), scores.shape[1]))
-            held_out_scores[smoothing][held_out] = scores
+            # Score the held-out samples of each fold by the means of the others.
+            scores_of_folds: list[np.ndarray] = []
+            for is_fitted, is_held_out in folds:
+                readout = _readout(x[is_fitted], y[is_fitted], targets, smoothing)
+                scores_of_folds.append(readout.scores(x[is_held_out]))
+            scores = np.concatenate(scores_of_folds)
+            scores_of_smoothings[smoothing] = np.empty((len(y), scores.shape[1]))
+            scores_of_smoothings[smoothing][held_out] = scores
+            # A tally counts for several settings, along the first axis of the scores; here it is one.
             tally = Tally(targets).update(scores[None], y[held_out])
             results.append(
                 Result(
@@ -175,26 +183,37 @@ class IdentityFitter(Fitter):
             )
         best = results.index(max(results, key=lambda result: result.sort_key))
         best_smoothing = SMOOTHINGS[best]
+        best_scores = scores_of_smoothings[best_smoothing]
         return ColumnFit(
             columns=source.columns,
             results=tuple(results),
             best=best,
             solve=partial(self._fitted, source, targets, best_smoothing, ("train",)),
-            held_out=(lambda: (held_out_scores[best_smoothing], y)) if self.folds else None,
+            held_out=(lambda: (best_scores, y)) if self.folds else None,
         )
+
+    def _masks_of_folds(self, source: Source, samples: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return for each fold which of the ``samples`` in train, then valid, are fitted and which held out, (n,) each.
+
+        Without folds, train is fitted and valid is held out.
+        """
+        if self.folds:
+            fold_of_sample = assign_folds(source, self.folds, self.classes)[:, 0]  # of the only repeat
+            return [(fold_of_sample != fold, fold_of_sample == fold) for fold in np.unique(fold_of_sample)]
+        is_valid = np.arange(samples) >= len(source.labels("train"))
+        return [(~is_valid, is_valid)]
 
     def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
         """Return the means over all rows that may be used; ``alpha`` is the chosen smoothing."""
         assert alpha is not None, "every result of `fit` has a smoothing"
-        splits: Sequence[KnownSplit] = KNOWN if self.folds or self.refits else ("train",)
-        return self._fitted(source, chosen.targets, alpha, splits)
+        return self._fitted(source, chosen.targets, alpha, self.fitted_splits)
 
     def refit_labels(
         self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
     ) -> list[Readout]:
-        """Return the means of other labels; ``alpha`` is the chosen smoothing."""
+        """Return the means of other labels, for each labelling; ``alpha`` is the chosen smoothing."""
         assert alpha is not None, "every result of `fit` has a smoothing"
-        splits: Sequence[KnownSplit] = KNOWN if self.folds or self.refits else ("train",)
+        splits = self.fitted_splits
         x, _ = _samples(source, splits)
         labels = [np.concatenate([labelling[split] for split in splits]) for labelling in labellings]
         return [_readout(x, y, chosen.targets, alpha) for y in labels]
@@ -214,11 +233,16 @@ class IdentityFitter(Fitter):
     def _fitted(
         self, source: Source, targets: Targets, smoothing: float, splits: Sequence[KnownSplit]
     ) -> IdentityReadout:
-        return _readout(*_samples(source, splits), targets, smoothing)
+        """Return the means over some splits."""
+        x, y = _samples(source, splits)
+        return _readout(x, y, targets, smoothing)
 
 
 def fit_identity(known: Known, fitter: Fitter) -> Choice | None:
-    """Return what words or tokens tell alone, with the folds of a fitter of columns; None without their texts."""
+    """Return what words or tokens tell alone, chosen on the same folds as columns are by a ``fitter``.
+
+    None if words cannot be read, because the prepared texts were removed.
+    """
     # Words are read from the prepared texts, at the spans that the entry stores. Tokens need no texts, because the
     # entry stores their ids.
     needs_texts = known.task.labels_words
@@ -242,13 +266,15 @@ def _readout(x: np.ndarray, y: np.ndarray, targets: Targets, smoothing: float) -
 
     ``x`` (n, 1) holds the number of the word or token of each occurrence, and ``y`` (n, outputs) its labels.
     """
-    coded = targets.coded(y).astype(np.float64)
+    numbers = x[:, 0]
+    coded = targets.coded(y).astype(np.float64)  # (n, T)
     weights = targets.weights(y)
     weights = np.ones(len(y)) if weights is None else weights
-    words = int(x.max()) + 1
-    counts = np.bincount(x[:, 0], weights, words)
-    sums = np.stack([np.bincount(x[:, 0], weights * column, words) for column in coded.T], axis=1)
+    # The weighted number of occurrences of each word, (words,), and the weighted sum of their labels, (words, T).
+    words = int(numbers.max()) + 1
+    counts = np.bincount(numbers, weights, words)
+    sums = np.stack([np.bincount(numbers, weights * column, words) for column in coded.T], axis=1)
     mean = weights @ coded / weights.sum()
     means = (sums + smoothing * mean) / (counts + smoothing)[:, None]
-    # The last row is for words or tokens that are not among these: the mean of all.
+    # One more row, for words or tokens that are not among these: the mean of all.
     return IdentityReadout(np.vstack([means, mean]), targets)

@@ -31,15 +31,15 @@ from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Source
 from reservoir_pipelines.output import notify
 
-# Training rows that choose the penalty. A factor of all rows of CIFAR-10 would take an estimated quarter of an hour for
-# each penalty, and the best one, relative to the kernel of a row with itself, should change little with rows.
+# Most training rows that choose the penalty. A factor of all rows of CIFAR-10 would take an estimated quarter of an
+# hour for each penalty, and the best one, relative to the kernel of a row with itself, should change little with rows.
 CHOICE_ROWS = 5_000
-# The factor of so many rows is in memory, 1 GB. It takes a minute, so that nothing is resumed.
+# Up to this number of rows, the factor is in memory, 1 GB. It takes a minute, so that nothing is resumed.
 ROWS_IN_MEMORY = 16_384
 
 
 class PanelsOnDisk:
-    """Panels in the files of a folder, each of which appears whole or not at all."""
+    """Panels of a factor (see `factorise`) in the files of a folder, each of which appears whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,10 +58,12 @@ class PanelsOnDisk:
         replace_file(self._path(number), partial(_write_array, array=panel))
 
     def _path(self, number: int) -> Path:
+        """Return the path of the file of a panel."""
         return self._folder / f"panel{number:03d}.npy"
 
 
 def _write_array(path: Path, array: np.ndarray) -> None:
+    """Write an array to a file of exactly this path; `np.save` appends ``.npy`` to other names."""
     with path.open("wb") as file:
         np.save(file, array, allow_pickle=False)
 
@@ -70,9 +72,9 @@ def _write_array(path: Path, array: np.ndarray) -> None:
 class KernelFitter(Fitter):
     """Ridge regression in the feature space of a kernel, for every penalty."""
 
-    kind = "arccos"
-    alphas: np.ndarray  # relative to the mean kernel of a row with itself
-    rows: int = MAX_ROWS  # of more training rows, this number is drawn at random
+    kind = "arccos"  # also the name of the kernel
+    alphas: np.ndarray  # the penalties (A,), relative to the mean kernel of a row with itself
+    rows: int = MAX_ROWS  # most rows that are fitted; of more, this number is drawn at random
 
     @property
     def settings(self) -> int:
@@ -84,7 +86,7 @@ class KernelFitter(Fitter):
         return self
 
     def with_fixed_penalty(self) -> Self:
-        """Return a fitter with one penalty, the middle one."""
+        """Return a fitter with one penalty, the one in the middle of the grid."""
         return replace(self, alphas=self.alphas[[len(self.alphas) // 2]])
 
     def with_setting_of(self, fit: ColumnFit) -> Self:
@@ -92,7 +94,11 @@ class KernelFitter(Fitter):
         return replace(self, alphas=np.array([fit.result.alpha]))
 
     def fit(self, source: Source) -> ColumnFit:
-        """Choose a penalty by some of the training rows, and fit all of them."""
+        """Choose a penalty by its score on valid, and fit the training rows with it.
+
+        Up to `CHOICE_ROWS` training rows are fitted with every penalty. Of more, so many are drawn to choose the
+        penalty, and all are fitted with it alone.
+        """
         training = TrainingRows.of(source, ("train",), targets_of(source, self.classes))
         name, training = self._drawn(training, self.rows)
         if len(training) <= CHOICE_ROWS:
@@ -101,12 +107,12 @@ class KernelFitter(Fitter):
             best = best_of(results)
             chosen = training.readout(self.kind, duals[best])
         else:
-            # The readout of all rows has the penalty that is best for some of them, and a result of its own.
-            # A single penalty needs no choice.
+            # The results are those of every penalty for the drawn rows, then that of the best one for all rows.
             results: list[Result] = []
             chosen_alpha = self.alphas[:1]
-            if self.settings > 1:
-                results = self._results_of_some(source, training)
+            needs_choice = self.settings > 1
+            if needs_choice:
+                results = self._results_of_drawn_rows(source, training)
                 chosen_alpha = self.alphas[[best_of(results)]]
             dual = self._solved(source, training, float(chosen_alpha[0]))
             results += self._results(source, training, dual[None], chosen_alpha, name)
@@ -122,30 +128,40 @@ class KernelFitter(Fitter):
         assert alpha is not None, "every result of `fit` has a penalty"
         _, training = self._drawn(TrainingRows.of(source, KNOWN, chosen.targets), self.rows)
         readout = training.readout(self.kind, self._solved(source, training, alpha))
+        # A readout that is fitted to valid, too, has no held-out scores to fit a temperature to.
         return replace(readout, temperature=chosen.temperature)
 
-    def _results_of_some(self, source: Source, training: "TrainingRows") -> list[Result]:
+    def _results_of_drawn_rows(self, source: Source, training: "TrainingRows") -> list[Result]:
         """Return the result of each penalty for `CHOICE_ROWS` of the training rows."""
         name, drawn = self._drawn(training, CHOICE_ROWS)
         return self._results(source, drawn, drawn.duals(self.kind, self.alphas), self.alphas, name)
 
     def _drawn(self, training: "TrainingRows", most: int) -> tuple[str, "TrainingRows"]:
-        """Draw up to ``most`` of the training rows; return the name of a readout that is fitted to them, and them."""
+        """Return the name of a readout that is fitted to up to ``most`` of the training rows, and these rows.
+
+        More rows are drawn with a fixed seed, and the name says how many.
+        """
         if len(training) <= most:
             return self.kind, training
-        drawn = np.sort(generator(0, "kernel rows").permutation(len(training))[:most])
-        return f"{self.kind} on {most:,} of {len(training):,} training rows", training.take(drawn)
+        row_numbers = np.sort(generator(0, "kernel rows").permutation(len(training))[:most])
+        return f"{self.kind} on {most:,} of {len(training):,} training rows", training.take(row_numbers)
 
     def _results(
         self, source: Source, training: "TrainingRows", duals: np.ndarray, alphas: np.ndarray, name: str
     ) -> list[Result]:
-        """Return the results on valid of solutions (A, n, T) with their penalties; ``name`` is the kind of readout."""
-        # The solutions of all penalties stand side by side, so that the kernel of a row is computed once for all.
-        of_all = training.readout(self.kind, np.concatenate([*duals], axis=1))
-        of_all = replace(of_all, offset=np.tile(training.offset, len(alphas)))
+        """Return the result on valid of each penalty of ``alphas`` (A,), from its solution in ``duals`` (A, n, T).
+
+        ``name`` is that of the readout in the results.
+        """
+        # The solutions of all penalties stand side by side, (n, A * T), as those of one readout, so that the kernel of
+        # each row of valid is computed once for all.
+        duals_side_by_side = np.concatenate([*duals], axis=1)
+        readout_of_all = replace(
+            training.readout(self.kind, duals_side_by_side), offset=np.tile(training.offset, len(alphas))
+        )
         tally = Tally(training.targets)
         for x, y in source.blocks("valid"):
-            scores = of_all.scores(x).reshape(len(x), len(alphas), -1)
+            scores = readout_of_all.scores(x).reshape(len(x), len(alphas), -1)  # (m, A, T)
             tally.update(scores.transpose(1, 0, 2), y)
         return [
             Result(
@@ -167,8 +183,13 @@ class KernelFitter(Fitter):
 
     @contextmanager
     def _panels(self, source: Source, training: Standardised, alpha: float) -> Iterator[Panels]:
-        """Yield where the factor is kept: in memory, or beside the features, until the rows have been fitted."""
-        if len(training.rows) <= ROWS_IN_MEMORY or not isinstance(source, EntrySamples):
+        """Yield where the factor is kept: in memory, or on disk beside the features.
+
+        The files are removed when the rows have been fitted. They stay if an error or a signal ends the fit, so that
+        the next one continues.
+        """
+        is_small = len(training.rows) <= ROWS_IN_MEMORY
+        if is_small or not isinstance(source, EntrySamples):  # other samples have no folder
             yield PanelsInMemory()
             return
         # The folder of the factor of other rows, or with another penalty, has another name.
@@ -180,7 +201,10 @@ class KernelFitter(Fitter):
 
 
 def parse_rows(readout: str) -> int:
-    """Return the number of rows of ``arccos`` or ``arccos:rows=20000``, by default the most that are possible."""
+    """Return the number of rows of ``arccos:rows=20000``, and of ``arccos`` the most that are possible.
+
+    Raise `InputError` for other settings after the colon.
+    """
     name, _, settings = readout.partition(":")
     if not settings:
         return MAX_ROWS
@@ -200,26 +224,26 @@ def best_of(results: Sequence[Result]) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingRows:
-    """The rows of some splits, standardised, with their labels ``coded`` as targets (n, T)."""
+    """The rows of some splits, standardised, with their labels."""
 
     rows: Standardised
-    coded: np.ndarray
-    targets: Targets
+    coded: np.ndarray  # the labels, coded as targets (n, T)
+    targets: Targets  # the coding
 
     @classmethod
     def of(cls, source: Source, splits: Sequence[KnownSplit], targets: Targets) -> "TrainingRows":
-        """Return the rows of some splits of a source."""
+        """Return the rows of some splits of a source; raise `InputError` if some labels have no features."""
         labels = np.concatenate([source.labels(split) for split in splits])
         # The blocks are copied into one array, because joining them at the end would take twice the memory.
         x = np.empty((len(labels), source.width()), np.float32)
-        start = 0
+        start = 0  # the first row of a block
         for split in splits:
             for block, _ in source.blocks(split):
                 x[start : start + len(block)] = block
                 start += len(block)
-        if start != len(x):
+        if start != len(x):  # the rows of ``x`` after them would be undefined
             raise InputError(f"{source.name}: {start} rows and {len(x)} labels", "extract again")
-        rows = Standardised.of(x, source.feature_weights)
+        rows = Standardised.of(x, source.feature_weights)  # overwrites ``x``
         return cls(rows=rows, coded=targets.coded(labels), targets=targets)
 
     def __len__(self) -> int:
@@ -235,11 +259,11 @@ class TrainingRows:
         return replace(self, rows=self.rows.take(numbers), coded=self.coded[numbers])
 
     def duals(self, kernel: str, alphas: np.ndarray) -> np.ndarray:
-        """Return the solution of each penalty, (A, n, T), from the whole kernel."""
-        everything = slice(0, len(self))
-        products = arithmetic().put(self.rows.products(kernel, everything, everything))
+        """Return the solution of each penalty, the weights (A, n, T) of the rows, from the kernel of all rows."""
+        all_rows = slice(0, len(self))
+        products = arithmetic().put(self.rows.products(kernel, all_rows, all_rows))
         return solve_penalties(products, self.coded - self.offset, alphas)
 
     def readout(self, kernel: str, dual: np.ndarray) -> KernelReadout:
-        """Return the readout of a solution (n, T)."""
+        """Return the readout of a solution, the weights ``dual`` (n, T) of the rows."""
         return KernelReadout.of(self.rows, kernel, dual, self.offset, self.targets)

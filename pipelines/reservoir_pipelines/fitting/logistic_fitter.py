@@ -18,23 +18,23 @@ from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, RawSource, Sou
 
 @dataclass(frozen=True, kw_only=True)
 class LogisticFitter(PenaltyFitter):
-    """Multinomial logistic readouts of every penalty, 1 / C of scikit-learn."""
+    """Multinomial logistic readouts, one for each penalty of a grid; a penalty is 1 / C of scikit-learn."""
 
     kind = "logistic"
 
     def fit(self, source: Source) -> ColumnFit:
-        """Fit every penalty to a source and choose one."""
+        """Fit every penalty to a source and choose one, on valid or by cross-validation."""
         if self.folds:
             return self._fit_folds(source)
         targets = targets_of(source, self.classes, balanced=self.balanced)
         train, valid = source.stream("train"), source.stream("valid")
-        # The solver is fast in the principal axes of the moments. `stored_moments` returns a list, which has one item
-        # without folds, or None if they are not worth storing; then `logistic_sweep` gathers the samples itself.
+        # The solver works along the principal axes of the moments. Without folds, `stored_moments` returns a list of
+        # one, or None if moments are not stored; then `logistic_sweep` gathers the samples itself.
         moments = None
         if moments_of_train := stored_moments(source, targets, train):
             (moments,) = moments_of_train
-        sweep_of_alphas = partial(logistic_sweep, train, valid, targets, moments=moments)
-        return self.best_of(source, sweep_of_alphas)
+        sweep_of = partial(logistic_sweep, train, valid, targets, moments=moments)
+        return self.best_of(source, sweep_of)
 
     def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of ``alpha``, fitted to train, with targets and temperature of ``chosen``."""
@@ -53,40 +53,42 @@ class LogisticFitter(PenaltyFitter):
 
         If the source has only some of the rows, readouts are fitted to these, and score all rows.
         """
-        # The source of all rows, and the index of those of its samples that are fitted.
-        all_rows = source
-        fitted_index: slice | np.ndarray = slice(None)
-        if isinstance(source, RawSource) and source.some:
-            all_rows = replace(source, some=None)
-            fitted_index = fitted_samples(source, all_rows)
+        # The source of all rows, and which of its samples are fitted: all, or those with these indices.
+        source_of_all_rows = source
+        fitted: slice | np.ndarray = slice(None)
+        if isinstance(source, RawSource) and source.row_numbers:
+            source_of_all_rows = replace(source, row_numbers=None)
+            fitted = fitted_samples(source, source_of_all_rows)
         targets = targets_of(source, self.classes, balanced=self.balanced, splits=KNOWN)
-        fold_of_sample = assign_folds(all_rows, self.folds, self.classes, self.repeats)
-        x, y = map(np.concatenate, zip(*all_blocks(source), strict=True))
-        labels = np.concatenate([all_rows.labels(split) for split in KNOWN])
+        fold_of_sample = assign_folds(source_of_all_rows, self.folds, self.classes, self.repeats)
+        x, y = map(np.concatenate, zip(*all_blocks(source), strict=True))  # the fitted samples
+        labels = np.concatenate([source_of_all_rows.labels(split) for split in KNOWN])
         tally = Tally(targets)
-        sample_scores: list[np.ndarray] = []  # (alphas, n) of each repeat
-        scores_of_first_repeat: list[np.ndarray] = []  # (n, T) of each penalty
-        for fold in fold_of_sample.T:  # of one repeat
-            # Fit a path without each fold, and score each sample by the path without its own.
+        sample_scores: list[
+            np.ndarray
+        ] = []  # of each repeat, (A, n): what each sample adds to the score of a penalty
+        scores_of_first_repeat = np.empty(0)  # (A, n, T), once there are some
+        for repeat, fold in enumerate(fold_of_sample.T):  # the folds of one repeat, (n,)
+            # Fit a path without each fold, and score each sample by the path that was not fitted to its fold.
             scorers: list[Scorer] = []
             for k in range(self.folds):
-                in_other_folds = fold[fitted_index] != k
+                in_other_folds = fold[fitted] != k
                 train = [(x[in_other_folds], y[in_other_folds])]
                 path = logistic_path(train, targets, self.alphas, gather(train, targets))
                 scorers.append(Scorer(path))
-            scores = _scores_by_fold(scorers, all_rows, fold, len(self.alphas), targets.columns)
+            scores = _scores_by_fold(scorers, source_of_all_rows, fold, len(self.alphas), targets.columns)
             tally.update(scores, labels)
             sample_scores.append(np.stack([targets.sample_scores(of_alpha, labels) for of_alpha in scores]))
-            scores_of_first_repeat = scores_of_first_repeat or [*scores]
+            if repeat == 0:
+                scores_of_first_repeat = scores
         # The final path is fitted to all samples. The sweep chooses a penalty by the scores of all repeats; the
-        # held-out scores of that penalty are those of the first one.
+        # held-out scores of that penalty, which calibrate the readout, are those of the first repeat.
         path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
         sweep_result = Sweep(path, tally)
-        held_out = scores_of_first_repeat[sweep_result.best], labels
+        best = sweep_result.best
+        held_out = scores_of_first_repeat[best], labels
         sweep_result.held_out = lambda: held_out
-        sweep_result.sample_scores = np.mean(
-            [of_repeat[sweep_result.best] for of_repeat in sample_scores], axis=0
-        )
+        sweep_result.sample_scores = np.mean([of_repeat[best] for of_repeat in sample_scores], axis=0)
         return column_fit(self.kind, source.columns, sweep_result)
 
 
@@ -100,9 +102,9 @@ def fitted_samples(source: RawSource[KnownSplit], all_rows: RawSource[KnownSplit
     for split in KNOWN:
         # Cut the indices of the split's samples at the ends of its rows, and take those of the selected rows.
         ends = np.cumsum(all_rows.counts(split))
-        samples_by_row = np.split(first_sample + np.arange(ends[-1]), ends[:-1])
+        samples_of_rows = np.split(first_sample + np.arange(ends[-1]), ends[:-1])
         selected_rows = np.arange(len(ends))[source.selected_rows(split)]
-        selected_samples += [samples_by_row[row] for row in selected_rows]
+        selected_samples += [samples_of_rows[row] for row in selected_rows]
         first_sample += int(ends[-1])
     return np.concatenate(selected_samples)
 
@@ -110,9 +112,13 @@ def fitted_samples(source: RawSource[KnownSplit], all_rows: RawSource[KnownSplit
 def _scores_by_fold(
     scorers: Sequence[Scorer], source: Source, fold: np.ndarray, alphas: int, columns: int
 ) -> np.ndarray:
-    """Return the scores (alphas, n, columns) of all samples, each by the path that was not fitted to its fold."""
+    """Return the scores (alphas, n, columns) of all samples, each by the path that was not fitted to its fold.
+
+    ``fold`` (n,) is that of each sample, and ``scorers[k]`` has the path that was not fitted to fold k. ``alphas`` is
+    the number of penalties, and ``columns`` that of targets.
+    """
     scores = np.empty((alphas, len(fold), columns), np.float32)
-    start = 0
+    start = 0  # the first sample of a block
     for x, _ in all_blocks(source):
         fold_of_block = fold[start : start + len(x)]
         for k in np.unique(fold_of_block).tolist():

@@ -29,14 +29,12 @@ CHUNK_LINES = 10_000  # lines that are formatted and written at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabelledRows:
-    """The rows of one split: what identifies them, their groups (rows,), and labels (rows, readout_tokens, outputs).
+    """The rows of one split: what identifies them, and their labels."""
 
-    If rows are words or tokens, ids are those of their texts, and ``numbers`` (rows,) those of words or tokens in them.
-    """
-
-    ids: np.ndarray
-    y: np.ndarray
-    groups: np.ndarray | None
+    ids: np.ndarray  # (rows,); if rows are words or tokens of texts, those of their texts
+    y: np.ndarray  # the labels (rows, readout_tokens, outputs)
+    groups: np.ndarray | None  # (rows,); None if the rows have no groups
+    # The number of each word or token in its text, (rows,), from 0; None if rows are not words or tokens.
     numbers: np.ndarray | None = None
 
     @cached_property
@@ -48,28 +46,29 @@ class LabelledRows:
     def of(cls, rows: SplitFeatures) -> "LabelledRows":
         """Return the rows of a split of an entry."""
         numbers = None
+        # If rows are words or tokens, those of text i are pointers[i] to pointers[i + 1].
         if (pointers := rows.pointers) is not None:
-            numbers = np.arange(rows.rows) - np.repeat(pointers[:-1], np.diff(pointers))
+            first_row_of_text = np.repeat(pointers[:-1], np.diff(pointers))  # of the text of each row
+            numbers = np.arange(rows.rows) - first_row_of_text
         return cls(ids=rows.ids, y=rows.labels, groups=rows.groups, numbers=numbers)
 
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """The labels that a readout predicts, class numbers or values, (n, outputs), and their probabilities if it has any.
+    """The labels that a readout predicts for samples, and their probabilities if it has any."""
 
-    A probability is that of the predicted class, or if there are two classes that of the second one.
-    """
-
-    labels: np.ndarray
+    labels: np.ndarray  # class numbers or values, (n, outputs)
+    # (n, outputs): that of the predicted class or, of two classes, that of the second one; None without probabilities.
     probabilities: np.ndarray | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadoutPredictions:
-    """The predictions of one readout, by split, and which rows of each split they cover."""
+    """The predictions of one readout, and the rows that they are for."""
 
-    name: str
-    of_splits: dict[str, Predicted]
+    name: str  # of the column in the file
+    of_splits: dict[str, Predicted]  # the predictions for each split that the readout predicts
+    # The numbers of the predicted rows of each such split, or a slice of all.
     rows: dict[str, slice | np.ndarray]
 
     @property
@@ -81,17 +80,21 @@ class ReadoutPredictions:
 def write_predictions(
     folder: Path, task: Task, splits: Mapping[str, LabelledRows], readouts: Sequence[ReadoutPredictions]
 ) -> None:
-    """Write the predictions of readouts, most important first; of too many, only the first ones."""
+    """Write the predictions of ``readouts``, which are sorted with the most important one first.
+
+    If the file would be too large, leave the last ones out, and print their names.
+    """
     lines = sum(int(rows.is_labelled.sum()) * task.outputs for rows in splits.values())
     max_readouts = max(1, MAX_PREDICTIONS // max(1, lines))
     if left_out := [readout.name for readout in readouts[max_readouts:]]:
         notify(f"{PREDICTIONS} would be too large, so it leaves out {', '.join(left_out)}")
     table = _PredictionLines(task, splits, readouts[:max_readouts])
 
-    def write(part: Path) -> None:
+    def write(temporary: Path) -> None:
+        """Write the lines to a temporary file, which then gets its name."""
         with (
             # A label may hold half of a surrogate pair, which no UTF-8 text can.
-            part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+            temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
             meter("predictions", lines, unit="labels") as bar,
         ):
             writer = csv.writer(file)
@@ -114,91 +117,107 @@ class _PredictionLines:
 
     def headings(self) -> list[str]:
         """Return the names of the columns."""
-        grouped = any(rows.groups is not None for rows in self.splits.values())
-        names = ["split", "id", *(["group"] if grouped else [])]
+        names = ["split", "id"]
+        if any(rows.groups is not None for rows in self.splits.values()):
+            names.append("group")
+        # The token is a number in a text, or in a row with several labelled tokens; never both.
         if any(rows.numbers is not None for rows in self.splits.values()):
             names.append("token")
-        names += [name for name, number in self._places() if number > 1]
+        if self.task.readout_tokens > 1:
+            names.append("token")
+        if self.task.outputs > 1:
+            names.append("output")
         names.append("label")
         for readout in self.readouts:
-            names += [readout.name, *([readout.name + PROBABILITY] if readout.has_probabilities else [])]
+            names.append(readout.name)
+            if readout.has_probabilities:
+                names.append(readout.name + PROBABILITY)
         return names
 
-    def _places(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        """Return the names and the numbers of the tokens that have labels, and of the outputs of each."""
-        return ("token", self.task.readout_tokens), ("output", self.task.outputs)
-
     def chunks(self, split: str) -> Iterator[list[list[Any]]]:
-        """Yield the cells of some lines, column by column."""
+        """Yield the cells of up to `CHUNK_LINES` lines of a split, column by column, as in `headings`."""
         rows = self.splits[split]
         y = rows.y
-        # Row, token and output of each line; tokens after the end of a row have no label.
-        labelled = np.broadcast_to(rows.is_labelled[..., None], y.shape)
-        row, *places = np.nonzero(labelled)
-        truth = y[labelled]
-        # The token and the output are columns of the file if there are several.
-        places = [place for place, (_, number) in zip(places, self._places(), strict=True) if number > 1]
-        predicted = [_on_lines(readout, split, row, len(y)) for readout in self.readouts]
-        for start in range(0, len(row), CHUNK_LINES):
+        # The row, the token and the output of each line; tokens after the end of a row have no label.
+        has_line = np.broadcast_to(rows.is_labelled[..., None], y.shape)
+        row_of_line, token_of_line, output_of_line = np.nonzero(has_line)
+        label_of_line = y[has_line]
+        predictions = [_on_lines(readout, split, row_of_line, len(y)) for readout in self.readouts]
+        for start in range(0, len(row_of_line), CHUNK_LINES):
             chunk = slice(start, start + CHUNK_LINES)
-            row_of_line, label_of_line = row[chunk], truth[chunk]
-            columns: list[list[Any]] = [[split] * len(row_of_line), rows.ids[row_of_line].tolist()]
+            row_numbers, labels = row_of_line[chunk], label_of_line[chunk]
+            columns: list[list[Any]] = [[split] * len(row_numbers), rows.ids[row_numbers].tolist()]
             if rows.groups is not None:
-                columns.append(rows.groups[row_of_line].tolist())
+                columns.append(rows.groups[row_numbers].tolist())
             if rows.numbers is not None:
-                columns.append(rows.numbers[row_of_line].tolist())
-            columns += [place[chunk].tolist() for place in places]
-            columns.append(
-                self._names(label_of_line) if self.task.classes else label_of_line.astype(str).tolist()
-            )
-            for readout, lines in zip(self.readouts, predicted, strict=True):
-                columns += self._cells(readout, lines, chunk, len(row_of_line))
+                columns.append(rows.numbers[row_numbers].tolist())
+            if self.task.readout_tokens > 1:
+                columns.append(token_of_line[chunk].tolist())
+            if self.task.outputs > 1:
+                columns.append(output_of_line[chunk].tolist())
+            columns.append(self._class_names(labels) if self.task.classes else labels.astype(str).tolist())
+            for readout, on_lines in zip(self.readouts, predictions, strict=True):
+                columns += self._cells(readout, on_lines, chunk, len(row_numbers))
             yield columns
 
     def _cells(
-        self, readout: ReadoutPredictions, lines: "_Lines | None", chunk: slice, size: int
+        self, readout: ReadoutPredictions, on_lines: "_PredictionsOnLines | None", chunk: slice, size: int
     ) -> list[list[Any]]:
-        """Return the columns of a readout for a chunk of lines, with empty cells for rows that it does not predict."""
+        """Return the columns of a readout for a ``chunk`` of ``size`` lines; a cell is empty if it has no prediction.
+
+        ``on_lines`` is what `_on_lines` returned for the split of the lines.
+        """
         empty = [""] * size
-        if lines is None:
+        if on_lines is None:
             return [empty, empty] if readout.has_probabilities else [empty]
-        labels = lines.labels[chunk]
-        texts = [self._names(labels) if self.task.classes else np.char.mod("%.9g", labels).tolist()]
-        if lines.probabilities is not None:
-            texts.append(np.char.mod("%.6f", lines.probabilities[chunk]).tolist())
-        if lines.covered is None:
-            return texts
-        covered = lines.covered[chunk].tolist()
+        labels = on_lines.labels[chunk]
+        columns = [self._class_names(labels) if self.task.classes else np.char.mod("%.9g", labels).tolist()]
+        if on_lines.probabilities is not None:
+            columns.append(np.char.mod("%.6f", on_lines.probabilities[chunk]).tolist())
+        if on_lines.is_predicted is None:
+            return columns
+        is_predicted = on_lines.is_predicted[chunk].tolist()
         return [
-            [cell if is_covered else "" for cell, is_covered in zip(column, covered, strict=True)]
-            for column in texts
+            [
+                cell if has_prediction else ""
+                for cell, has_prediction in zip(column, is_predicted, strict=True)
+            ]
+            for column in columns
         ]
 
-    def _names(self, numbers: np.ndarray) -> list[Any]:
-        """Return the names of classes."""
+    def _class_names(self, numbers: np.ndarray) -> list[Any]:
+        """Return the names of classes, from their numbers (lines,)."""
         return [self.task.label(number) for number in numbers.astype(np.int64).tolist()]
 
 
-class _Lines(NamedTuple):
-    """The predictions of a readout for the lines of one split, and which lines they cover; None means all."""
+class _PredictionsOnLines(NamedTuple):
+    """The predictions of a readout for the lines of one split."""
 
-    labels: np.ndarray
-    probabilities: np.ndarray | None
-    covered: np.ndarray | None
+    labels: np.ndarray  # (lines,)
+    probabilities: np.ndarray | None  # (lines,); None if the readout has none
+    # Whether a line has a prediction, (lines,); the other two arrays have any value if it has none. None if all have.
+    is_predicted: np.ndarray | None
 
 
-def _on_lines(readout: ReadoutPredictions, split: str, row: np.ndarray, rows: int) -> _Lines | None:
-    """Return the predictions for lines that belong to the rows ``row`` (lines,); None for a split without any."""
+def _on_lines(
+    readout: ReadoutPredictions, split: str, row_of_line: np.ndarray, rows: int
+) -> _PredictionsOnLines | None:
+    """Return the predictions of a readout for the lines of a split; None if it predicts no row of the split.
+
+    ``row_of_line`` (lines,) is the row of each line, and ``rows`` the number of rows.
+    """
     if (predicted := readout.of_splits.get(split)) is None:
         return None
+    # Samples are in the order of rows, and each has its labels in the order of tokens and outputs, as lines are.
     labels = predicted.labels.ravel()
     probabilities = None if predicted.probabilities is None else predicted.probabilities.ravel()
-    if isinstance(readout.rows[split], slice):
-        return _Lines(labels, probabilities, None)
-    has_prediction = np.zeros(rows, bool)
-    has_prediction[readout.rows[split]] = True
-    covered = has_prediction[row]
-    # The number of each line's prediction; lines without one get that of another line, and are left empty.
-    number = np.maximum(np.cumsum(covered) - 1, 0)
-    of_lines = None if probabilities is None else probabilities[number]
-    return _Lines(labels[number], of_lines, covered)
+    predicted_rows = readout.rows[split]
+    if isinstance(predicted_rows, slice):  # of all rows
+        return _PredictionsOnLines(labels, probabilities, None)
+    row_is_predicted = np.zeros(rows, bool)
+    row_is_predicted[predicted_rows] = True
+    is_predicted = row_is_predicted[row_of_line]
+    # The index of each line's prediction; a line without one gets that of another line, which is not shown.
+    index = np.maximum(np.cumsum(is_predicted) - 1, 0)
+    probabilities_of_lines = None if probabilities is None else probabilities[index]
+    return _PredictionsOnLines(labels[index], probabilities_of_lines, is_predicted)

@@ -47,23 +47,24 @@ class Extras:
 class FinalReadout:
     """A chosen readout, fitted to all rows that may be used; nothing about it can change any more.
 
-    ``predictions`` are those of rows to which a readout of the same setting was not fitted: with
-    cross-validation all rows of train and valid, which the models of the other folds predict, else
-    those of valid, which the readout that was fitted to train predicts. ``rows`` are the numbers of
-    these rows.
+    Held-out rows are those to which a readout of the same setting was not fitted: with cross-validation all rows of
+    train and valid, which the models of the other folds predict (of folds in time, all but the oldest), else those of
+    valid, which the readout that was fitted to train predicts.
     """
 
     result: Result
     readout: Readout
     source: EntrySource
-    held_out: Callable[[], np.ndarray]  # computes the scores of `nonconformity_scores`
-    predictions: dict[KnownSplit, Predicted]
+    # Returns the scores of `nonconformity_scores` or, for forecasts, the errors of `forecast_errors`.
+    held_out: Callable[[], np.ndarray]
+    predictions: dict[KnownSplit, Predicted]  # of the held-out rows, by split
+    # The numbers of the held-out rows in their split, or a slice of all.
     rows: dict[KnownSplit, slice | np.ndarray]
-    # 95% interval of the validation score
+    # 95% interval of the validation score; None if there is none.
     valid_interval: tuple[float, float] | None
     # The probability of the second of two classes, for each held-out row of the first one, (n,); empty for other tasks.
     held_out_negatives: np.ndarray
-    control: Control | None  # the same setting fitted to random labels, if requested
+    control: Control | None  # the same setting fitted to random labels; None if not requested
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,7 +85,7 @@ class FinalReadouts:
     best: FinalReadout  # of the reservoir
     baselines: list[FinalReadout]
     saved: FinalReadout  # the best of the reservoir, or a baseline that is clearly better
-    layers: list[Layer]
+    layers: list[Layer]  # in the order of the model; empty for fewer than two layers
 
     def __iter__(self) -> Iterator[FinalReadout]:
         """Yield the best readout, then those of baselines and of layers; the best one is again that of its layer."""
@@ -101,17 +102,17 @@ def refit_all(selection: Selection, task: Task, extras: Extras = Extras()) -> Fi
         name: choice for name, choice in selection.layers.items() if choice.fit.result != best_result
     }
     # The titles of the two lines of progress, with the readouts that each fits.
-    stages = {"refit": selection.choices}
+    choices_of_title = {"refit": selection.choices}
     if other_layers:
-        stages["layers"] = [*other_layers.values()]
+        choices_of_title["layers"] = [*other_layers.values()]
     finals: list[FinalReadout] = []
-    for title, choices in stages.items():
+    for title, choices in choices_of_title.items():
         works = [refit_work(choice) for choice in choices]
-        with work_meter(title, works) as part:
+        with work_meter(title, works) as counting:
             for choice, work in zip(choices, works, strict=True):
-                with part(work):
+                with counting(work):
                     finals.append(refit(choice, task, extras))
-    # They are in the order of the stages: the best readout, the baselines, and the other layers.
+    # ``finals`` are in the order of the titles: the best readout, the baselines, and the other layers.
     best, *baselines = finals[: len(selection.choices)]
     final_of_layer = dict(zip(other_layers, finals[len(selection.choices) :], strict=True))
     layers = [
@@ -122,37 +123,39 @@ def refit_all(selection: Selection, task: Task, extras: Extras = Extras()) -> Fi
 
 
 def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout:
-    """Return a chosen readout, calibrated on valid and fitted to train and valid, with predictions of held-out rows."""
-    fit, source, fitter = choice
+    """Return a chosen readout, calibrated and fitted to all rows that may be used, with predictions of held-out rows.
+
+    All that needs held-out rows is computed from the readout that was chosen, before it is fitted to these rows.
+    """
+    fit, source, fitter = choice.fit, choice.source, choice.fitter
     assert isinstance(source, EntrySamples), "a readout of arrays has been fitted to all of them"
     # The choice of a layer has no model, so its setting is fitted once more.
     if fit.solve is None:
         fit = fitter.fit(source)
     readout, alpha = fit.readout, fit.result.alpha
-    # Cross-validation has calibrated its readout on held-out rows.
+    # Calibrate the probabilities on valid. Cross-validation has calibrated its readout on held-out rows.
     calibrates = task.classes and fitter.calibrates and not fitter.folds
     if calibrates and isinstance(readout, LinearReadout | KernelReadout):
         readout = readout.calibrate(source.blocks("valid"))
     scores_of_rows = partial(nonconformity_scores, readout, source, fitter, alpha)
     if task.horizon and fit.held_out:
         scores_of_rows = partial(forecast_errors, fit.held_out)
-    # Rows of valid are predicted before the readout is fitted to them. In cross-validation, a readout that was fitted
-    # to some of the rows has held-out scores of all of them.
-    predicted_source = source
-    if fit.held_out and isinstance(source, RawSource):
-        predicted_source = replace(source, some=None)
-    predictions = _predict_known(fit, predicted_source, readout)
+    # The source may have only some of the rows, such as that of logistic regression of the raw input. Cross-validation
+    # has scored all rows, not only these; and the labels of all rows are encoded below.
+    source_of_all_rows = replace(source, row_numbers=None) if isinstance(source, RawSource) else source
+    # Predict the held-out rows, and judge the predictions.
+    predicted_source = source_of_all_rows if fit.held_out else source
+    predictions = _predict_held_out(fit, predicted_source, readout)
     labels = _held_out_labels(predictions, predicted_source)
     negatives = _held_out_negatives(predictions, labels, predicted_source, task)
-    result = fit.result
     valid_interval = _valid_interval(
-        predictions, labels, predicted_source, result, task, repeats=fitter.repeats
+        predictions, labels, predicted_source, fit.result, task, repeats=fitter.repeats
     )
+    result = fit.result
     if extras.mdl and fitter.has_code:
-        # Logistic regression of the raw input may be fitted to some rows, but the labels of all rows are coded.
-        all_rows = replace(source, some=None) if isinstance(source, RawSource) else source
-        code = code_length(all_rows, task.classes)
+        code = code_length(source_of_all_rows, task.classes)
         result = replace(result, description_bits=code.bits, compression=code.compression)
+    # From here on, the readout may have seen valid.
     final = fitter.refit(source, readout, alpha)
     if isinstance(final, LinearReadout):
         final = replace(final, columns=_read_columns(source))
@@ -163,7 +166,7 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
         held_out=scores_of_rows,
         predictions=predictions,
         rows={
-            split: _predicted_rows(predicted_source, split, len(predicted.labels))
+            split: _held_out_rows(predicted_source, split, len(predicted.labels))
             for split, predicted in predictions.items()
         },
         valid_interval=valid_interval,
@@ -173,27 +176,28 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
 
 
 def _read_columns(source: EntrySource) -> tuple[ReadColumn, ...]:
-    """Return what the features of a source are."""
+    """Return the name, the width and the number of vectors of each column whose features a source has."""
     parts = source.parts if isinstance(source, JoinedSource) else (source,)
     columns: list[ReadColumn] = []
     for part in parts:
-        vectors = 1
-        # The names of imported columns need not have a pooling.
+        vectors = 1  # of baselines, and of imported columns, whose names need not have a pooling
         if isinstance(part, ColumnSource) and part.view.spec.init.kind != IMPORTED:
-            # A sample has the kept tokens of its row side by side, unless each token is a sample; the pooling has K
-            # vectors for each token.
-            tokens = part.view["train"].shape(part.column.name)[0] // part.tokens()
-            vectors = tokens * max(1, find_pooling(part.column.pooling).number)
+            # A sample has the stored tokens of its row side by side, unless each token is a sample. A pooling with a
+            # number, such as segments8, has so many vectors for each token.
+            stored_tokens, _ = part.view["train"].shape(part.column.name)
+            tokens_of_sample = stored_tokens // part.tokens()
+            vectors = tokens_of_sample * max(1, find_pooling(part.column.pooling).number)
         columns.append(ReadColumn(part.name, part.width(), vectors))
     return tuple(columns)
 
 
-def _predict_known(fit: ColumnFit, source: EntrySource, calibrated: Readout) -> dict[KnownSplit, Predicted]:
-    """Return the predictions of a readout for rows that it was not fitted to: of valid, or of train and valid."""
+def _predict_held_out(
+    fit: ColumnFit, source: EntrySource, calibrated: Readout
+) -> dict[KnownSplit, Predicted]:
+    """Return the predictions for held-out rows (see `FinalReadout`), by split: of valid, or of train and valid."""
     if fit.held_out is None:
-        return {
-            "valid": join_predictions([predict_block(calibrated, x) for x, _ in source.blocks("valid")])
-        }
+        parts = [predict_block(calibrated, x) for x, _ in source.blocks("valid")]
+        return {"valid": join_predictions(parts)}
     assert isinstance(calibrated, LinearReadout | IdentityReadout), "other readouts are chosen on valid"
     # The held-out scores (n, T) are those of the samples of train, then of valid. Folds in time never hold out the
     # oldest samples.
@@ -203,23 +207,31 @@ def _predict_known(fit: ColumnFit, source: EntrySource, calibrated: Readout) -> 
     assert held_out_in_train <= samples["train"], "only samples have held-out scores"
     predictions: dict[KnownSplit, Predicted] = {}
     for split, scores_of_split in zip(KNOWN, np.split(scores, [held_out_in_train]), strict=True):
-        if not len(scores_of_split):
+        if not len(scores_of_split):  # of train, if folds in time hold out newer samples alone
             continue
-        labels, probabilities = calibrated.targets.predict(scores_of_split), None
-        if isinstance(calibrated, IdentityReadout):
-            probabilities = calibrated.shares(scores_of_split) if calibrated.has_probabilities else None
-        elif calibrated.has_probabilities:
-            probabilities = calibrated.targets.probabilities(
-                scores_of_split, calibrated.temperature, calibrated.link
-            )
-        predictions[split] = _predicted(labels, probabilities)
+        labels = calibrated.targets.predict(scores_of_split)
+        predictions[split] = _predicted(labels, _probabilities_of_scores(calibrated, scores_of_split))
     return predictions
 
 
-def _predicted_rows(source: EntrySource, split: KnownSplit, samples: int) -> slice | np.ndarray:
-    """Return the rows of a split whose last ``samples`` have predictions."""
-    rows = len(source.labels(split))
-    return source.selected_rows(split) if samples == rows else np.arange(rows - samples, rows)
+def _probabilities_of_scores(
+    readout: LinearReadout | IdentityReadout, scores: np.ndarray
+) -> np.ndarray | None:
+    """Return the probabilities (n, outputs, classes) that a readout gives to scores (n, T); None if it has none."""
+    if not readout.has_probabilities:
+        return None
+    if isinstance(readout, IdentityReadout):
+        return readout.shares(scores)
+    return readout.targets.probabilities(scores, readout.temperature, readout.link)
+
+
+def _held_out_rows(source: EntrySource, split: KnownSplit, samples: int) -> slice | np.ndarray:
+    """Return the numbers of the held-out rows of a split, or a slice of all, from their number of ``samples``."""
+    all_samples = len(source.labels(split))
+    if samples == all_samples:
+        return source.selected_rows(split)
+    # Folds in time never hold out the oldest windows, each of which is a row and a sample.
+    return np.arange(all_samples - samples, all_samples)
 
 
 def predict_block(readout: Readout, x: np.ndarray) -> Predicted:
@@ -236,9 +248,10 @@ def join_predictions(parts: Sequence[Predicted]) -> Predicted:
 
 
 def _predicted(labels: np.ndarray, probabilities: np.ndarray | None) -> Predicted:
-    """Return the prediction for labels (n, outputs) and the probabilities of all classes, (n, outputs, classes).
+    """Return labels (n, outputs) with one probability of each, from those of all classes, (n, outputs, classes).
 
-    It has the probability of class 1 of two classes, else that of the label.
+    It is the probability of class 1 of two classes, else that of the label. Without probabilities, labels are values
+    or classes as they are.
     """
     if probabilities is None:
         return Predicted(labels, None)
@@ -260,7 +273,8 @@ def _valid_interval(
 ) -> tuple[float, float] | None:
     """Return the 95% interval of the validation score of ``result``.
 
-    It comes from the predictions for valid, or for the rows of all folds.
+    It comes from the ``predictions`` for held-out rows, with their ``labels`` (n, outputs). ``repeats`` is the number
+    of draws of folds. None if rows are too few, or if a balanced accuracy is of several labels per row, or of groups.
     """
     splits = list(predictions)
     predicted = np.concatenate([predictions[split].labels for split in splits])
@@ -273,7 +287,8 @@ def _valid_interval(
     if interval is None or repeats == 1:
         return interval
     # The score is the mean over repeated folds, but the predictions are those of the first repeat. Without this shift,
-    # the interval would be that of another score, which it might not even contain.
+    # the interval would be that of another score, and might not even contain the mean. It stays within the range of
+    # the metric: R² has no least value.
     shift = result.valid_score - valid.scores[result.metric]
     least = 0.0 if is_share(result.metric) else -math.inf
     low, high = (min(max(end + shift, least), 1.0) for end in interval)
@@ -282,7 +297,7 @@ def _valid_interval(
 
 def _held_out_labels(predictions: Mapping[KnownSplit, Predicted], source: EntrySource) -> np.ndarray:
     """Return the labels (n, outputs) of the samples that have predictions."""
-    # Folds in time never hold out the oldest samples.
+    # Folds in time never hold out the oldest samples, so the samples that have predictions are the last ones.
     samples = sum(len(predicted.labels) for predicted in predictions.values())
     return np.concatenate([source.labels(split) for split in predictions])[-samples:]
 
@@ -290,41 +305,54 @@ def _held_out_labels(predictions: Mapping[KnownSplit, Predicted], source: EntryS
 def _held_out_negatives(
     predictions: Mapping[KnownSplit, Predicted], labels: np.ndarray, source: EntrySource, task: Task
 ) -> np.ndarray:
-    """Return the probability of the second of two classes for each held-out row of the first; see `FinalReadout`."""
+    """Return the probability of the second of two classes for each held-out row of the first one, (n,).
+
+    Empty for other tasks, for several labels per row, and for a readout without probabilities. ``labels`` (n, outputs)
+    are those of the held-out rows.
+    """
     has_one_label_per_row = source.tokens() == 1 and labels.shape[1] == 1
     probabilities = [part.probabilities for part in predictions.values() if part.probabilities is not None]
-    if task.classes != 2 or not has_one_label_per_row or len(probabilities) < len(predictions):
+    has_probabilities = len(probabilities) == len(predictions)
+    if task.classes != 2 or not has_one_label_per_row or not has_probabilities:
         return np.zeros(0)
+    probabilities_of_negatives = np.concatenate(probabilities)[labels == 0]
     # Rounded as predict does, so that equal probabilities compare equal.
-    return np.round(np.concatenate(probabilities)[labels == 0].astype(np.float64), 6)
+    return np.round(probabilities_of_negatives.astype(np.float64), 6)
 
 
 def nonconformity_scores(
     readout: Readout, source: EntrySource, fitter: Fitter, alpha: float | None
 ) -> np.ndarray:
-    """Return the nonconformity score of every validation row, ascending, (n,); none for several labels per row.
+    """Return the nonconformity score of every validation row, ascending, (n,).
 
-    A nonconformity score is one minus the probability of the row's class, or the distance of the prediction from the
-    true value (Vovk et al. 2005).
+    It is one minus the probability of the row's class, or the distance of the predicted value from the true one (Vovk
+    et al. 2005). The result is empty for several labels per row, and for a readout of classes without probabilities.
+    ``alpha`` is the penalty of the ``readout``.
     """
     targets = readout.targets
-    if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):
+    has_several_labels_per_row = source.tokens() > 1 or targets.outputs > 1
+    lacks_probabilities = bool(targets.classes) and not readout.has_probabilities
+    if has_several_labels_per_row or lacks_probabilities:
         return np.zeros(0)
     # The scores of validation rows are valid only if the readout was not fitted to these rows. Cross-validation fits
     # the readout to valid, too, so that its setting is fitted again to train alone.
     readout_without_valid = fitter.fitted_without_valid(source, readout, alpha)
-    scores = []
+    scores: list[np.ndarray] = []  # of each block
     for x, y in source.blocks("valid"):
         if targets.classes:
-            # Rounded as predict does, so that equal probabilities compare equal.
+            # Of the only output, (m, classes). Rounded as predict does, so that equal probabilities compare equal.
             probabilities = np.round(readout_without_valid.probabilities(x)[:, 0], 6)
-            scores.append(1 - np.take_along_axis(probabilities, y.astype(int), axis=1)[:, 0])
+            of_true_class = np.take_along_axis(probabilities, y.astype(int), axis=1)[:, 0]
+            scores.append(1 - of_true_class)
         else:
             scores.append(np.abs(readout_without_valid.predict(x) - y)[:, 0])
     return np.sort(np.concatenate(scores).astype(np.float64))
 
 
 def forecast_errors(held_out: Callable[[], tuple[np.ndarray, ...]]) -> np.ndarray:
-    """Return the absolute errors of forecasts of later windows than those that were fitted, ascending, (n, horizon)."""
-    scores, labels = held_out()
-    return np.sort(np.abs(scores - labels).astype(np.float64), axis=0)
+    """Return the absolute errors of the forecasts of held-out windows, (n, horizon), ascending for each step ahead.
+
+    ``held_out`` returns the forecasts and the labels of these windows, (n, horizon) each.
+    """
+    forecasts, labels = held_out()
+    return np.sort(np.abs(forecasts - labels).astype(np.float64), axis=0)

@@ -24,7 +24,7 @@ from reservoir_pipelines.output import Record, as_json, count_text, difference_t
 
 SUMMARY = "fit.json"  # the file with the summary of a fit
 PROBING = ("control_score", "description_bits", "compression")
-"""The fields of a result that options of probing add."""
+"""The fields of a result that the options ``--control`` and ``--mdl`` add."""
 ELSEWHERE = "folder.json"  # in the default folder of a fit: the path that ``--out`` named, for `report`
 
 
@@ -73,12 +73,14 @@ class Result(Record):
     compression: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; accuracies also as ``valid_accuracy`` and ``test_accuracy``.
+        """Return the fields as JSON values, and accuracies also as ``valid_accuracy`` and ``test_accuracy``.
 
-        Control tasks and code lengths are left out if there are none.
+        The fields of a control task and of a code length are left out if there are none.
         """
-        named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
-        values = (named if self.metric == "accuracy" else {}) | super().to_dict()
+        values: dict[str, Any] = {}
+        if self.metric == "accuracy":
+            values = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
+        values |= super().to_dict()
         values["selectivity"] = self.selectivity
         absent = {name for name in (*PROBING, "selectivity") if values[name] is None}
         return {name: value for name, value in values.items() if name not in absent}
@@ -92,12 +94,13 @@ class Result(Record):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Result":
-        """Build a result from the values of `to_dict`."""
-        return from_json(cls, {item.name: values[item.name] for item in fields(cls) if item.name in values})
+        """Build a result from the values of `to_dict`, which has further ones beside the fields."""
+        names = [item.name for item in fields(cls)]
+        return from_json(cls, {name: values[name] for name in names if name in values})
 
     @property
     def sort_key(self) -> tuple[float, float, float]:
-        """What ranks results: validation score, then smaller loss, then larger penalty (0 for estimators)."""
+        """What ranks results, best last: validation score, then smaller loss, then larger penalty (0 without one)."""
         return self.valid_score, -self.valid_loss, self.alpha or 0.0
 
     @property
@@ -107,12 +110,12 @@ class Result(Record):
 
     @property
     def parsed(self) -> Columns:
-        """The columns, from their names."""
+        """The columns, parsed from their names."""
         return parse_columns(self.name)
 
     @property
     def title(self) -> str:
-        """A short name: the columns; for more than two, their layers with their pooling or their number."""
+        """A short name: one or two columns; of more, their layers with the pooling or the number of columns."""
         return short_name(self.parsed)
 
     @property
@@ -126,11 +129,13 @@ class Result(Record):
 
 
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
-    """Return the columns, the settings, and the validation scores (columns, settings), NaN if not tried."""
+    """Return the titles of columns, the settings, and the validation scores (columns, settings), for a plot.
+
+    Penalties ascend. A score is NaN if the setting was not tried on the columns.
+    """
     columns = list(dict.fromkeys(result.title for result in table))
-    settings = list(
-        dict.fromkeys(result.setting for result in sorted(table, key=lambda result: result.alpha or 0))
-    )
+    by_penalty = sorted(table, key=lambda result: result.alpha or 0)  # estimators have none
+    settings = list(dict.fromkeys(result.setting for result in by_penalty))
     scores = np.full((len(columns), len(settings)), np.nan)
     for result in table:
         scores[columns.index(result.title), settings.index(result.setting)] = result.valid_score
@@ -171,17 +176,18 @@ class Against(Record):
     def sentence(self) -> str:
         """The verdict in words, with its evidence."""
         name = "the raw input" if self.name == RAW.name else self.name
+        difference = difference_text(abs(self.difference), self.metric)
         rows = count_text(self.rows, "test row")
-        by = difference_text(abs(self.difference), self.metric)
-        over = f"{rows} in {count_text(self.groups, 'group')}" if self.groups else rows
+        if self.groups:
+            rows = f"{rows} in {count_text(self.groups, 'group')}"
         if self.verdict == "cannot be judged":
-            return f"Whether this reservoir adds to {name} cannot be judged on {over}."
-        evidence = f"on {over} (p = {self.p_value:.2g})"
+            return f"Whether this reservoir adds to {name} cannot be judged on {rows}."
+        evidence = f"on {rows} (p = {self.p_value:.2g})"
         if self.verdict == "no difference":
             return f"No difference can be seen between this reservoir and {name} {evidence}."
         if self.verdict == "adds":
-            return f"This reservoir adds {by} to {name} {evidence}."
-        return f"This reservoir adds nothing to {name}: it is worse by {by} {evidence}."
+            return f"This reservoir adds {difference} to {name} {evidence}."
+        return f"This reservoir adds nothing to {name}: it is worse by {difference} {evidence}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,17 +255,23 @@ class OperatingPoint(Record):
 class CurvePoint(NamedTuple):
     """Mean, lowest and highest scores over random draws of training rows, each draw with its own best penalty."""
 
-    rows: int
-    valid_score: float
-    test_score: float
-    valid_range: tuple[float, float]
+    rows: int  # number of training rows
+    valid_score: float  # mean
+    test_score: float  # mean
+    valid_range: tuple[float, float]  # lowest and highest
     test_range: tuple[float, float]
 
     @classmethod
     def of(cls, rows: int, scores: Sequence[tuple[float, float]]) -> "CurvePoint":
-        """Return the point of the curve for the validation and test scores of some draws."""
+        """Return the point of the curve for a number of rows, from the validation and the test score of each draw."""
         valid, test = zip(*scores, strict=True)
-        return cls(rows, fmean(valid), fmean(test), (min(valid), max(valid)), (min(test), max(test)))
+        return cls(
+            rows=rows,
+            valid_score=fmean(valid),
+            test_score=fmean(test),
+            valid_range=(min(valid), max(valid)),
+            test_range=(min(test), max(test)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,25 +342,27 @@ class Fit:
 
     @property
     def p_value(self) -> float | None:
-        """The p-value against the raw input; None without one."""
+        """The p-value of the difference to the baseline ``raw``; None if it was not compared."""
         raw = self.raw.name if self.raw else None
         return next((comparison.p_value for comparison in self.against if comparison.name == raw), None)
 
     @property
     def layers(self) -> dict[str, float]:
-        """Best validation score of each layer alone, and of the raw input; empty for a single layer."""
+        """Best validation score of each layer alone, and of the raw input; empty for fewer than three of these."""
         results = [*self.table, self.raw] if self.raw else self.table
         best: dict[str, float] = {}
         for result in results:
             layer = common_place(result.parsed)  # None if the columns are of several layers
             if layer is not None:
                 best[layer] = max(result.valid_score, best.get(layer, result.valid_score))
-        # One of the places may be the raw input, so a third place makes several layers.
-        has_several_layers = len(best) > 2
-        return {layer: best[layer] for layer in layers_first_to_last(best)} if has_several_layers else {}
+        # One of them may be the raw input, so a third one makes several layers.
+        if len(best) < 3:
+            return {}
+        return {layer: best[layer] for layer in layers_first_to_last(best)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON values."""
+        """Return the summary as JSON values: the fields without the table, and what is derived from them."""
+        # The table is in results.csv and the readout in its own file, which takes the readout's name below.
         plain = {
             name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")
         }

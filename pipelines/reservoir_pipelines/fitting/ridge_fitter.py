@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.column import Columns
+from reservoir.column import Column, Columns
 from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Readout, RereadableBlocks, Targets
 from reservoir.readouts.moments import Moments, accumulate, fold_moments, training_moments
 from reservoir.readouts.penalties import prefers_large_penalty
@@ -25,7 +25,7 @@ from reservoir_pipelines.fitting.fitter import (
     penalty_of,
     targets_of,
 )
-from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks, stage_blocks
+from reservoir_pipelines.fitting.folds import assign_folds, curve_blocks, fold_blocks
 from reservoir_pipelines.fitting.source import (
     KNOWN,
     ColumnSource,
@@ -37,13 +37,14 @@ from reservoir_pipelines.fitting.source import (
 )
 from reservoir_pipelines.output import meter
 
-# Equations of a system from which some samples tell which penalties are tried on all. All penalties of a grid need a
-# reduction of the system, which takes eight times as long as a factorisation for one of them.
+# If a system has more equations, some samples tell which penalties are tried on all samples. All penalties of a grid
+# need a reduction of the system, which takes eight times as long as a factorisation for one of them.
 MANY_EQUATIONS = LARGE_MATRIX
-# Numbers from one promising penalty to the next: scores change little between neighbours of the grid.
-NEXT = 2
-MIN_IN_FOLD = 16  # samples of each fold, expected, that choose penalties: fewer may be none
-CURVE_DRAWS = 5  # random draws of the rows
+# Steps in the grid from a promising penalty to the next that is tried: scores change little between neighbours.
+PENALTY_STEP = 2
+# Least expected number of samples of each fold among those that choose penalties: of fewer, there may be none.
+MIN_IN_FOLD = 16
+CURVE_DRAWS = 5  # random draws of the rows, over which a learning curve is averaged
 SMALL_WORK = 1e9
 """Multiplications below which moments are not stored: to write and sync their files takes longer than to compute them.
 
@@ -56,10 +57,11 @@ class RidgeFitter(PenaltyFitter):
     """Exact ridge readouts."""
 
     kind = "ridge"
-    coding: Targets | None = None  # of the labels, if it is decided before the fit
-    # Whether most penalties are tried on some samples alone if a system has many equations.
+    coding: Targets | None = None  # of the labels; None if it is derived from a source's labels
+    # Whether some samples choose the penalties that are tried on all samples, if a system has many equations.
     narrows: bool = False
-    # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
+    # The kernel matrix of the last fit that had one, by its columns, so at most one item. A fit of these and more
+    # columns computes only the products of the new ones.
     _kernels: dict[Columns, KernelMatrix] = field(init=False, default_factory=dict)
 
     @property
@@ -71,71 +73,85 @@ class RidgeFitter(PenaltyFitter):
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
         if self.coding is not None:
             return self.coding
-        splits = KNOWN if self.folds or self.refits else ("train",)
-        return targets_of(source, self.classes, balanced=self.balanced, splits=splits)
+        return targets_of(source, self.classes, balanced=self.balanced, splits=self.fitted_splits)
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
         return self._fit_folds(source) if self.folds else self._fit_valid(source)
 
     def _fit_valid(self, source: Source) -> ColumnFit:
-        """Choose by the score on valid."""
+        """Fit every penalty to train and choose one by the score on valid."""
         targets = self.targets(source)
         train, valid = _stream(source, "train"), _stream(source, "valid")
-        # No features of train are read again if the grid is widened.
+        # With the moments or the samples of train at hand, no sweep reads its features again, such as one of a wider
+        # grid. Without folds, `stored_moments` returns a list of one.
         moments = stored_moments(source, targets, train)
-        training = moments[0] if moments else gather(train, targets)  # without folds, a list of one
+        training = moments[0] if moments else gather(train, targets)
         weights = source.feature_weights
         sweep_of = partial(sweep, train, valid, targets, training=training, feature_weights=weights)
         samples, width = len(source.labels("train")), source.width()
         if not self.tries_few(samples, width):
             return self.best_of(source, sweep_of)
 
-        def sweep_of_some(some: Sequence[Block], alphas: np.ndarray) -> Sweep:
-            return sweep(some, valid, targets, alphas, feature_weights=weights)
+        def sweep_of_drawn(drawn: Sequence[Block], alphas: np.ndarray) -> Sweep:
+            """Fit penalties to some samples, drawn from train, and score them on valid."""
+            return sweep(drawn, valid, targets, alphas, feature_weights=weights)
 
-        best_of_some = best_for_some(train, sweep_of_some, self.alphas, samples=samples)
-        return self._fit_around(source, sweep_of, best_of_some)
+        best_for_drawn = best_for_some(train, sweep_of_drawn, self.alphas, samples=samples)
+        return self._fit_around(source, sweep_of, best_for_drawn)
 
     def tries_few(self, samples: int, width: int) -> bool:
-        """Return whether only the penalties that are promising for some of the training samples are tried on all."""
-        has_many = len(self.alphas) > FEW_PENALTIES and min(samples, width) > MANY_EQUATIONS
-        return self.narrows and has_many
+        """Return whether only penalties that are promising for some of the ``samples`` are tried on all of them.
+
+        ``samples`` are those that readouts are fitted to, with ``width`` features each.
+        """
+        # Samples or features, whichever are fewer, are the equations of the system.
+        has_many_equations = min(samples, width) > MANY_EQUATIONS
+        return self.narrows and len(self.alphas) > FEW_PENALTIES and has_many_equations
 
     def _fit_around(
-        self, source: Source, sweep_of: Callable[[np.ndarray], Sweep], number: int
+        self, source: Source, sweep_of: Callable[[np.ndarray], Sweep], middle: int
     ) -> ColumnFit:
-        """Fit the penalty with a ``number`` in the grid and one on each side, until the middle one is the best."""
+        """Return the fit of the best penalty near index ``middle`` of the grid, with those that were tried last.
+
+        The penalty in the middle and one on each side are tried. If a side is best, it is the next middle. If the
+        search reaches an end of the grid and the fitter ``widens``, all penalties and wider ones are tried.
+        """
         last = len(self.alphas) - 1
-        middles: set[int] = set()  # numbers of the penalties that have been in the middle
+        tried_middles: set[int] = set()
         while True:
-            middles.add(number)
-            neighbours = np.unique(np.clip([number - NEXT, number, number + NEXT], 0, last))
-            fit = column_fit(self.kind, source.columns, sweep_of(self.alphas[neighbours]))
-            best = int(neighbours[fit.best])
-            if best in (0, last) and self.widens:  # all penalties, and wider ones, as without samples
+            tried_middles.add(middle)
+            sides_and_middle = [middle - PENALTY_STEP, middle, middle + PENALTY_STEP]
+            indices = np.unique(np.clip(sides_and_middle, 0, last))
+            fit = column_fit(self.kind, source.columns, sweep_of(self.alphas[indices]))
+            best = int(indices[fit.best])
+            if best in (0, last) and self.widens:
                 return self.best_of(source, sweep_of)
-            if best in middles:
+            # The middle is best, or the search would go back to an earlier middle, and so never end.
+            if best in tried_middles:
                 return fit
-            number = best
+            middle = best
 
     def _fit_folds(self, source: Source) -> ColumnFit:
-        """Choose by cross-validation over train and valid."""
+        """Fit every penalty in each fold of train and valid, and choose one by its scores on the held-out samples."""
         targets, feature_weights = self.targets(source), source.feature_weights
-        numbers = assign_folds(source, self.folds, self.classes, self.repeats)
-        stream = RereadableBlocks(fold_blocks, (source, numbers))
+        fold_of_sample = assign_folds(source, self.folds, self.classes, self.repeats)
+        stream = RereadableBlocks(fold_blocks, (source, fold_of_sample))
         # Moments of repeated folds are not stored.
-        moments = stored_moments(source, targets, stream, numbers) if self.repeats == 1 else None
+        moments = stored_moments(source, targets, stream, fold_of_sample) if self.repeats == 1 else None
         blocks = in_memory_if_small(stream)
-        samples, width = len(numbers), source.width()
-        # The sample of rows must have some of each fold: groups, and so folds, may differ in size.
-        expected_in_fold = np.bincount(numbers[:, 0]).min() * CHOICE_SAMPLES / samples
+        samples, width = len(fold_of_sample), source.width()
+        # The samples that are drawn to choose penalties must have some of each fold. Groups, and so folds, may differ
+        # in size, so the smallest fold (of the first repeat) decides.
+        expected_in_fold = np.bincount(fold_of_sample[:, 0]).min() * CHOICE_SAMPLES / samples
         tries_few = self.tries_few(samples, width) and bool(expected_in_fold >= MIN_IN_FOLD)
+        # `_fit_around` sweeps several times: compute the moments once for all sweeps. With fewer samples than features,
+        # there are none.
         if tries_few and moments is None and samples >= width and self.repeats == 1:
-            moments = fold_moments(blocks, targets, self.folds)  # once for all penalties
+            moments = fold_moments(blocks, targets, self.folds)
 
         def sweep_of(alphas: np.ndarray) -> Sweep:
-            """Fit every penalty in each fold, and remember the kernel matrix for the next column."""
+            """Fit penalties in each fold, and remember the kernel matrix for the next column."""
             sweep_result = cross_sweep(
                 blocks,
                 targets,
@@ -157,24 +173,25 @@ class RidgeFitter(PenaltyFitter):
         if not tries_few:
             return self.best_of(source, sweep_of)
 
-        def sweep_of_some(some: Sequence[FoldBlock], alphas: np.ndarray) -> Sweep:
-            return cross_sweep(some, targets, alphas, folds=self.folds, feature_weights=feature_weights)
+        def sweep_of_drawn(drawn: Sequence[FoldBlock], alphas: np.ndarray) -> Sweep:
+            """Fit penalties to some samples in each fold; one draw of folds is enough to find promising ones."""
+            return cross_sweep(drawn, targets, alphas, folds=self.folds, feature_weights=feature_weights)
 
-        best_of_some = best_for_some(blocks, sweep_of_some, self.alphas, samples=samples)
-        return self._fit_around(source, sweep_of, best_of_some)
+        best_for_drawn = best_for_some(blocks, sweep_of_drawn, self.alphas, samples=samples)
+        return self._fit_around(source, sweep_of, best_for_drawn)
 
     def _kernel_of_first(self, columns: Columns) -> KernelMatrix | None:
-        """Return the kernel matrix of the first of some columns, if the last fit left one."""
-        for first, kernel in self._kernels.items():
-            if columns[: len(first)] == first:
+        """Return the remembered kernel matrix if its columns are the first of ``columns``; else None."""
+        for first_columns, kernel in self._kernels.items():
+            if columns[: len(first_columns)] == first_columns:
                 return kernel
         return None
 
     def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of a penalty, fitted to train alone.
 
-        Its temperature is that of ``chosen``, which was fitted to held-out scores; a readout that is fitted to train
-        alone has no held-out scores.
+        Its temperature is that of ``chosen``, which was fitted to held-out scores, because a readout that is fitted to
+        train alone has no held-out scores.
         """
         targets, labels = self.targets(source), source.labels("train")
         # The kernel matrix of cross-validation covers train and then valid, so its first rows are those of train,
@@ -188,9 +205,10 @@ class RidgeFitter(PenaltyFitter):
         return path.readout(0, targets, chosen.temperature)
 
     def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return the readout of a penalty, fitted to train and valid, with the targets and temperature of another."""
-        if moments := stored_moments(source, self.targets(source), _stream(source, "train")):
-            training = moments[0] + training_moments(_stream(source, "valid"), chosen.targets)
+        """Return the readout of a penalty, fitted to train and valid, with targets and temperature of ``chosen``."""
+        # The fit may have stored the moments of train, so that only valid is read; moments of both splits add up.
+        if moments_of_train := stored_moments(source, self.targets(source), _stream(source, "train")):
+            training = moments_of_train[0] + training_moments(_stream(source, "valid"), chosen.targets)
         else:
             both = itertools.chain(_stream(source, "train"), _stream(source, "valid"))
             training = gather(both, chosen.targets)
@@ -203,9 +221,10 @@ class RidgeFitter(PenaltyFitter):
         """Return a readout of the chosen penalty for each labelling; all share the products of the features."""
         assert isinstance(chosen, LinearReadout), "ridge readouts are linear"
         targets = chosen.targets
-        if targets.class_weights:  # the weights of samples, and so the products, depend on the labels
+        # With class weights, the weights of samples, and so the products, depend on the labels: nothing is shared.
+        if targets.class_weights:
             return super().refit_labels(source, chosen, alpha, labellings)
-        # The targets of all labellings stand side by side.
+        # The targets of all labellings stand side by side, (n, labellings * T), so that one system solves all.
         coded: Labelling = {
             split: np.concatenate([targets.coded(labels[split]) for labels in labellings], axis=1)
             for split in self.fitted_splits
@@ -213,12 +232,13 @@ class RidgeFitter(PenaltyFitter):
         blocks = RereadableBlocks(_blocks_of_splits, (Relabelled(source, coded), self.fitted_splits))
         # The products of the features: those of train that the entry stores, with those of valid added; or computed
         # here, as moments or, if samples are fewer than features, from the samples themselves.
-        if stored := stored_moments(source, self.targets(source), _stream(source, "train")):
-            moments = stored[0]
+        if moments_of_train := stored_moments(source, self.targets(source), _stream(source, "train")):
+            moments = moments_of_train[0]
             if "valid" in self.fitted_splits:
                 moments += training_moments(_stream(source, "valid"), targets)
             training: TrainingData = moments.with_targets(blocks)
         else:
+            # `head` returns all samples if they are fewer than the features; else None, and the stream of their blocks.
             few_samples, stream = head(blocks)
             if few_samples:
                 x, y = few_samples
@@ -226,15 +246,16 @@ class RidgeFitter(PenaltyFitter):
             else:
                 training = accumulate(stream)
         path = ridge_path(training, np.array([penalty_of(alpha)]), source.feature_weights)
-        # The solution has the targets of each labelling in columns of their own.
-        parts = np.split(np.arange(path.coef.shape[2]), len(labellings))
+        # Cut the solution of the only penalty, (w, labellings * T), into the targets of each labelling.
+        coef, intercept = path.coef[0], path.intercept[0]
+        targets_of_labellings = np.split(np.arange(coef.shape[1]), len(labellings))
         return [
-            LinearReadout(coef=path.coef[0][:, part], intercept=path.intercept[0][part], targets=targets)
-            for part in parts
+            LinearReadout(coef=coef[:, columns], intercept=intercept[columns], targets=targets)
+            for columns in targets_of_labellings
         ]
 
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
-        """Return a readout for each number of training rows of some random draws; see `ridge_curve`."""
+        """Return a readout for each of the ``sizes``, numbers of training rows, in each draw; see `ridge_curve`."""
         return ridge_curve(source, sizes, self.targets(source), self.alphas)
 
 
@@ -251,50 +272,68 @@ def _blocks_of_splits(source: Source, splits: Sequence[KnownSplit]) -> Iterator[
 def stored_moments(
     source: Source, targets: Targets, blocks: Iterable[Any], fold_of_sample: np.ndarray | None = None
 ) -> list[Moments] | None:
-    """Return the moments of a column's training samples, or of each fold; None if they are not worth storing.
+    """Return the moments of a column's training samples (a list of one), or of each fold; None if they are not stored.
 
-    Moments are stored in the column's entry. Those of folds need ``fold_of_sample`` (n, 1), the fold of
-    each sample of train, then of valid.
+    Moments are loaded from the column's entry, or else computed from ``blocks`` and stored there, if this is worth its
+    time and space. Those of folds need ``fold_of_sample`` (n, 1), the fold of each sample of train, then of valid;
+    ``blocks`` then have the folds of their samples.
     """
-    if not isinstance(source, ColumnSource) or source.some:
+    # The names below do not tell selected rows from all rows, and only a single column has an entry to itself.
+    if not isinstance(source, ColumnSource) or source.row_numbers:
         return None
-    # With at most four samples per feature, the float64 moments would be larger than the float16 features.
     splits = ("train",) if fold_of_sample is None else KNOWN
     number_of_samples, width = sum(len(source.labels(split)) for split in splits), source.width()
-    if number_of_samples <= 4 * width or number_of_samples * width**2 / 2 < SMALL_WORK:
+    # With at most four samples per feature, the float64 moments would be larger than the float16 features.
+    are_large = number_of_samples <= 4 * width
+    are_fast = number_of_samples * width**2 / 2 < SMALL_WORK
+    if are_large or are_fast:
         return None
-    # What the moments depend on is in their names: column, class weights and folds.
-    weights = targets.class_weights
-    column = source.column.name.replace("/", "-")
-    # The weights depend on the splits that were counted.
-    digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
-    suffix = f"-weighted{digest}-{column}" if weights else f"-{column}"
+    # Load the moments if the entry has all of them, else compute and store them.
+    names = _names_of_moments(source.column, targets, fold_of_sample)
+    stored = [loaded for name in names if (loaded := source.view.load_arrays(name))]
+    if len(stored) == len(names):
+        return [Moments.from_arrays(arrays) for arrays, _description in stored]
     if fold_of_sample is None:
-        folds, names = 0, [f"train{suffix}"]
+        moments = [training_moments(blocks, targets)]
     else:
-        # The digest tells apart the folds of other rows and of other versions of scikit-learn, which draws them.
-        folds = int(fold_of_sample.max()) + 1
-        folds_digest = hashlib.sha256(fold_of_sample.astype("<i8").tobytes()).hexdigest()[:8]
-        names = [f"fold{number}of{folds}-{folds_digest}{suffix}" for number in range(folds)]
-    stored = [source.view.load_arrays(name) for name in names]
-    if all(stored):
-        return [Moments.from_arrays(arrays) for arrays, _ in filter(None, stored)]
-    moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
-    for name, part in zip(names, moments, strict=True):
-        source.view.save_arrays(name, part.to_arrays(), {"columns": [source.column.name]})
+        moments = fold_moments(blocks, targets, len(names))
+    for name, of_fold in zip(names, moments, strict=True):
+        source.view.save_arrays(name, of_fold.to_arrays(), {"columns": [source.column.name]})
     return moments
+
+
+def _names_of_moments(column: Column, targets: Targets, fold_of_sample: np.ndarray | None) -> list[str]:
+    """Return the names under which an entry stores the moments of train (a list of one), or of each fold.
+
+    The names contain what the moments depend on: the column, the class weights and the folds.
+    """
+    suffix = f"-{column.name}".replace("/", "-")
+    if targets.class_weights:
+        # The weights depend on the splits in which classes were counted, so their digest tells these apart.
+        weights_digest = hashlib.sha256(repr(targets.class_weights).encode()).hexdigest()[:8]
+        suffix = f"-weighted{weights_digest}{suffix}"
+    if fold_of_sample is None:
+        return [f"train{suffix}"]
+    # The digest tells apart the folds of other rows and of other versions of scikit-learn, which draws them.
+    folds = int(fold_of_sample.max()) + 1
+    folds_digest = hashlib.sha256(fold_of_sample.astype("<i8").tobytes()).hexdigest()[:8]
+    return [f"fold{number}of{folds}-{folds_digest}{suffix}" for number in range(folds)]
 
 
 def ridge_curve(
     source: Source, sizes: Sequence[int], targets: Targets, alphas: np.ndarray
 ) -> list[CurveReadout]:
-    """Return a readout for each number of training rows of each of `CURVE_DRAWS` nested, stratified draws."""
+    """Return a readout for each of the ``sizes`` in each of `CURVE_DRAWS` random draws of the training rows.
+
+    The rows of a size contain those of all smaller sizes of the same draw, and have about the shares of classes of all
+    rows. Valid chooses a penalty for each size of each draw.
+    """
     readouts: list[CurveReadout] = []
     with meter("learning curve", CURVE_DRAWS * len(sizes), unit="fits") as bar:
         for draw in range(CURVE_DRAWS):
-            for size, (blocks, moments) in zip(
-                sizes, _nested_rows(source, sizes, targets, draw), strict=True
-            ):
+            training_of_sizes = _nested_rows(source, sizes, targets, draw)
+            for size, (blocks, moments) in zip(sizes, training_of_sizes, strict=True):
+                # `sweep` fits to the moments if there are some, else to the blocks.
                 sweep_result = sweep(
                     blocks,
                     source.stream("valid"),
@@ -312,13 +351,10 @@ def ridge_curve(
 def _nested_rows(
     source: Source, sizes: Sequence[int], targets: Targets, draw: int
 ) -> Iterator[tuple[Iterable[Block], Moments | None]]:
-    """Yield the training samples of each size as arguments of `sweep`.
-
-    They are blocks of samples and None, or no blocks and the moments of the samples.
-    """
-    # Each sample comes with the number of the size that adds it. A size contains the samples that it and all smaller
+    """Yield the training samples of each size, as blocks and None, or as no blocks and the moments of the samples."""
+    # Each sample comes with the index of the size that adds it. A size contains the samples that it and all smaller
     # sizes add. If samples are fewer than features, `head` returns all of them; else None, and their blocks.
-    few_samples, blocks = head(stage_blocks(source, np.asarray(sizes), targets.classes, draw))
+    few_samples, blocks = head(curve_blocks(source, np.asarray(sizes), targets.classes, draw))
     if few_samples is None:
         # One pass gives the moments of the samples that each size adds; their running sums are those of the sizes.
         added_moments = fold_moments(blocks, targets, len(sizes))
@@ -326,7 +362,7 @@ def _nested_rows(
             yield (), moments
         return
     # With fewer samples than features, moments would take hours.
-    x, y, number_of_size = few_samples
-    for number in range(len(sizes)):
-        is_in_size = number_of_size <= number
+    x, y, index_of_sample = few_samples
+    for index in range(len(sizes)):
+        is_in_size = index_of_sample <= index
         yield [(x[is_in_size], y[is_in_size])], None

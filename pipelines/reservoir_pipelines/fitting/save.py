@@ -20,17 +20,18 @@ from reservoir_pipelines.fitting.predictions_csv import (
     write_predictions,
 )
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts
-from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, score_matrix
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix
 from reservoir_pipelines.fitting.source import KNOWN
 from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 # The headings of results.csv.
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
-LAYERS = "layers.csv"  # the table of layers, for programs; `Fit.layer_scores` explains its columns
+LAYERS = "layers.csv"  # the table of layers, for programs; `LayerScore` explains its columns
+# Its headings, after those that describe the readout; those of probing only if the user asks for it.
 SCORES = ("valid_score", "valid_low", "valid_high", "test_score")
-CONTROL, CODE = ("control_score", "selectivity"), ("description_bits", "compression")
 DIFFERENCE = ("difference", "difference_low", "difference_high", "p_value")
+CONTROL, CODE = ("control_score", "selectivity"), ("description_bits", "compression")
 
 
 def save(
@@ -41,42 +42,51 @@ def save(
     default_folder: Path,
     options: FitOptions,
 ) -> None:
-    """Write all files of a fit; ``default_folder`` is the folder of a fit without ``--out``."""
+    """Write all files of a fit into its folder; ``default_folder`` is the folder of a fit without ``--out``."""
     folder, title = fit.results.parent, f"{known.task.name}, {known.title}"
-    # Collect the contents of the files. The plots mark the best readout of the reservoir, even if a baseline is saved.
-    best, metric = scores[finals.best].result, fit.best.metric
-    commands = _commands(known, options)
+    # Collect the contents of the files.
     predictions = _predictions(finals, scores)
     rows = _labelled_rows(known, scores[finals.saved].rows, predictions)
-    table, layers = _table_lines(fit), _layer_lines(fit, options)
-    label = known.task.parameters.get("label")
-    summary = {**fit.to_dict(), "label": label, "title": fit.best.title, "commands": commands}
-    columns, settings, matrix = score_matrix(fit.table)
-    grid = ScoreGrid(columns, settings, matrix, (columns.index(best.title), settings.index(best.setting)))
-    raw_score = fit.raw.valid_score if fit.raw else None
+    summary = {
+        **fit.to_dict(),
+        "label": known.task.parameters.get("label"),
+        "title": fit.best.title,
+        "commands": _commands(known, options),
+    }
     # The summary is written after the files that it describes, and the plots, which no program reads, come last.
     with locked(folder):  # so that all files in the folder belong to one fit
         remove_leftovers(folder, locked=True)
         write_predictions(folder, known.task, rows, predictions)
         Bundle.of(known, finals.saved, fit.best).write(folder)
-        write_csv(fit.results, table)
+        write_csv(fit.results, _table_lines(fit))
         if fit.layer_scores:
-            write_csv(folder / LAYERS, layers)
+            write_csv(folder / LAYERS, _layer_lines(fit, options))
         write_checked(folder / SUMMARY, summary)
-        # In the cache, the default folder tells `report` where the files are.
+        # In the cache, the default folder <cache>/readouts/<task>/<name> tells `report` where the files are.
         is_in_cache = default_folder.parents[1].name == "readouts"
         if options.out and is_in_cache:
             with suppress(OSError):  # the cache may be read-only
                 default_folder.mkdir(parents=True, exist_ok=True)
                 write_checked(default_folder / ELSEWHERE, {"folder": str(folder.resolve())})
-        plot_sweep(fit.plot, grid, raw_score, metric, title)
-        if fit.curve:
-            curve = [point._asdict() for point in fit.curve]
-            plot(folder / "curve.png", (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)
-        plot_confusion(folder / "confusion.png", fit.evaluation, title)
-        if not fit.evaluation.classes:
-            heading = f"{title}: test, R² {fit.evaluation.scores['R²']:.3f}"
-            plot(folder / "predicted.png", (5, 5), heading, draw_values, fit.evaluation.values)
+        # The plots mark the best readout of the reservoir, even if a baseline is saved.
+        _write_plots(fit, scores[finals.best].result, title)
+
+
+def _write_plots(fit: Fit, best: Result, title: str) -> None:
+    """Write the plots of a fit: validation scores, with the ``best`` marked, learning curve and test predictions."""
+    folder, metric = fit.results.parent, fit.best.metric
+    columns, settings, valid_scores = score_matrix(fit.table)
+    best_cell = columns.index(best.title), settings.index(best.setting)
+    raw_score = fit.raw.valid_score if fit.raw else None
+    plot_sweep(fit.plot, ScoreGrid(columns, settings, valid_scores, best_cell), raw_score, metric, title)
+    if fit.curve:
+        curve = [point._asdict() for point in fit.curve]
+        plot(folder / "curve.png", (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)
+    plot_confusion(folder / "confusion.png", fit.evaluation, title)  # nothing for values
+    has_values = not fit.evaluation.classes
+    if has_values:
+        heading = f"{title}: test, R² {fit.evaluation.scores['R²']:.3f}"
+        plot(folder / "predicted.png", (5, 5), heading, draw_values, fit.evaluation.values)
 
 
 def _commands(known: Known, options: FitOptions) -> list[str]:
@@ -87,21 +97,22 @@ def _commands(known: Known, options: FitOptions) -> list[str]:
 
 
 def _predictions(finals: FinalReadouts, scores: Mapping[FinalReadout, Scores]) -> list[ReadoutPredictions]:
-    """Return the predictions of the saved readout, of every baseline and of every layer for held-out rows.
+    """Return the predictions of the saved readout, of every baseline and of every layer for held-out and test rows.
 
-    If a baseline is saved, those of the best readout of the reservoir stand beside it.
+    If a baseline is saved, the best readout of the reservoir comes second. ``scores`` are those on test.
     """
-    named = [(BEST, finals.saved)]
-    named += [("reservoir", finals.best)] if finals.saved is not finals.best else []
-    named += [(final.result.name, final) for final in finals.baselines]
-    named += [(layer.name, layer.final) for layer in finals.layers]
+    finals_with_names = [(BEST, finals.saved)]
+    if finals.saved is not finals.best:
+        finals_with_names.append(("reservoir", finals.best))
+    finals_with_names += [(final.result.name, final) for final in finals.baselines]
+    finals_with_names += [(layer.name, layer.final) for layer in finals.layers]
     return [
         ReadoutPredictions(
             name=name,
             of_splits={**final.predictions, "test": scores[final].predicted},
             rows={**final.rows, "test": slice(None)},
         )
-        for name, final in named
+        for name, final in finals_with_names
     ]
 
 
@@ -112,41 +123,50 @@ def _labelled_rows(
     rows: dict[str, LabelledRows] = {}
     for split in KNOWN:
         if any(split in readout.of_splits for readout in predictions):
-            part = known.view[split]
-            rows[split] = LabelledRows.of(part)
+            rows[split] = LabelledRows.of(known.view[split])
     return {**rows, "test": test_rows}
 
 
 def _table_lines(fit: Fit) -> list[tuple[Any, ...]]:
-    """Return the headings, and a line for each readout with the chosen one marked."""
+    """Return the lines of results.csv: the headings, and a line for each readout with the chosen one marked."""
     lines: list[tuple[Any, ...]] = [FIELDS]
     chosen = fit.best
-    # The raw input may be among the columns; as a baseline it has a test score too, and replaces that line.
+    # A readout is identified by its columns, its kind and its penalty. The raw input may be among the columns; as a
+    # baseline it has a test score too, and replaces that line.
     results = {
         (result.columns, result.readout, result.alpha): result for result in [*fit.table, *fit.baselines]
     }
-    for setting, result in results.items():
-        is_chosen = setting == (chosen.columns, chosen.readout, chosen.alpha)
-        alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
+    for identity, result in results.items():
+        is_chosen = identity == (chosen.columns, chosen.readout, chosen.alpha)
         # Among the columns only the chosen readout has a test score, which `fit.best` holds.
         test_score = (chosen if is_chosen else result).test_score
-        readout = (result.name, result.readout, alpha, result.metric, result.valid_score)
+        readout = (result.name, result.readout, _alpha_text(result), result.metric, result.valid_score)
         lines.append((*readout, int(result.converged), int(is_chosen), test_score))
     return lines
 
 
+def _alpha_text(result: Result) -> str:
+    """Return the penalty of a result for a table; empty if it has none."""
+    return "" if result.alpha is None else f"{result.alpha:.6g}"
+
+
 def _layer_lines(fit: Fit, options: FitOptions) -> list[tuple[Any, ...]]:
-    """Return the headings, and a line for each layer, with control tasks and code lengths if there are any."""
+    """Return the lines of layers.csv: the headings, and a line for each layer.
+
+    A control task and a code length have columns of their own, if the user asks for them.
+    """
     probing = (*(CONTROL if options.control else ()), *(CODE if options.mdl else ()))
-    lines: list[tuple[Any, ...]] = [("layer", *FIELDS[:4], *SCORES, *DIFFERENCE, *probing)]
+    readout_fields = FIELDS[:4]  # columns, readout, alpha, metric
+    lines: list[tuple[Any, ...]] = [("layer", *readout_fields, *SCORES, *DIFFERENCE, *probing)]
     for score in fit.layer_scores:
         result = score.result
-        alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
-        p_value = "" if score.p_value is None else f"{score.p_value:.3g}"
+        readout = result.name, result.readout, _alpha_text(result), result.metric
+        # An interval, or a difference, that there is not leaves its cells empty.
         valid_interval = score.valid_interval or ("", "")
-        interval = score.difference_interval or ("", "")
         scores = result.valid_score, *valid_interval, result.test_score
-        difference = score.difference, *interval, p_value
-        line = (score.layer, result.name, result.readout, alpha, result.metric, *scores, *difference)
-        lines.append((*line, *(getattr(result, name) for name in probing)))
+        difference_interval = score.difference_interval or ("", "")
+        p_value = "" if score.p_value is None else f"{score.p_value:.3g}"
+        difference = score.difference, *difference_interval, p_value
+        values_of_probing = [getattr(result, name) for name in probing]
+        lines.append((score.layer, *readout, *scores, *difference, *values_of_probing))
     return lines

@@ -29,14 +29,17 @@ from reservoir_pipelines.fitting.source import Source
 class Selection:
     """What was chosen on train and valid, before any test row is read."""
 
-    fits: list[ColumnFit]
+    fits: list[ColumnFit]  # of all candidates that were fitted to all rows
     left_out: tuple[Result, ...]  # the results of columns that a race excluded, best first
     best: Choice  # the best readout of the reservoir
     baselines: list[Choice]
-    saved: int  # the number of the readout that is saved among the best and the baselines
-    valid_error: float | None  # standard error of the validation score of the saved readout
-    curve: list[CurveReadout]  # of the columns of the best readout
-    # The best readout of each layer, without its model, and a fitter of its setting alone; none for fewer than two.
+    saved: int  # the index in `choices` of the readout that is saved
+    # Standard error of the validation score of the saved readout; None if the scores of single samples are not known.
+    valid_error: float | None
+    # The readouts of the learning curve, of the columns of the best readout; empty if no curve is requested.
+    curve: list[CurveReadout]
+    # The best readout of each layer, without its model, and a fitter of its setting alone; empty for fewer than two
+    # layers, which cannot be compared.
     layers: dict[str, Choice]
 
     @property
@@ -53,6 +56,8 @@ class KnownColumns(Protocol):
 
 
 K = TypeVar("K", bound=KnownColumns)
+# A function of the known columns, the fits of the candidates, the fitter, and whether anything can be chosen (see
+# `Candidates.chooses`), which returns the best readout of each baseline.
 FitBaselines = Callable[[K, list[ColumnFit], Fitter, bool], list[Choice]]
 
 
@@ -61,11 +66,7 @@ def select(
     candidates: Candidates,
     fit_baselines: FitBaselines[K],
 ) -> Selection:
-    """Fit all candidates and baselines, and choose one.
-
-    ``fit_baselines`` takes the known columns, the fits of the candidates, the fitter, and whether
-    anything can be chosen.
-    """
+    """Fit all candidates and baselines, and choose one."""
     # Fit all columns, and choose the best readout of the reservoir by its scores on held-out samples.
     fitter = candidates.fitter
     fits, left_out = fit_columns(known, candidates)
@@ -77,33 +78,39 @@ def select(
     sizes = candidates.curve_sizes
     curve = fitter.learning_curve(best.source, sizes) if sizes else []
     work = baseline_work(known, fitter)
-    with work_meter("baselines", [work]) as part, part(work):
+    with work_meter("baselines", [work]) as counting, counting(work):
         baselines = fit_baselines(known, fits, fitter, candidates.chooses)
     # A baseline that is clearly better than the reservoir is saved in its place, if it may be.
     rivals = [baseline.fit for baseline in baselines] if candidates.baseline_may_win else []
     better = better_baseline(best_fit, rivals, units)
-    saved_fit = better or best_fit
+    if better is None:
+        saved_fit, saved = best_fit, 0  # the first of `Selection.choices`
+    else:
+        saved_fit, saved = better, 1 + rivals.index(better)
+    # The layers are only shown, so their best readouts are kept without their models, and fitted again at the end.
+    layers = {
+        layer: Choice(fit.without_model(), known.source(fit.columns), fitter.with_setting_of(fit))
+        for layer, fit in best_of_layers(fits).items()
+    }
     return Selection(
         fits=fits,
         left_out=left_out,
         best=best,
         baselines=baselines,
-        saved=0 if better is None else 1 + rivals.index(better),  # 0 is the best of the reservoir
+        saved=saved,
         valid_error=_valid_error(saved_fit, units),
         curve=curve,
-        layers={
-            layer: Choice(fit.without_model(), known.source(fit.columns), fitter.with_setting_of(fit))
-            for layer, fit in best_of_layers(fits).items()
-        },
+        layers=layers,
     )
 
 
 def baseline_work(known: KnownColumns, fitter: Fitter) -> float:
-    """Return the estimated multiplications of all baselines."""
-    # The raw input is fitted by ridge and perhaps by logistic regression, and statistics of it take less.
+    """Return the estimated multiplications of all baselines; 0 without the raw input, from which they are computed."""
     raw = known.raw()
     if raw is None:
         return 0
+    # The raw input is fitted by ridge, and statistics of it together take no longer. For classes, it is also fitted by
+    # logistic regression, which may always take `CHEAP`.
     return 2 * ridge_size(raw, fitter).work + (CHEAP if fitter.classes else 0)
 
 
@@ -112,14 +119,15 @@ def fit_columns(known: KnownColumns, candidates: Candidates) -> tuple[list[Colum
     fitter = candidates.fitter
     if candidates.race is None:
         return _fit_each("fit", known, candidates.columns, fitter), ()
-    # All columns are fitted to some of the rows, and the best third to all rows. The one that would be chosen after the
-    # race is the default, unless another is clearly better.
-    raced = fitter.without_wider_grid()
-    fits = _fit_each("race", candidates.race, candidates.columns, raced)
-    units = raced.units(candidates.race.source(candidates.columns[0]))
-    first = choose_fit(fits, units, candidates.default)
-    ranked = sorted(fits, key=lambda fit: (fit is first, fit.result.sort_key), reverse=True)
+    # The race: all columns are fitted to some of the rows. The fit that would be chosen after it (the default, unless
+    # another is clearly better) and the most accurate others, together a third, are fitted to all rows.
+    race_fitter = fitter.without_wider_grid()
+    fits = _fit_each("race", candidates.race, candidates.columns, race_fitter)
+    units = race_fitter.units(candidates.race.source(candidates.columns[0]))
+    winner = choose_fit(fits, units, candidates.default)
+    ranked = sorted(fits, key=lambda fit: (fit is winner, fit.result.sort_key), reverse=True)
     excluded = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
+    # The remaining columns keep their order, because the first may be the default.
     remaining = [
         columns for columns, fit in zip(candidates.columns, fits, strict=True) if fit.result not in excluded
     ]
@@ -127,18 +135,21 @@ def fit_columns(known: KnownColumns, candidates: Candidates) -> tuple[list[Colum
 
 
 def _fit_each(
-    stage: str,
+    title: str,
     known: KnownColumns,
     candidates: Sequence[Columns],
     fitter: Fitter,
 ) -> list[ColumnFit]:
-    """Fit every column; progress counts multiplications: one wide column may outlast the rest."""
+    """Return the fit of each candidate, few of them with their models (see `add_fit`).
+
+    The line of progress has a ``title``. It counts multiplications, because one wide column may outlast all others.
+    """
     fits: list[ColumnFit] = []
     sources = [known.source(columns) for columns in candidates]
     works = [size_of(source, fitter).work for source in sources]
-    with work_meter(stage, works) as part:
+    with work_meter(title, works) as counting:
         for source, work in zip(sources, works, strict=True):
-            with part(work):
+            with counting(work):
                 add_fit(fits, fit_source(fitter, source))
     return fits
 
@@ -149,22 +160,23 @@ def choose_fit(
     default: Columns | None = None,
     rule: Callable[[ColumnFit, ColumnFit, np.ndarray], bool] | None = None,
 ) -> ColumnFit:
-    """Return the fit with the best score on held-out samples, or that of a default column unless it is clearly worse.
+    """Return the fit of the default columns, unless the fit with the best score on held-out samples is clearly better.
 
-    ``units`` (n,) is the row or group of each held-out sample. The ``rule`` says whether the first of two
-    fits is clearly better; it is `clearly_better` by default.
+    Without default columns among the ``fits``, return the best. ``units`` (n,) is the row or group of each held-out
+    sample. The ``rule`` says whether the first of two fits is clearly better; it is `clearly_better` by default.
     """
     best = max(fits, key=lambda fit: fit.result.sort_key)
     default_fit = next((fit for fit in fits if fit.columns == default), None)
-    if default_fit is None or (rule or clearly_better)(best, default_fit, units):
+    if default_fit is None:
         return best
-    return default_fit
+    is_clearly_better = rule or clearly_better
+    return best if is_clearly_better(best, default_fit, units) else default_fit
 
 
 def better_baseline(
     chosen: ColumnFit, baselines: Sequence[ColumnFit], units: np.ndarray
 ) -> ColumnFit | None:
-    """Return the best baseline that is clearly better than the reservoir's fit; None to save the reservoir."""
+    """Return the best of the ``baselines`` that are clearly better than the ``chosen`` fit; None if none is."""
     better = [fit for fit in baselines if clearly_better(fit, chosen, units)]
     return max(better, key=lambda fit: fit.result.sort_key) if better else None
 
@@ -183,7 +195,8 @@ def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     # samples of a row is then compared.
     scores, other_scores = fit.sample_scores(), other.sample_scores()
     samples = min(len(scores), len(other_scores))
-    means, other_means = (of_fit.reshape(samples, -1).mean(axis=1) for of_fit in (scores, other_scores))
+    means = scores.reshape(samples, -1).mean(axis=1)
+    other_means = other_scores.reshape(samples, -1).mean(axis=1)
     differences = means - other_means
     return float(differences.mean()) > standard_error(differences, _units_of_samples(units, samples))
 
@@ -191,14 +204,16 @@ def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
 def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
     """Return the fit with the best validation score among the columns of each layer, in the order of the layers.
 
-    Columns of several layers belong to none. Fewer than two layers cannot be compared, so there is none.
+    Columns of several layers belong to none. Fewer than two layers cannot be compared, so the result is then empty.
     """
     best: dict[str, ColumnFit] = {}
     for fit in fits:
-        layer = common_place(fit.columns)
+        layer = common_place(fit.columns)  # None if the columns are of several layers
         if layer is not None and fit.columns != (RAW,):
             best[layer] = max(best.get(layer, fit), fit, key=lambda candidate: candidate.result.sort_key)
-    return {layer: best[layer] for layer in layers_first_to_last(best)} if len(best) > 1 else {}
+    if len(best) < 2:
+        return {}
+    return {layer: best[layer] for layer in layers_first_to_last(best)}
 
 
 def _valid_error(fit: ColumnFit, units: np.ndarray) -> float | None:
@@ -210,11 +225,12 @@ def _valid_error(fit: ColumnFit, units: np.ndarray) -> float | None:
 
 
 def _units_of_samples(units: np.ndarray, samples: int) -> np.ndarray:
-    """Return the unit of each of a column's ``samples``, (samples,), from the units (n,) of another column's samples.
+    """Return the unit of each sample of a column, (samples,), from the units (n,) of another column's samples.
 
-    Every row has the same number of samples in one column, but columns may differ in this number.
+    ``samples`` is a number. All rows have the same number of samples in one column, but columns may differ in it.
     """
     if len(units) >= samples:
-        # Several of the other samples stand for one of these. They are of one row, so the first has its unit.
+        # One sample of this column stands for one or several neighbouring ones of the other. These are of one row, so
+        # the first of them has its unit.
         return units.reshape(samples, -1)[:, 0]
     return np.repeat(units, samples // len(units))

@@ -30,22 +30,28 @@ class EstimatorFitter(Fitter):
 
     kind = "estimator"
     calibrates = False  # estimators keep their own probabilities
-    path: str
-    estimator: Callable[..., Any]
-    grid: tuple[dict[str, Any], ...]
+    path: str  # the import path of the estimator's class
+    estimator: Callable[..., Any]  # the class
+    grid: tuple[dict[str, Any], ...]  # the parameters of each setting, by name
 
     @classmethod
     def parse(cls, text: str, classes: int, *, balanced: bool = False) -> "EstimatorFitter":
-        """Return the fitter of ``module.Class:name=value,value;name=value``."""
+        """Return the fitter of ``module.Class:name=value,value;name=value``.
+
+        Raise `InputError` if the class does not suit labels of so many ``classes`` (0: values), or its parameters.
+        """
         path, _, settings = text.partition(":")
-        # The values of each parameter, and all their combinations.
+        # The values of each parameter, by its name.
         values: dict[str, list[Any]] = {}
-        for part in filter(None, settings.split(";")):
-            name, _, choices = part.partition("=")
+        for parameter in filter(None, settings.split(";")):
+            name, _, choices = parameter.partition("=")
             values[name.strip()] = [_literal(choice) for choice in choices.split(",")]
         if balanced:
             values["class_weight"] = ["balanced"]
-        grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
+        # All combinations of the values; a single one without parameters if none are named.
+        grid = tuple(
+            dict(zip(values, combination, strict=True)) for combination in product(*values.values())
+        )
         estimator = _estimator(path, classes, grid[0])
         return cls(path=path, estimator=estimator, grid=grid, classes=classes, balanced=balanced)
 
@@ -67,9 +73,9 @@ class EstimatorFitter(Fitter):
         return replace(self, grid=(self.grid[fit.best],))
 
     def fit(self, source: Source) -> ColumnFit:
-        """Fit every combination to a source and choose one by its score on valid."""
+        """Fit every combination to train and choose one by its score on valid."""
         targets = targets_of(source, self.classes, balanced=self.balanced)
-        x, y = (np.concatenate(part) for part in zip(*source.blocks("train"), strict=True))
+        x, y = map(np.concatenate, zip(*source.blocks("train"), strict=True))
         results: list[Result] = []
         readouts: list[Readout] = []
         problem = f"--readout {self.path}: cannot be fitted to {source.name}"
@@ -77,22 +83,21 @@ class EstimatorFitter(Fitter):
             with as_input_error(problem, "correct its parameters"):
                 model, converged = self._pipeline(settings, targets, x, y)
             # Coefficients are saved without code, so a linear estimator becomes a linear readout.
-            fitted = EstimatorReadout(model=model, targets=targets, name=self.path)
-            readouts.append(linear_form(fitted, x) or fitted)
+            estimator_readout = EstimatorReadout(model=model, targets=targets, name=self.path)
+            readout = linear_form(estimator_readout, x) or estimator_readout
+            readouts.append(readout)
             values = ", ".join(f"{name}={value}" for name, value in settings.items())
-            name = f"{self.path}({values})" if values else self.path
-            score = accuracy_of(readouts[-1], source.blocks("valid"))
             results.append(
                 Result(
                     columns=names_of(source.columns),
-                    readout=name,
-                    alpha=None,
+                    readout=f"{self.path}({values})" if values else self.path,
+                    alpha=None,  # estimators have parameters instead of a penalty
                     metric=targets.metric,
-                    valid_score=score,
+                    valid_score=accuracy_of(readout, source.blocks("valid")),
                     converged=converged,
                 )
             )
-        best = max(range(len(results)), key=lambda number: results[number].valid_score)
+        best = max(range(len(results)), key=lambda index: results[index].valid_score)
         return ColumnFit(
             columns=source.columns,
             results=tuple(results),
@@ -103,7 +108,11 @@ class EstimatorFitter(Fitter):
     def _pipeline(
         self, settings: dict[str, Any], targets: Targets, x: np.ndarray, y: np.ndarray
     ) -> tuple[Any, bool]:
-        """Return a fitted scaler and estimator, one per output if there are several, and whether it converged."""
+        """Return a fitted pipeline of scaler and estimator for x (n, w) and y (n, outputs), and whether it converged.
+
+        If there are several outputs, the estimator holds one for each.
+        """
+        # These imports take as long as a small fit by ridge, which does not need them.
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
         from sklearn.pipeline import make_pipeline
@@ -113,15 +122,21 @@ class EstimatorFitter(Fitter):
         if targets.outputs > 1:
             wrapper = MultiOutputClassifier if targets.classes else MultiOutputRegressor
             estimator = wrapper(estimator)
-        model = make_pipeline(StandardScaler(), estimator)
+        pipeline = make_pipeline(StandardScaler(), estimator)
+        # An estimator says by a warning that it has not converged; warnings of all kinds are recorded, not printed.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
-            model.fit(x, y.ravel() if y.shape[1] == 1 else y)
-        return model, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+            # The labels of a single output are (n,) in scikit-learn.
+            pipeline.fit(x, y.ravel() if y.shape[1] == 1 else y)
+        has_converged = not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+        return pipeline, has_converged
 
 
 def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..., Any]:
-    """Return the class of an import path; refuse one that does not suit the labels or the parameters."""
+    """Return the class of an import path; raise `InputError` if it does not suit the labels or the parameters.
+
+    ``classes`` is the number of classes of the labels, 0 for values.
+    """
     from sklearn.base import BaseEstimator, is_classifier, is_regressor
 
     module, _, name = path.rpartition(".")
@@ -129,12 +144,14 @@ def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..
     with as_input_error(f"--readout {path}: no such readout", remedy):
         kind = getattr(import_module(module), name)
     is_estimator = isinstance(kind, type) and issubclass(kind, BaseEstimator) and hasattr(kind, "predict")
-    # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
-    if not is_estimator or (path.startswith("sklearn.") and not kind.__module__.startswith("sklearn.")):
+    # A recipe may name scikit-learn's estimators, but nothing that its modules have imported from elsewhere.
+    is_foreign = path.startswith("sklearn.") and not kind.__module__.startswith("sklearn.")
+    if not is_estimator or is_foreign:
         raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor", "name one")
-    suits_labels = is_classifier if classes else is_regressor
+    # Only an instance tells its kind, and `set_params` refuses unknown parameters.
+    has_suitable_kind = is_classifier if classes else is_regressor
     with as_input_error(f"--readout {path}: cannot be created", "correct its parameters"):
-        is_suitable = suits_labels(kind().set_params(**settings))
+        is_suitable = has_suitable_kind(kind().set_params(**settings))
     if not is_suitable:
         needed = "classifier" if classes else "regressor"
         raise InputError(f"--readout {path}: not a {needed}, which the labels need", "name another class")
@@ -142,6 +159,7 @@ def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..
 
 
 def _literal(text: str) -> Any:
+    """Return the value of a Python literal such as ``0.1`` or ``None``; other text is itself the value."""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
@@ -150,11 +168,11 @@ def _literal(text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorReadout:
-    """A fitted pipeline of standardisation and estimator that is not linear; ``name`` is its import path."""
+    """A fitted pipeline of standardisation and estimator; it is shown as it is if `linear_form` finds none."""
 
-    model: Any
+    model: Any  # the pipeline
     targets: Targets
-    name: str
+    name: str  # the import path of the estimator's class
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Return the labels (n, outputs) of features (n, w)."""
@@ -174,53 +192,91 @@ class EstimatorReadout:
         classes = self.targets.classes
         if not self.has_probabilities:
             return np.eye(classes)[self.predict(x).astype(int)]
-        # With several outputs, both are lists. A class that no training row has gets the probability 0.
+        # scikit-learn returns the probabilities (n, classes of the training rows) and these classes or, of several
+        # outputs, a list of each.
         of_model, classes_of_model = self.model.predict_proba(x), self.model.classes_
-        outputs = [(of_model, classes_of_model)]
-        if isinstance(of_model, list):
-            outputs = list(zip(of_model, classes_of_model, strict=True))
-        probabilities = np.zeros((len(x), len(outputs), classes))
-        for number, (of_output, classes_of_output) in enumerate(outputs):
-            probabilities[:, number, np.asarray(classes_of_output).astype(int)] = of_output
+        has_several_outputs = isinstance(of_model, list)
+        if not has_several_outputs:
+            of_model, classes_of_model = [of_model], [classes_of_model]
+        # A class that no training row has gets the probability 0.
+        probabilities = np.zeros((len(x), len(of_model), classes))
+        for output, (of_output, classes_of_output) in enumerate(
+            zip(of_model, classes_of_model, strict=True)
+        ):
+            probabilities[:, output, np.asarray(classes_of_output).astype(int)] = of_output
         return probabilities
 
 
 def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None:
-    """Return the linear readout whose coefficients reproduce the results on ``x`` (n, w); None if none do."""
-    scaler, estimator = fitted.model[0], fitted.model[-1]
-    targets = fitted.targets
+    """Return the linear readout that has the same results as an estimator; None if the estimator is not linear.
+
+    The results are compared on the first rows of ``x`` (n, w), because coefficients need not mean the same in all
+    estimators.
+    """
     x = x[:PROBE_ROWS].astype(np.float64)
     try:
-        # The coefficients of all outputs and classes, for features that are not standardised.
-        parts = [(np.atleast_2d(member.coef_), member.intercept_) for member in _members(estimator)]
-        offsets = np.concatenate([np.broadcast_to(offset, len(coef)) for coef, offset in parts])
-        offsets = offsets.astype(np.float64)
-        coef = np.concatenate([coef for coef, _ in parts]).astype(np.float64).T / scaler.scale_[:, None]
-        readout = LinearReadout(coef=coef, intercept=offsets - scaler.mean_ @ coef, targets=targets)
-        if coef.shape[1] != targets.columns:
-            return None  # such as one score for each pair of classes
-        if not targets.classes:
-            return readout if _close(readout.predict(x), fitted.predict(x)) else None
-        decision = getattr(fitted.model, "decision_function", None)
-        same_scores = decision is None or _close(readout.scores(x), decision(x).reshape(len(x), -1))
-        # Rounding may decide ties, for example between classes with equal features.
-        if not same_scores or np.mean(readout.predict(x) == fitted.predict(x)) < 0.99:
+        readout = _with_coefficients_of(fitted)
+        if readout is None or not _has_same_results(readout, fitted, x):
             return None
-        if not fitted.has_probabilities:
-            return replace(readout, link="none")
-        # The link from scores to probabilities that reproduces those of the estimator.
-        expected = fitted.probabilities(x)
-        linked = (replace(readout, link=link) for link in LINKS if link != "none")
-        return next((form for form in linked if _close(form.probabilities(x), expected)), None)
+        return _with_link_of(fitted, readout, x) if fitted.targets.classes else readout
     except (AttributeError, TypeError, ValueError):
-        return None  # without coefficients, or with those of another kind of model
+        return None  # the estimator has no coefficients, or those of another kind of model
+
+
+def _with_coefficients_of(fitted: EstimatorReadout) -> LinearReadout | None:
+    """Return a linear readout of an estimator's coefficients, for features that are not standardised.
+
+    None if they are not as many as the targets, such as one score for each pair of classes. Raise `AttributeError`,
+    `TypeError` or `ValueError` if the estimator has no coefficients, or others than a linear model.
+    """
+    scaler, estimator = fitted.model[0], fitted.model[-1]
+    # Each member has the coefficients (t, w) and offsets (t,), or a single one, of some targets.
+    members = [(np.atleast_2d(member.coef_), member.intercept_) for member in _members(estimator)]
+    offsets = np.concatenate([np.broadcast_to(offset, len(coef)) for coef, offset in members])
+    offsets = offsets.astype(np.float64)
+    # With features z = (x - mean) / scale: z w + offset = x (w / scale) + (offset - mean (w / scale)).
+    weights = np.concatenate([coef for coef, _ in members]).astype(np.float64)
+    coef = weights.T / scaler.scale_[:, None]
+    readout = LinearReadout(coef=coef, intercept=offsets - scaler.mean_ @ coef, targets=fitted.targets)
+    return readout if coef.shape[1] == fitted.targets.columns else None
+
+
+def _has_same_results(readout: LinearReadout, fitted: EstimatorReadout, x: np.ndarray) -> bool:
+    """Return whether a readout has the values of an estimator, or its scores and labels of classes, on ``x`` (n, w)."""
+    if not fitted.targets.classes:
+        return _close(readout.predict(x), fitted.predict(x))
+    decision_function = getattr(fitted.model, "decision_function", None)
+    has_same_scores = decision_function is None or _close(
+        readout.scores(x), decision_function(x).reshape(len(x), -1)
+    )
+    # Rounding may decide ties, for example between classes with equal features, so a few labels may differ.
+    return has_same_scores and bool(np.mean(readout.predict(x) == fitted.predict(x)) >= 0.99)
+
+
+def _with_link_of(fitted: EstimatorReadout, readout: LinearReadout, x: np.ndarray) -> LinearReadout | None:
+    """Return a readout with the link from scores to probabilities that gives those of an estimator on ``x`` (n, w).
+
+    The link is ``none`` if the estimator has no probabilities. None if no link gives them.
+    """
+    if not fitted.has_probabilities:
+        return replace(readout, link="none")
+    expected = fitted.probabilities(x)
+    for link in LINKS:
+        linked = replace(readout, link=link)
+        if link != "none" and _close(linked.probabilities(x), expected):
+            return linked
+    return None
 
 
 def _members(estimator: Any) -> Iterator[Any]:
-    """Yield the estimator, or its parts if it has one for each output or for each class against the rest."""
+    """Yield the single estimators in an estimator, which may have one for each output and for each class.
+
+    An estimator that has no others in ``estimators_`` is a single one.
+    """
     if not hasattr(estimator, "estimators_"):
         yield estimator
-    for member in getattr(estimator, "estimators_", ()):
+        return
+    for member in estimator.estimators_:
         yield from _members(member)
 
 

@@ -14,40 +14,45 @@ from reservoir.pooling import widths_within, window_widths
 from reservoir.tasks.task import Task, Vectors
 from reservoir.tasks.words import are_words, texts_of
 
-MAX_FEATURES = 1000  # k-mers, the most frequent ones
-# Words of tf-idf, the most frequent ones. With 1,000, tf-idf falls behind that of all words as rows become more.
-MAX_WORDS = 3000
-MAX_LETTERS = 150  # letters of k-mers, the most frequent ones: a table of all triples then has 27 MB
+# Limits of vocabularies, which have the most frequent items of the training rows:
+MAX_FEATURES = 1000  # k-mers
+MAX_WORDS = 3000  # words of tf-idf. With 1,000, tf-idf falls behind that of all words as rows become more.
+MAX_LETTERS = 150  # letters of k-mers: a table of all triples then has 27 MB
 WORDS = re.compile(r"\w+|[^\w\s]")  # words of one letter and punctuation are included
+# Names of statistics:
 MEAN = "the mean"
 SUMMARIES = "summary statistics"
 COMPOSITION = "composition"
 K_MERS = "k-mer counts"
 TF_IDF = "tf-idf"
-SIZES = {COMPOSITION: (1,), K_MERS: (1, 2, 3)}  # letters of the counted k-mers
+SIZES = {COMPOSITION: (1,), K_MERS: (1, 2, 3)}  # numbers of letters of the k-mers that a statistic counts
 
 ReadRows = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
-"""Returns the training rows again: blocks of stored sequences (rows, tokens, ...) and their lengths (rows,)."""
+"""Reads the training rows anew with each call: blocks of stored sequences (rows, tokens, ...) and lengths (rows,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
     """A statistic of sequences: a function of a row and of a vocabulary that was learnt from training rows.
 
-    ``letters`` are the code points of the counted letters or symbols, ``terms`` the numbers of the
-    counted k-mers: letter i of n has the number i, the pair (i, j) the number n + i n + j, and so on.
-    ``words`` and their inverse document frequencies ``idf`` belong to tf-idf, and ``widths`` to rolling
-    statistics, the only ones with features for every token.
+    A field of the vocabulary is empty unless the statistic of this ``name`` uses it.
     """
 
     name: str
-    letters: tuple[int, ...] = ()
+    letters: tuple[
+        int, ...
+    ] = ()  # the code points of the counted letters, or the counted symbols, ascending
+    # The numbers of the counted k-mers, ascending: letter i of n has the number i, the pair (i, j) the number
+    # n + i n + j, the triple (i, j, k) the number n + n^2 + i n^2 + j n + k.
     terms: tuple[int, ...] = ()
-    words: tuple[str, ...] = ()
-    idf: tuple[float, ...] = ()
-    widths: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()  # of tf-idf
+    idf: tuple[float, ...] = ()  # the inverse document frequency of each of the words
+    widths: tuple[
+        int, ...
+    ] = ()  # of the windows of rolling statistics, the only ones with features for every token
 
     def __post_init__(self) -> None:
+        # A statistic may come from the file of a readout, so everything that features are computed from is checked.
         if self.name not in (MEAN, SUMMARIES, ROLLING.name, TF_IDF, *SIZES):
             raise ValueError(f"unknown statistic {self.name[:40]!r}")
         lacks_words = self.name == TF_IDF and not self.words
@@ -59,9 +64,12 @@ class Statistic:
         are_odd = all(width > 0 and width % 2 for width in self.widths)
         if bool(self.widths) != should_have_windows or not are_odd:
             raise ValueError("it has no windows of odd widths")
-        if len(self.words) != len(self.idf) or len(set(self.words)) < len(self.words):
+        has_repeated_words = len(set(self.words)) < len(self.words)
+        if len(self.words) != len(self.idf) or has_repeated_words:
             raise ValueError("its words and their frequencies do not match")
-        if list(self.letters) != sorted(set(self.letters)) or list(self.terms) != sorted(set(self.terms)):
+        letters_ascend = list(self.letters) == sorted(set(self.letters))
+        terms_ascend = list(self.terms) == sorted(set(self.terms))
+        if not letters_ascend or not terms_ascend:
             raise ValueError("its letters or k-mers are not in ascending order")
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -78,28 +86,38 @@ class Statistic:
         return self._counts(x, lengths)
 
     def _tf_idf(self, texts: Sequence[str]) -> np.ndarray:
-        """Return (1 + log n) idf for each word that is n > 0 times in a text, scaled to rows of norm 1."""
-        numbers = {word: number for number, word in enumerate(self.words)}
+        """Return (1 + log n) idf for each word that is n > 0 times in a text, (texts, words), scaled to rows of norm 1.
+
+        Words that are not in a text have 0, and so have all words of a text without known ones.
+        """
+        index_of_word = {word: index for index, word in enumerate(self.words)}
         counts = np.zeros((len(texts), len(self.words)))
         for row, text in enumerate(texts):
-            known_words = [numbers[word] for word in words_in(text) if word in numbers]
-            counts[row] = np.bincount(known_words, minlength=len(self.words))
-        weights = np.where(counts > 0, 1 + np.log(np.maximum(counts, 1)), 0) * np.array(self.idf)
+            indices = [index_of_word[word] for word in words_in(text) if word in index_of_word]
+            counts[row] = np.bincount(indices, minlength=len(self.words))
+        # The maximum only avoids log 0, whose result is not used.
+        frequencies = np.where(counts > 0, 1 + np.log(np.maximum(counts, 1)), 0)
+        weights = frequencies * np.array(self.idf)
         norms = np.linalg.norm(weights, axis=1, keepdims=True)
         return (weights / np.where(norms > 0, norms, 1)).astype(np.float32)
 
     def _counts(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return the number of each k-mer of ``terms`` in each row; of single letters, their share."""
+        """Return the number of each k-mer of ``terms`` in each row, (rows, terms).
+
+        Of a composition, return the share of each letter among the counted letters of the row.
+        """
         terms = np.array(self.terms, np.int64)
         counts = np.zeros((len(x), len(terms)), np.float32)
         for rows, numbers in _k_mers(x, lengths, np.array(self.letters), SIZES[self.name]):
-            # Count the k-mers that are in the vocabulary, in the cell of their row and term.
-            places = np.minimum(np.searchsorted(terms, numbers), len(terms) - 1)
-            is_term = terms[places] == numbers
-            cells = rows[is_term] * len(terms) + places[is_term]
+            # Find the index of each k-mer among the terms. One that is not a term gets some index, and is left out.
+            indices = np.minimum(np.searchsorted(terms, numbers), len(terms) - 1)
+            is_term = terms[indices] == numbers
+            # Count the cells of the table, row by row: the cell of a k-mer is that of its row and term.
+            cells = rows[is_term] * len(terms) + indices[is_term]
             counts += np.bincount(cells, minlength=counts.size).reshape(counts.shape)
         if self.name == COMPOSITION:
-            counts /= np.maximum(counts.sum(axis=1, keepdims=True), 1)
+            letters_of_row = counts.sum(axis=1, keepdims=True)
+            counts /= np.maximum(letters_of_row, 1)  # a row without counted letters keeps its zeros
         return counts
 
 
@@ -109,12 +127,16 @@ def rolling_statistics(task: Task) -> Statistic:
 
 
 def learn_statistics(task: Task, rows: ReadRows) -> list[Statistic]:
-    """Return the statistics that suit a task, their vocabularies learnt from its training rows."""
-    if task.labels_each_token and isinstance(task.form, Vectors):
-        return [rolling_statistics(task)]
-    if task.labels_each_token or task.pictures:
+    """Return the statistics that suit a task, their vocabularies learnt from its training rows.
+
+    Pictures have none, nor have symbols that have a label each.
+    """
+    has_vectors = isinstance(task.form, Vectors)
+    if task.labels_each_token:
+        return [rolling_statistics(task)] if has_vectors else []
+    if task.pictures:
         return []
-    if isinstance(task.form, Vectors):
+    if has_vectors:
         return [Statistic(name=SUMMARIES)]
     if are_words(task.alphabet):
         return [_learn_words(rows)]
@@ -127,35 +149,34 @@ def words_in(text: str) -> list[str]:
 
 
 def _learn_words(rows: ReadRows) -> Statistic:
-    """Return tf-idf with the most frequent words of the training rows, as scikit-learn's `TfidfVectorizer` learns it.
-
-    Importing scikit-learn takes longer than all else that this baseline does.
-    """
-    occurrences: Counter[str] = Counter()
-    texts_with: Counter[str] = Counter()  # in how many texts a word occurs
-    texts = 0
+    """Return tf-idf with the most frequent words of the training rows, as `TfidfVectorizer` learns it."""
+    # scikit-learn's class is not used, because importing it takes longer than all else that this baseline does.
+    occurrences: Counter[str] = Counter()  # of each word, in all texts
+    texts_with_word: Counter[str] = Counter()  # the number of texts in which each word occurs
+    number_of_texts = 0
     for x, lengths in rows():
         for text in texts_of(x, lengths):
             words_of_text = words_in(text)
             occurrences.update(words_of_text)
-            texts_with.update({*words_of_text})
-            texts += 1
+            texts_with_word.update({*words_of_text})
+            number_of_texts += 1
+    # Of words that are equally frequent, the first ones of the alphabet are used.
     most_frequent = sorted(occurrences, key=lambda word: (-occurrences[word], word))[:MAX_WORDS]
     words = sorted(most_frequent)
     # The inverse document frequency, as if one more text had every word.
-    idf = [math.log((1 + texts) / (1 + texts_with[word])) + 1 for word in words]
+    idf = [math.log((1 + number_of_texts) / (1 + texts_with_word[word])) + 1 for word in words]
     return Statistic(name=TF_IDF, words=tuple(words), idf=tuple(idf))
 
 
 def _letters(rows: ReadRows) -> np.ndarray:
-    """Return the letters or symbols of the training rows, the most frequent ones first."""
+    """Return the letters (as code points) or symbols of the training rows, (letters,), the most frequent ones first."""
     counts = np.zeros(1, np.int64)  # of each code point; grows with the largest one
     for x, lengths in rows():
-        counts_of_block = np.bincount(x[_is_real(x, lengths)].astype(np.int64), minlength=len(counts))
+        counts_of_block = np.bincount(x[_is_token(x, lengths)].astype(np.int64), minlength=len(counts))
         counts_of_block[: len(counts)] += counts
         counts = counts_of_block
-    occurring = np.flatnonzero(counts)
-    return occurring[np.argsort(-counts[occurring], kind="stable")]
+    letters = np.flatnonzero(counts)
+    return letters[np.argsort(-counts[letters], kind="stable")]
 
 
 def _learn_k_mers(name: str, letters: np.ndarray, rows: ReadRows) -> Statistic:
@@ -165,8 +186,8 @@ def _learn_k_mers(name: str, letters: np.ndarray, rows: ReadRows) -> Statistic:
     lowest numbers are counted.
     """
     sizes = SIZES[name]
-    # The table of counts has letters ** k cells for the k-mers of each size, so the most frequent letters alone are
-    # counted.
+    # The table of counts has a cell for each k-mer of the letters, letters ** k of each size, so only the most frequent
+    # letters are used. Single letters are features themselves, whose number has a limit of its own.
     counts_single_letters = sizes == (1,)
     most_letters = MAX_FEATURES if counts_single_letters else MAX_LETTERS
     letters = np.sort(letters[:most_letters])
@@ -179,45 +200,54 @@ def _learn_k_mers(name: str, letters: np.ndarray, rows: ReadRows) -> Statistic:
     return Statistic(name=name, letters=tuple(letters.tolist()), terms=tuple(terms.tolist()))
 
 
-def _is_real(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return which tokens are not padding, (rows, tokens)."""
+def _is_token(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return which positions of stored sequences hold tokens, not padding, (rows, tokens)."""
     return np.arange(x.shape[1]) < lengths[:, None]
 
 
 def _k_mers(
     x: np.ndarray, lengths: np.ndarray, letters: np.ndarray, sizes: Iterable[int]
 ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-    """Yield for each size the row and the number of every k-mer without unknown letters (see `Statistic`)."""
-    # The number of each token's letter, (rows, tokens), and which tokens have a letter of the vocabulary.
-    # A token without one gets the number of another letter, which does not count.
+    """Yield for each size the row and the number of every k-mer in stored sequences, (k-mers,) each.
+
+    ``letters`` are ascending; k-mers with others are left out. `Statistic.terms` describes the numbers.
+    """
+    # The index of each token's letter, (rows, tokens), and which tokens have a letter of the vocabulary.
+    # A token without one gets the index of another letter, which does not count.
     n = len(letters)
-    letter = np.minimum(np.searchsorted(letters, x), n - 1)
-    has_letter = _is_real(x, lengths) & (letters[letter] == x)
-    first = 0  # the number of the first k-mer of a size
+    letter_index = np.minimum(np.searchsorted(letters, x), n - 1)
+    has_letter = _is_token(x, lengths) & (letters[letter_index] == x)
+    first_number = 0  # of the k-mers of a size
     for size in sizes:
-        # A k-mer starts at each of these positions. Its letters are the digits of its number in base n.
+        # A k-mer may start at each of the first positions, (rows, starts). Its letters are the digits of its number in
+        # base n.
         starts = max(0, x.shape[1] - size + 1)
         numbers = np.zeros((len(x), starts), np.int64)
-        is_whole = np.ones((len(x), starts), bool)
+        has_all_letters = np.ones((len(x), starts), bool)
         for offset in range(size):
-            numbers = numbers * n + letter[:, offset : offset + starts]
-            is_whole &= has_letter[:, offset : offset + starts]
-        yield np.nonzero(is_whole)[0], first + numbers[is_whole]
-        first += n**size
+            numbers = numbers * n + letter_index[:, offset : offset + starts]
+            has_all_letters &= has_letter[:, offset : offset + starts]
+        rows = np.nonzero(has_all_letters)[0]
+        yield rows, first_number + numbers[has_all_letters]
+        first_number += n**size
 
 
 def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return mean, deviation, minimum, maximum and slope of each channel of rows, (rows, 5 * channels)."""
+    """Return mean, deviation, minimum, maximum and slope of each channel of rows, (rows, 5 * channels).
+
+    A channel without values has zeros.
+    """
     # Padding and missing values become NaN, which the statistics leave out.
-    present = _is_real(x, lengths)[:, :, None] & np.isfinite(x)
-    values = np.where(present, x.astype(np.float64), np.nan)
-    time = np.where(present, np.arange(x.shape[1])[:, None], np.nan)
+    is_present = _is_token(x, lengths)[:, :, None] & np.isfinite(x)
+    values = np.where(is_present, x.astype(np.float64), np.nan)
+    time = np.where(is_present, np.arange(x.shape[1])[:, None], np.nan)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
         mean = np.nanmean(values, axis=1)
         deviation = np.nanstd(values, axis=1)
         low, high = np.nanmin(values, axis=1), np.nanmax(values, axis=1)
         time -= np.nanmean(time, axis=1, keepdims=True)
-    # The slope of the least-squares line through the values of a channel.
+    # The slope of the least-squares line through the values of a channel. The sum of squares is 0 for a single value,
+    # whose slope is 0; 1/2 for two neighbours, which so get half of their slope; and above 1 for all others.
     products = np.nansum(time * (values - mean[:, None]), axis=1)
     slope = products / np.maximum(np.nansum(np.square(time), axis=1), 1)
     statistics = [mean, deviation, low, high, slope]
@@ -227,19 +257,19 @@ def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def rolling(x: np.ndarray, lengths: np.ndarray, widths: Iterable[int]) -> np.ndarray:
     """Return each value with the statistics of the windows around it, (rows, tokens, width); zeros at padding.
 
-    ``x`` (rows, tokens, channels) has the value of each channel, and in windows of each of the ``widths`` its
-    mean, standard deviation, minimum and maximum.
+    Of stored sequences ``x`` (rows, tokens, channels), a token has the value of each channel and then, for windows of
+    each of the ``widths``, the mean, the standard deviation, the minimum and the maximum of each channel.
     """
-    import torch
+    import torch  # which other baselines do not need
 
     from reservoir.centred_windows import CentredWindows
 
-    is_real = _is_real(x, lengths)[:, :, None]
-    values = np.where(is_real, x.astype(np.float64), np.nan)
+    is_token = _is_token(x, lengths)[:, :, None]
+    values = np.where(is_token, x.astype(np.float64), np.nan)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
         mean = np.nan_to_num(np.nanmean(values, axis=1, keepdims=True))
-    # The mean of its row stands in for a missing value.
-    values = np.where(is_real, np.where(np.isfinite(values), values, mean), 0.0)
+    # A missing value becomes the mean of its row and channel, and padding becomes 0.
+    values = np.where(is_token, np.where(np.isfinite(values), values, mean), 0.0)
     windows = CentredWindows(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)))
     statistics = [torch.from_numpy(values).float()]
     for width in widths:
@@ -249,4 +279,4 @@ def rolling(x: np.ndarray, lengths: np.ndarray, widths: Iterable[int]) -> np.nda
             windows.minimum(width).float(),
             windows.maximum(width).float(),
         ]
-    return np.where(is_real, torch.cat(statistics, dim=2).numpy(), np.float32(0))
+    return np.where(is_token, torch.cat(statistics, dim=2).numpy(), np.float32(0))
