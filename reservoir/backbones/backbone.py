@@ -128,7 +128,7 @@ class Backbone(nn.Module):
         # The blocks above the deepest requested layer do not run, nor the norm if nobody reads its output.
         block_count = min(deepest, self.depth)
         loop = BlockLoop(run, [*self.blocks], block_count, precision, step)
-        # A model that nobody has described may change what leaves its last block in any way, so `run` is needed again.
+        # A model that nobody has described may change what leaves its last block in any way, so its code runs again.
         run_again = run if self.family.is_generic else None
         # The vectors of this batch are freed before its blocks run. A streamed model runs each block over all
         # batches, and those that wait need memory.

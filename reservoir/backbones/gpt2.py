@@ -292,7 +292,9 @@ GPT2 = Family(
     name="gpt2",
     loader=GPT2Loader(GPT2Model),
     config=read_config,
-    shape=lambda config: Shape(config.n_layer, config.n_embd, config.n_positions, causal=True),
+    shape=lambda config: Shape(
+        depth=config.n_layer, width=config.n_embd, max_tokens=config.n_positions, causal=True
+    ),
     run=run_unmasked,
     blocks="h",
     groups={
