@@ -50,10 +50,11 @@ class Backbone(nn.Module):
         self.family = family
         self.config = config
         self.shape = family.shape(config)
-        self.width, self.max_tokens = self.shape.width, self.shape.max_tokens
-        self.causal = self.shape.causal
+        self.width = self.shape.width
+        self.max_tokens = self.shape.max_tokens  # None if unlimited
+        self.causal = self.shape.causal  # of a generic family, tests decide it
         self.compute = "float32"  # one of `PRECISIONS`
-        self.can_pad = True  # whether rows of several lengths can be in one batch
+        self.can_pad = True  # whether rows of several lengths can be in one batch; tests decide it, too
         self.allows_bfloat16 = family.allows_bfloat16
         # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
         # weights that are not quantised.
@@ -394,7 +395,8 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
     maps: list[Tensor] = []
 
     def keep_map(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-        maps.append(output[-1])  # the last output of an attention module is its map
+        """Keep the map, which is the last output of an attention module; a hook of torch."""
+        maps.append(output[-1])
 
     module = backbone.blocks[layer - 1].get_submodule(path)
     handle = module.register_forward_hook(keep_map)

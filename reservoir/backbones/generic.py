@@ -97,10 +97,12 @@ class Parts:
     blocks_path: str  # path of the list of blocks in the part
     depth_setting: str  # name of the setting with the number of blocks
     shape: Shape
-    input_name: str  # the argument by which vectors enter, or in place of which they enter
+    # ``inputs_embeds`` if vectors enter by this argument; otherwise the argument of the model's own input, whose tokens
+    # they replace.
+    input_name: str
     words_path: str  # path of the token embeddings in whose place vectors enter; empty if there are none
-    call_options: dict[str, bool]  # arguments of each call of `forward`
-    takes_mask: bool
+    call_options: dict[str, bool]  # further arguments of each call of `forward`
+    takes_mask: bool  # whether `forward` has the argument ``attention_mask``
     has_patches: bool  # whether images of one size are cut into square patches
 
 
@@ -132,7 +134,8 @@ def generic_family(config: Any) -> Family:
     reads = _native_data(parts)
     takes_embeddings = parts.input_name == "inputs_embeds"
     if takes_embeddings:
-        blocks, native_input = parts.blocks_path, parts.words_path
+        blocks = parts.blocks_path
+        native_input = parts.words_path
     else:
         # A `VectorModel` takes the vectors. Its attribute ``model`` is the model, ``front_end`` the model's own input.
         blocks = f"model.{parts.blocks_path}"
@@ -217,7 +220,10 @@ def _parts_of(config: Any) -> Parts:
 
 
 def _class_of(config: Any) -> type[nn.Module]:
-    """Return the class of a configuration's model without a head; refuse settings that no model has."""
+    """Return the class of a configuration's model without a head.
+
+    Raise `InputError` if there is none, or for settings that no model has.
+    """
     import transformers
 
     silence_transformers()
@@ -261,7 +267,7 @@ def _unmapped_class(config: Any) -> type[nn.Module]:
 
 
 def _refuse_other_models(config: Any, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that build a model of another library; also look into the settings inside them."""
+    """Raise `InputError` if settings, or settings inside them, build a model of another library."""
     is_of_timm = str(settings.get("model_type")).startswith("timm")
     if is_of_timm or any(settings.get(name) for name in INNER_MODELS):
         raise refusal(config, "it contains another model")
@@ -328,7 +334,10 @@ def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
 
 
 def _width_of(settings: Any, config: Any) -> int:
-    """Return the width of the blocks, which the part's configuration ``settings`` states under one of several names."""
+    """Return the width of the blocks, which the part's configuration ``settings`` states under one of several names.
+
+    Raise `InputError`, which names the model type of the whole ``config``, if it states none.
+    """
     for name in WIDTHS:
         width = getattr(settings, name, None)
         if isinstance(width, int):
@@ -337,11 +346,15 @@ def _width_of(settings: Any, config: Any) -> int:
 
 
 def _find_input(model: Any, width: int, words_width: int, config: Any) -> str:
-    """Return the argument by which vectors enter a model, or in place of which they enter."""
+    """Return ``inputs_embeds`` if vectors can enter by it, else the argument of the model's own input.
+
+    Raise `InputError` if it has neither. ``width`` is that of the blocks, and ``words_width`` that of the token
+    embeddings, 0 if there are none.
+    """
     arguments = inspect.signature(model.forward).parameters
     # Token embeddings of another width, as in ELECTRA, are projected before the first block, so vectors of the width of
     # the blocks cannot enter in their place.
-    has_words_of_width = words_width in (0, width)  # 0 if there are no token embeddings
+    has_words_of_width = words_width in (0, width)
     if "inputs_embeds" in arguments and has_words_of_width:
         return "inputs_embeds"
     native_input = _native_input(model)
@@ -391,7 +404,7 @@ def _part_that_runs(whole_model: Any, config: Any) -> str:
 
 
 def _encoder_path(whole_model: Any, config: Any) -> str:
-    """Return the path of the encoder of a model with an encoder and a decoder."""
+    """Return the path of the encoder of a model with an encoder and a decoder; raise `InputError` if it has none."""
     encoder = whole_model.get_encoder()
     paths = {module: path for path, module in whole_model.named_modules()}
     # transformers returns the model itself if it does not know the encoder.

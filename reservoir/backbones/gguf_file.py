@@ -357,7 +357,8 @@ class _Header:
         ``values_start`` is the position of the first byte of all values.
         """
         gguf = gguf_package()
-        name, shape = description.name, description.shape
+        name = description.name
+        shape = description.shape
         # The values of a block share a scale, so a tensor consists of whole blocks.
         ggml_type = gguf.GGMLQuantizationType(description.type_number)
         block_values, block_bytes = gguf.GGML_QUANT_SIZES[ggml_type]

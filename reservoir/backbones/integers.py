@@ -99,7 +99,8 @@ class IntegerMatrix(QuantisedMatrix):
         """Return the unpacked integers with their zero points and scales."""
 
     def matrix(self) -> Tensor:
-        self.shape()  # checks the parts
+        """Return the matrix (outputs, inputs), float32; raise `ValueError` if the parts do not agree."""
+        self.shape()  # called for its checks
         return self.integers().matrix()
 
     def group_sizes(self) -> set[Any]:
@@ -161,6 +162,7 @@ class GPTQMatrix(IntegerMatrix):
         return bits
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         words, outputs = self.shape_of(".qweight")
         group_count, _ = self.shape_of(".qzeros")
         if self.shape_of(".scales") != (group_count, outputs):
@@ -170,6 +172,7 @@ class GPTQMatrix(IntegerMatrix):
         return outputs, inputs
 
     def integers(self) -> Integers:
+        """Return the unpacked integers, (inputs, outputs), with the zero points and scales of their groups."""
         bits = self.bits()
         integers = unpack(self.part(".qweight")[...], bits, dimension=0)  # (inputs, outputs)
         scales = self.part(".scales")[...]  # (groups, outputs)
@@ -199,6 +202,7 @@ class AWQMatrix(IntegerMatrix):
     scales = ".scales"
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         inputs, words = self.shape_of(".qweight")
         group_count, outputs = self.shape_of(".scales")
         if outputs != words * len(AWQ_ORDER):
@@ -209,6 +213,7 @@ class AWQMatrix(IntegerMatrix):
         return outputs, inputs
 
     def integers(self) -> Integers:
+        """Return the unpacked integers, (inputs, outputs), with the zero points and scales of their groups."""
         integers = self.unpacked(".qweight")  # (inputs, outputs)
         zeros = self.unpacked(".qzeros")  # (groups, outputs)
         scales = self.part(".scales")[...]  # (groups, outputs)
@@ -231,11 +236,13 @@ class CompressedMatrix(IntegerMatrix):
     scales = ".weight_scale"
 
     def group_sizes(self) -> set[Any]:
+        """Return the numbers of inputs that a group may have, as config.json says; None stands for no statement."""
         # It is not known which matrices belong to a group of the configuration, so all sizes are possible.
         groups_of_matrices = (self.settings.get("config_groups") or {}).values()
         return {(group.get("weights") or {}).get("group_size") for group in groups_of_matrices}
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         outputs, inputs = self.shape_of(".weight")
         self.check_groups(inputs, self.count_of_groups(outputs))
         return outputs, inputs
@@ -291,6 +298,7 @@ class CompressedPackedMatrix(CompressedMatrix):
     indices = ".weight_g_idx"
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         outputs, _ = self.shape_of(".weight_packed")
         if self.shape_of(".weight_shape", 1) != (2,):
             raise self.misfit(".weight_shape")
@@ -341,12 +349,14 @@ class LLMInt8Matrix(IntegerMatrix):
     scales = ".SCB"
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         outputs, inputs = self.shape_of(".weight")
         if self.shape_of(".SCB", 1) != (outputs,):
             raise self.misfit(".SCB")
         return outputs, inputs
 
     def matrix(self) -> Tensor:
+        """Return the matrix (outputs, inputs), float32; raise `ValueError` if its values are ordered for a GPU."""
         # 0 is the format whose values are row by row.
         if self.has(".weight_format") and int(self.part(".weight_format")[...]) != 0:
             raise ValueError(f"weight {self.path[:100]} is ordered for a GPU")

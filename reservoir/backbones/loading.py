@@ -347,9 +347,10 @@ def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
 
 
 def _is_kept(key: str, family: Family, depth: int | None, *, with_token_embeddings: bool) -> bool:
-    """Return whether a stored tensor is kept: not those of blocks after the first ``depth``, or of unused modules.
+    """Return whether a stored tensor is kept.
 
-    With ``depth`` None all blocks are kept, and ``with_token_embeddings`` all modules.
+    Tensors of blocks after the first ``depth`` are not; with None, all blocks are kept. Neither are the tensors of the
+    modules that vectors do not use (`Family.unused`), unless ``with_token_embeddings``.
     """
     # Names in files may have a prefix, such as ``model.layers.0`` for the path ``layers``.
     is_unused = any(re.search(rf"(^|\.){re.escape(path)}\.", key) for path in family.unused)

@@ -92,6 +92,7 @@ class _TableMatrix(QuantisedMatrix):
         return Description.read(self.part(self.marker)[...])
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         stored = self.part(".weight")
         number_bytes = TYPE_BYTES.get(stored.get_dtype(), 0)  # 0, for any other type, never fits
         stored_bytes = prod(stored.get_shape()) * number_bytes
@@ -114,6 +115,7 @@ class _TableMatrix(QuantisedMatrix):
         return self.has(".weight.nested_absmax")
 
     def matrix(self) -> Tensor:
+        """Return the matrix (outputs, inputs), float32, with values rounded to the type that the matrix had."""
         shape = self.shape()
         value_count = prod(shape)
         block_size = self.description.block_size

@@ -363,6 +363,7 @@ def _no_memory(model_class: type[nn.Module]) -> dict[str, Any]:
 
         @property
         def is_compileable(self) -> bool:
+            """Whether the cache can be compiled; a property of transformers."""
             # With True, transformers would make a mask for rows of a single token.
             return False
 

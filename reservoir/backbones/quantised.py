@@ -240,6 +240,7 @@ class _FP8Tensor(ExpandedTensor):
         self.block_size = block_size
 
     def values(self) -> Tensor:
+        """Return all values times their scales, float32, in the shape of the stored values."""
         values = self.stored[...].float()
         scales = self.scales[...]
         if scales.dtype == torch.uint8:  # E8M0, the exponent of a power of two with a bias of 127
@@ -273,6 +274,7 @@ class _FP8Tensor(ExpandedTensor):
         )
 
     def get_shape(self) -> list[int]:
+        """Return the shape of the values, without computing them."""
         return list(self.stored.get_shape())
 
 
@@ -293,6 +295,7 @@ class _MXFP4Tensor(ExpandedTensor):
             raise ValueError(f"the blocks and scales of {name[:100]} do not belong together")
 
     def values(self) -> Tensor:
+        """Return all values (experts, inputs, outputs), float32."""
         blocks = self.blocks[...].to(torch.uint8)
         # E8M0: exponents are stored with a bias of 127.
         exponents = self.scales[...].to(torch.int32) - 127
@@ -311,5 +314,6 @@ class _MXFP4Tensor(ExpandedTensor):
         return values
 
     def get_shape(self) -> list[int]:
+        """Return the shape of the values, (experts, inputs, outputs), without computing them."""
         experts, outputs, groups, group_bytes = self.blocks.get_shape()
         return [experts, groups * group_bytes * 2, outputs]

@@ -92,7 +92,9 @@ def _stored_part(name: str, tensor: StoredTensor) -> tuple[str, Callable[[], Any
     """Return the name of a slice of safetensors with its type and shape, and a function that reads its bytes."""
 
     def read_bytes() -> Any:
-        return tensor[...].contiguous().view(-1).view(torch.uint8).numpy().data
+        """Return a buffer with the bytes of the tensor's values."""
+        values = tensor[...].contiguous().view(-1)
+        return values.view(torch.uint8).numpy().data
 
     return f"{name} {tensor.get_dtype()} {tuple(tensor.get_shape())}", read_bytes
 
@@ -108,12 +110,15 @@ class PlainTensor:
         return self.tensor[index]
 
     def get_shape(self) -> list[int]:
+        """Return the shape of what indexing returns."""
         return list(self.tensor.get_shape())
 
     def get_dtype(self) -> str:
+        """Return the name of the type, such as ``BF16``."""
         return self.tensor.get_dtype()
 
     def stored_parts(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yield the tensor as its only part: name with type and shape, and a function that reads the bytes."""
         yield _stored_part(self.name, self.tensor)
 
 
@@ -135,9 +140,11 @@ class ExpandedTensor(ABC):
         return self.values()[index]
 
     def get_dtype(self) -> str:
+        """Return the name of the type of the values, float32."""
         return "F32"
 
     def stored_parts(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yield the parts as they are stored: name with type and shape, and a function that reads the bytes."""
         for name, tensor in self.parts.items():
             yield _stored_part(name, tensor)
 
@@ -189,9 +196,11 @@ class QuantisedMatrix(ExpandedTensor):
         """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
 
     def values(self) -> Tensor:
+        """Return the matrix, float32, with the axes that the model has."""
         return self.matrix().T if self.is_transposed else self.matrix()
 
     def get_shape(self) -> list[int]:
+        """Return the shape of `values`, without computing them."""
         outputs, inputs = self.shape()
         return [inputs, outputs] if self.is_transposed else [outputs, inputs]
 

@@ -67,12 +67,14 @@ def load_backbone(
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
     with _LOADING:
         family, config = find(name, depth)
+        # Not every family has what an init needs.
         if init == "random-flat" and not hasattr(config, "initializer_range"):
             raise InputError(
                 f"init 'random-flat': {family.name} has no initializer_range", "use --init random"
             )
         if init == "tied":
             check_tied(family)
+        # Two inits need the files with the weights.
         if init in ("pretrained", "statistics"):
             backbone = _load_stored(
                 name,
@@ -145,10 +147,10 @@ def load_native(
     own_precision: bool = False,
     memory_limit: int | None = None,
 ) -> tuple[Backbone, nn.Module]:
-    """Return a frozen backbone and its native input module, both pretrained or ``random``.
+    """Return a frozen backbone and its native input module, which maps the model's own input to vectors.
 
-    The native input module maps the model's own input, such as token numbers, to vectors. The arguments are those of
-    `load_backbone`.
+    The own input is, for example, the numbers of tokens. The arguments are those of `load_backbone`; of the inits, only
+    ``pretrained`` and ``random`` are possible.
     """
     with _LOADING:
         family, config = find(name, depth)
@@ -216,6 +218,7 @@ def draw_parameters(
     # blocks keeps the weights of the others. NumPy draws the values, because torch's draws depend on
     # the CPU's vector instructions.
     def redraw(name: str, parameter: nn.Parameter) -> None:
+        """Redraw one parameter in place."""
         values = parameter.detach().numpy()
         random = generator(seed, name)
         if draw:
