@@ -59,10 +59,11 @@ class Backbone(nn.Module):
         # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
         # weights that are not quantised.
         self.stored_digest: str | None = None
-        # The blocks, if they are read from their file when they run.
+        # The blocks, if they are read from their file when they run; None if they are in memory.
         self.streamed: StreamedBlocks | None = None
         # How `run_layers` runs a block: `run_block`, or its compiled form.
         self._step: Callable[..., Any] = run_block
+        # Drop what vectors do not use, and the blocks that are not kept.
         for path in family.unused:
             _replace(model, path, nn.Identity())
         if depth is not None:
@@ -74,6 +75,7 @@ class Backbone(nn.Module):
                 _to_float32(module)
         self.depth = len(self.blocks)
         self.layers = layer_names(self.depth)
+        # The feedforward of the last block processes each token separately, so it can skip tokens that nobody reads.
         self._last_tokens = LastTokens([self.blocks[-1].get_submodule(path) for path in family.feedforward])
 
     def forward(
@@ -162,7 +164,7 @@ class Backbone(nn.Module):
         self.check_length(tokens)
         if lengths is None:
             is_full = True
-            lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)
+            lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)  # (batch,)
         if not self.can_pad:
             are_all_real = int(lengths.min()) == tokens if is_full is None else is_full
             if not are_all_real:
@@ -170,7 +172,6 @@ class Backbone(nn.Module):
                 raise InputError(problem, "give sequences of equal length")
         added_tokens = -tokens % self.shape.multiple  # to the next multiple
         padded_tokens = tokens + added_tokens
-        # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
         self._last_tokens.keep(lengths, last, padded_tokens)
         # The added tokens are padding, too.
         mask = self._mask(lengths, padded_tokens, False if added_tokens else is_full)
@@ -200,7 +201,7 @@ class Backbone(nn.Module):
         is_real = torch.arange(tokens, device=lengths.device) < lengths[:, None]  # (batch, tokens)
         # Of a mask of tokens, transformers reads whether it has zeros, which waits for a GPU, and makes a mask of pairs
         # if it has some. Where it is known that there is padding, the mask of pairs is made here, without waiting.
-        has_padding = is_full is False  # not None, with which nobody knows
+        has_padding = is_full is False  # with None, it is not known
         if has_padding and self.family.takes_pair_mask and devices.on_gpu(lengths.device):
             sees = is_real[:, None, None].repeat(1, 1, tokens, 1)  # (batch, 1, queries, keys)
             attention = attention_name(self.model.config)

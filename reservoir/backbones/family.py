@@ -34,7 +34,7 @@ class Shape:
     """The size of a model, and how it reads a sequence."""
 
     depth: int  # number of blocks; 0 for a family without blocks
-    width: int
+    width: int  # of the vectors and hidden states of a token
     max_tokens: int | None  # longest sequence; None if unlimited
     causal: bool  # whether a token sees only itself and those before it
     multiple: int = 1  # sequences are padded to a multiple of this number of tokens
@@ -42,7 +42,10 @@ class Shape:
 
 @dataclass
 class Config:
-    """A configuration of settings that are plain JSON values."""
+    """A configuration of settings that are plain JSON values.
+
+    A setting whose value has not the type of its field raises `ValueError`.
+    """
 
     def __post_init__(self) -> None:
         # Settings come from files and options, which may give a value of another type than that of the field.
@@ -57,7 +60,7 @@ class Config:
                 raise ValueError(f"{setting.name} takes {annotation}, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings."""
+        """Return the settings by name."""
         return asdict(self)
 
 
@@ -105,7 +108,7 @@ class ModelSize:
 class FolderLoader:
     """Builds the models of a family as ``module(config)``."""
 
-    module: Callable[[Any], nn.Module]
+    module: Callable[[Any], nn.Module]  # returns the model of a configuration
 
     def lean(self, config: Any, _depth: int | None, *, with_token_embeddings: bool) -> Any:
         """Return the configuration of the model that is built: all of it, because models of this form are small."""
@@ -231,7 +234,7 @@ class HubLoader:
             return self._class(config)(deepcopy(config), **self.options)
 
     def size(self, config: Any) -> ModelSize:
-        """Return the size of the whole model, token embeddings included, without building it."""
+        """Return the size of the model of a configuration, or of its `part`, without memory for the weights."""
         return ModelSize.of(self.outline(config).get_submodule(self.part))
 
     def _class(self, config: Any) -> Any:
@@ -240,7 +243,9 @@ class HubLoader:
 
         if isinstance(self.model, type):
             return self.model
-        return getattr(transformers, self.model) if self.model else transformers.MODEL_MAPPING[type(config)]
+        if self.model:
+            return getattr(transformers, self.model)
+        return transformers.MODEL_MAPPING[type(config)]  # without a head
 
     def _adapted(self, model: nn.Module, config: Any) -> nn.Module:
         """Return the part of a model that is kept, changed in place by `adapt` and with a faster GELU."""
@@ -257,7 +262,10 @@ class HubLoader:
 
 
 def run(model: nn.Module, embeds: Tensor, mask: Tensor | None, **more: Any) -> Tensor:
-    """Return the last hidden states of a model of transformers that takes input embeddings; ``more`` are arguments."""
+    """Return the last hidden states of a model of transformers that takes input embeddings.
+
+    ``more`` are further arguments of the call.
+    """
     return model(inputs_embeds=embeds, attention_mask=mask, **more).last_hidden_state
 
 
@@ -269,9 +277,9 @@ def run_unmasked(model: nn.Module, embeds: Tensor, _mask: Tensor | None) -> Tens
 def draw_normal(
     name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator, divisor: float = 1.0
 ) -> np.ndarray | None:
-    """Draw normal weights of standard deviation ``config.initializer_range / divisor``; None for biases and norms.
+    """Draw normal weights of standard deviation ``config.initializer_range / divisor``.
 
-    None, which stands for a parameter that keeps its value, is also returned for the scales of layers.
+    Return None for biases, norms and the scales of layers, which keep their values.
     """
     is_norm = "norm" in name.lower() or "ln_" in name
     if name.endswith("bias") or is_norm or "layer_scale" in name:

@@ -69,8 +69,8 @@ class Pretrained:
     stored_digest: str | None  # SHA-256 of the tensors as they are stored; None if they are not quantised
     # By block, the slots of all its tensors, which have not been read; None if all tensors have been read.
     slots: Sequence[Sequence[Slot]] | None = None
-    is_streamed: bool = False  # whether slots are filled each time that their block runs, not once
-    matrix_dtype: torch.dtype = torch.float32  # type of the matrices in slots that are filled once
+    is_streamed: bool = False  # whether the slots of a block are filled each time that it runs, not once
+    matrix_dtype: torch.dtype = torch.float32  # type of the matrices whose slots are filled once for all
 
     def backbone(self, family: Family, depth: int | None) -> Backbone:
         """Return the backbone of the first ``depth`` blocks, or of all with None; it changes the model in place."""
@@ -134,9 +134,9 @@ def _open(
         rule = GGUF_RULE
         outline = family.loader.outline(lean)
         tensors = tensors_by_name(gguf, outline, config, family.shape(lean).depth)
-    # A loader whose models are built whole returns the configuration itself; then the tensors of all blocks are needed.
-    is_whole = lean is config
-    kept_depth = None if is_whole else depth
+    # A loader that builds all blocks returns the configuration itself; then the tensors of all blocks are needed.
+    builds_all_blocks = lean is config
+    kept_depth = None if builds_all_blocks else depth
     kept_tensors = {
         key: tensor
         for key, tensor in tensors.items()
@@ -170,8 +170,8 @@ def load_pretrained(
         is_quantised = source.rule is not None
         keeps_half = own_precision and not is_quantised
         dtype = common_half(source.tensors.values()) if keeps_half else torch.float32
-        # Quantised ones become float32, or, where products run in bfloat16, their matrices are rounded to it one at a
-        # time. A generic family is tested in the precision in which it is stored, so it is not rounded.
+        # Quantised weights become float32. If products may run in bfloat16, the matrices of blocks are rounded to it,
+        # one at a time; but not those of a generic family, which is tested in the precision in which it is stored.
         is_rounded = own_precision and is_quantised and family.allows_bfloat16 and not family.is_generic
         matrix_dtype = torch.bfloat16 if is_rounded else dtype
         is_streamed = _is_streamed(name, family, source.lean, matrix_dtype, memory_limit)
@@ -181,7 +181,7 @@ def load_pretrained(
         deferred = _deferred(source, family, dtype) if is_streamed or is_rounded else {}
         model, info = family.loader.load(source.lean, {**source.tensors, **deferred}, dtype)
         _check_tensors(name, family, source, depth, model, info, native=native)
-        # Find the placeholders in the model. There are no slots if transformers has merged several into one tensor.
+        # Find the placeholders in the model. There are none if transformers has merged several into one tensor.
         slots = None
         if deferred:
             blocks = cast(nn.ModuleList, model.get_submodule(family.blocks))[:depth]

@@ -38,7 +38,7 @@ def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
         config = _from_gguf(name, path) if path.is_file() else _from_folder(name, path)
     family = _family_of(name, config.model_type)
     if family is None:
-        # `generic_family` builds the model, so what would run foreign code is refused before.
+        # Refused before `generic_family` builds the model, which could run code from the hub.
         _refuse_code(name, config)
         with as_input_error(f"backbone {name!r}: its model cannot be built", "choose another model"):
             family = generic_family(config)
@@ -50,7 +50,7 @@ def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
     """Return the family and `Shape` of a backbone with its first ``depth`` blocks, or all; no weights are loaded."""
     family, config = find(name, depth)
     _check_buildable(name, family, config)
-    shape = family.shape(config)
+    shape = family.shape(config)  # of all blocks
     return family, replace(shape, depth=depth or shape.depth)
 
 

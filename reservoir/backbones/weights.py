@@ -149,8 +149,8 @@ def load_native(
 ) -> tuple[Backbone, nn.Module]:
     """Return a frozen backbone and its native input module, which maps the model's own input to vectors.
 
-    The own input is, for example, the numbers of tokens. The arguments are those of `load_backbone`; of the inits, only
-    ``pretrained`` and ``random`` are possible.
+    The own input is, for example, the numbers of tokens. ``init`` is ``pretrained`` or ``random``; the other arguments
+    are those of `load_backbone`.
     """
     with _LOADING:
         family, config = find(name, depth)
@@ -171,7 +171,7 @@ def load_native(
                 own_precision=own_precision,
                 memory_limit=memory_limit,
             )
-        # Taken before the backbone is made, which drops the modules that vectors do not use.
+        # Looked up before the backbone is made, which drops the modules that vectors do not use.
         native_input = loaded.model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
         is_table = type(native_input) is nn.Embedding
@@ -188,8 +188,8 @@ def load_native(
 def _build(name: str, family: Family, config: Any, seed: int) -> nn.Module:
     """Return a model in float32 with arbitrary weights, which the caller will draw."""
     check_memory(name, family, config, torch.float32)
-    # A class that nobody has described may draw constants, such as the time steps of Mamba, which stay: so torch has
-    # the seed, and its generator is restored afterwards.
+    # A class that nobody has described may draw constants, such as the time steps of Mamba, which the caller does not
+    # draw again. So they are drawn from the seed, and the state of torch's generator is restored afterwards.
     with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return family.loader.build(config)
@@ -257,11 +257,10 @@ def weights_digest(backbone: Backbone) -> str:
         readers = backbone.streamed.readers() if backbone.streamed else {}
         readers_by_path = {f"{family.blocks}.{name}": read for name, read in readers.items()}
         return content_digest(backbone.model, digest=digest, readers=readers_by_path)
-    # Quantised weights count as they are stored. The parameters that are in no file count by their values.
+    # Quantised weights count as they are stored. Only the parameters that are in no file count by their values.
     digest.update(backbone.stored_digest.encode())
-    names = backbone.model.state_dict()
-    drawn = {name for name in names if name.startswith(family.unsaved)}
-    return content_digest(backbone.model, names.keys() - drawn, digest)
+    stored = {name for name in backbone.model.state_dict() if not name.startswith(family.unsaved)}
+    return content_digest(backbone.model, stored, digest)
 
 
 def _settings_that_count(backbone: Backbone) -> dict[str, Any]:
@@ -325,8 +324,8 @@ def frozen_unchanged(model: nn.Module) -> Iterator[None]:
         raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
 
 
-def _bit_sums(module: nn.Module, but: Set[str]) -> Tensor:
-    """Return a checksum (tensors,) of each of a module's tensors but some, in the order of their names.
+def _bit_sums(module: nn.Module, excluded: Set[str]) -> Tensor:
+    """Return checksums (tensors,) of a module's tensors, in the order of their names, without the excluded ones.
 
     It is the sum of a tensor's elements, whose bits are read as integers: any change of one element changes it, while
     changes of several may cancel out. A SHA-256 would take minutes on the host for the largest models; the sums are
@@ -336,6 +335,6 @@ def _bit_sums(module: nn.Module, but: Set[str]) -> Tensor:
     sums = [
         tensor.view(integer_types[tensor.element_size()]).sum(dtype=torch.int64)
         for name, tensor in sorted(module.state_dict().items())
-        if name not in but
+        if name not in excluded
     ]
     return torch.stack(sums) if sums else torch.empty(0)
