@@ -193,7 +193,8 @@ def _read_config(path: Path, _size: int, _modification_time: int) -> Any:
         _write_settings(path, Path(folder) / "settings.gguf")
         silence_transformers()
         config = AutoConfig.from_pretrained(Path(folder), gguf_file="settings.gguf")
-    vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
+    # Tensors are dequantised here, so transformers loads the model as one that is not quantised.
+    vars(config).pop("quantization_config", None)
     return config
 
 
@@ -210,10 +211,10 @@ def _write_settings(path: Path, copy: Path) -> None:
     stored_settings = [data[start:stop] for start, stop in header.short_settings]
     size_name = f"{settings.get('general.architecture')}.vocab_size"
     if header.vocabulary_size is not None and size_name not in settings:
-        stored_settings.append(_packed(size_name) + struct.pack("<II", 4, header.vocabulary_size))
+        stored_settings.append(_packed_text(size_name) + struct.pack("<II", 4, header.vocabulary_size))
     # transformers reads the names of tensors alone. So each tensor has one dimension of length 1 and the type 0
     # (float32), and all begin at the same place, 0.
-    stored_tensors = [_packed(name) + struct.pack("<IQIQ", 1, 1, 0, 0) for name in tensors]
+    stored_tensors = [_packed_text(name) + struct.pack("<IQIQ", 1, 1, 0, 0) for name in tensors]
     # GGUF in version 3, the numbers of tensors and settings, the settings, and the tensors.
     counts = struct.pack("<IQQ", 3, len(stored_tensors), len(stored_settings))
     content = b"".join([b"GGUF", counts, *stored_settings, *stored_tensors])
@@ -222,7 +223,7 @@ def _write_settings(path: Path, copy: Path) -> None:
     copy.write_bytes(content + bytes(-len(content) % alignment + 4))
 
 
-def _packed(name: str) -> bytes:
+def _packed_text(name: str) -> bytes:
     """Return a text as GGUF stores it: its length in bytes, then the bytes."""
     encoded = name.encode()
     return struct.pack("<Q", len(encoded)) + encoded
@@ -250,7 +251,10 @@ class _Header:
         self.vocabulary_size: int | None = None  # None without a vocabulary
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-        """Return the settings and the tensors by their names; the value of an array is None."""
+        """Return the settings and the tensors by their names; a setting that is an array has the value None.
+
+        Raise `ValueError` or `struct.error` for a header that is damaged.
+        """
         if self.data[:4] != b"GGUF":
             raise ValueError("it does not start with GGUF")
         self.position = 4
@@ -266,16 +270,16 @@ class _Header:
             name, value = self._read_setting()
             settings[name] = value
         descriptions = [self._read_description() for _ in range(tensor_count)]
-        # The values of all tensors follow at the next multiple of the alignment.
+        # The values of all tensors follow the header, at the next multiple of the alignment, by default 32 bytes.
         alignment = settings.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT:
             raise ValueError(f"its alignment is {alignment}")
         values_start = -(-self.position // alignment) * alignment  # rounded up
         tensors = [self._tensor_info(description, values_start) for description in descriptions]
-        tensors_by_name = {tensor.name: tensor for tensor in tensors}
-        if len(tensors_by_name) < len(tensors):
+        tensor_by_name = {tensor.name: tensor for tensor in tensors}
+        if len(tensor_by_name) < len(tensors):
             raise ValueError("two tensors have the same name")
-        return settings, tensors_by_name
+        return settings, tensor_by_name
 
     def _read_setting(self) -> tuple[str, Any]:
         """Return the name and the value of a setting, and note where it stands and the size of the vocabulary."""
@@ -402,17 +406,17 @@ def tensors_by_name(file: GGUFFile, outline: nn.Module, config: Any, depth: int)
 
 
 def _name_in_model(stored_name: str, names: Mapping[str, str], depth: int) -> str | None:
-    """Return the name in the model of a stored tensor; None for one that is left out here.
+    """Return the name in the model of a stored tensor; None for one that the caller leaves out.
 
-    Left out are the tensors of blocks after the first ``depth``, and `ROPE_FACTORS`, which no model has. ``names`` has
-    the name in the model by the name in the file.
+    These are the tensors of blocks after the first ``depth``, and `ROPE_FACTORS`, which no model has. ``names`` has the
+    name in the model by the name in the file.
     """
     # In transformers the names of experts have no ending.
     name = names.get(stored_name) or names.get(stored_name.removesuffix(".weight"))
     if name is not None:
         return name
-    block_number = re.match(r"(?:enc\.|dec\.)?blk\.(\d+)\.", stored_name)
-    is_cut_off = block_number is not None and int(block_number[1]) >= depth
+    block_match = re.match(r"(?:enc\.|dec\.)?blk\.(\d+)\.", stored_name)
+    is_cut_off = block_match is not None and int(block_match[1]) >= depth
     if is_cut_off or stored_name == ROPE_FACTORS:
         return None
     # Heads and decoders, which a backbone may lack, are recognised by the names that transformers has for them.
