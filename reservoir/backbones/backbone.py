@@ -432,8 +432,8 @@ def whole_count(backbone: Backbone) -> int:
     if not missing_blocks:
         return uncut_count
     # All blocks have the same size.
-    block_count = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
-    return uncut_count - missing_blocks * block_count
+    count_of_a_block = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
+    return uncut_count - missing_blocks * count_of_a_block
 
 
 def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
@@ -441,6 +441,7 @@ def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
 
     An FPT is a frozen pretrained transformer: its output, its input, its layer norms and its positions are trained.
     """
+    # Each value to predict has an output for each class, or a single one in a regression, which has 0 classes.
     outputs = task.outputs * max(task.classes, 1)
     # Vectors of `width` values: a linear input layer has one for each channel, and its bias; a table of symbols has one
     # for each symbol.

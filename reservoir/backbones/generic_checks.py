@@ -39,10 +39,9 @@ def check_backbone(backbone: Backbone) -> None:
     half_matrices = _half_matrices(backbone)
     problem = f"model type {backbone.config.model_type!r}: it does not run"
     with as_input_error(problem, "choose another model"), torch.no_grad():
-        # This tests the layers in float32, too.
-        if half_matrices and _runs_in_half(backbone, half_matrices):
-            return
         if half_matrices:
+            if _runs_in_half(backbone, half_matrices):
+                return  # the layers have also been tested in float32
             for module in half_matrices:
                 module.float()
             backbone.allows_bfloat16 = False
@@ -87,9 +86,13 @@ def _check_and_describe(backbone: Backbone) -> None:
     They are ``causal`` and ``can_pad`` of the backbone, and ``stand_in`` and ``adds_positions`` of a `VectorModel`. A
     test that fails raises an error.
     """
+    # The tests begin with these values. An earlier call, in another precision, may have set others.
+    backbone.causal = False
+    backbone.can_pad = True
     if isinstance(backbone.model, VectorModel):
+        backbone.model.adds_positions = False
         _choose_stand_in(backbone, backbone.model)
-        backbone.model.adds_positions = not _sees_order(backbone)  # tested without positions
+        backbone.model.adds_positions = not _sees_order(backbone)
     else:
         _check_embeddings(backbone)
     backbone.causal = _is_causal(backbone)
@@ -103,7 +106,7 @@ def _runs_in_half(backbone: Backbone, half_matrices: Sequence[nn.Module]) -> boo
         with _in_float32(half_matrices):
             _check_and_describe(backbone)
             exact = _recorded_layers(backbone, embeds)
-        # Set directly, because `set_compute` would convert the matrices, too.
+        # The matrices are in half precision again. Set directly, because `set_compute` would convert the matrices, too.
         backbone.compute = "bfloat16"
         rounded = _recorded_layers(backbone, embeds)
     except Exception:
