@@ -29,9 +29,19 @@ class Backbone(nn.Module):
 
     Layers are ``embed`` (the input of the first block, with positions added), ``block01`` to
     ``blockNN`` (the output of each block) and ``final`` (the output of the last norm; in a family
-    without one, of the last block). The parameters of ``model`` are frozen here; ``family`` and
-    ``config`` are as `find` returns them. With ``depth`` the model keeps only its first ``depth``
-    blocks and the final norm. Weights become float32, except the matrices of blocks, which keep their precision.
+    without one, of the last block).
+
+    Parameters
+    ----------
+    model : Module
+        The model, which is changed in place: its parameters are frozen, and become float32, except the matrices of
+        blocks, which keep their precision.
+    family : Family
+        Its family.
+    config : object
+        Its configuration, as `find` returns it.
+    depth : int, optional
+        How many blocks the model keeps, the first ones; by default all.
     """
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
@@ -40,17 +50,20 @@ class Backbone(nn.Module):
         self.family = family
         self.config = config
         self.shape = family.shape(config)
-        self.width, self.max_tokens = self.shape.width, self.shape.max_tokens
-        self.causal = self.shape.causal
+        self.width = self.shape.width
+        self.max_tokens = self.shape.max_tokens  # None if unlimited
+        self.causal = self.shape.causal  # of a generic family, tests decide it
         self.compute = "float32"  # one of `PRECISIONS`
-        self.can_pad = True  # whether rows of several lengths can be in one batch
+        self.can_pad = True  # whether rows of several lengths can be in one batch; tests decide it, too
         self.allows_bfloat16 = family.allows_bfloat16
         # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
         # weights that are not quantised.
         self.stored_digest: str | None = None
-        # The blocks, if they are read from their file when they run.
+        # The blocks, if they are read from their file when they run; None if they are in memory.
         self.streamed: StreamedBlocks | None = None
+        # How `run_layers` runs a block: `run_block`, or its compiled form.
         self._step: Callable[..., Any] = run_block
+        # Drop what vectors do not use, and the blocks that are not kept.
         for path in family.unused:
             _replace(model, path, nn.Identity())
         if depth is not None:
@@ -62,6 +75,7 @@ class Backbone(nn.Module):
                 _to_float32(module)
         self.depth = len(self.blocks)
         self.layers = layer_names(self.depth)
+        # The feedforward of the last block processes each token separately, so it can skip tokens that nobody reads.
         self._last_tokens = LastTokens([self.blocks[-1].get_submodule(path) for path in family.feedforward])
 
     def forward(
@@ -73,14 +87,22 @@ class Backbone(nn.Module):
     ) -> Tensor:
         """Map embedded sequences (batch, tokens, width) to float32 hidden states of this shape after the last norm.
 
-        Sequences are right-padded after their ``lengths`` (batch,), and padding has no influence on
-        the real tokens. With ``last``, only the states of the last ``last`` real tokens are valid. ``is_full`` says
-        whether all tokens are real; with None the lengths decide, and reading them may wait for a GPU.
+        Parameters
+        ----------
+        embeds : Tensor (batch, tokens, width)
+            Sequences, which are padded on the right. Padding has no influence on the real tokens.
+        lengths : Tensor (batch,), optional
+            The number of real tokens of each sequence; by default all tokens are real.
+        last : int, optional
+            How many of the last real tokens the caller reads; the states of all others are then not valid. By default
+            all.
+        is_full : bool, optional
+            Whether all tokens are real; by default the lengths decide, and reading them may wait for a GPU.
         """
         tokens = embeds.shape[1]
         run = self._prepared(embeds, lengths, last, is_full)
         with self._precision(embeds.device):
-            return run()[:, :tokens].float()
+            return run()[:, :tokens].float()  # without the padding to a multiple
 
     def run_layers(
         self,
@@ -95,26 +117,36 @@ class Backbone(nn.Module):
         values. With ``bfloat16-all`` hidden states are bfloat16, see `set_compute`.
         """
         tokens = embeds.shape[1]
-        run, precision = self._prepared(embeds, lengths, None, is_full), self._precision(embeds.device)
+        run = self._prepared(embeds, lengths, None, is_full)
+        precision = self._precision(embeds.device)
         step = self._step if self.is_compiled_for(embeds) else run_block
         check_layers(layers, self.family.name, self.depth)
+        # Layer 0 is ``embed``, layer n the output of block n, and the last one ``final``.
         deepest = max(self.layers.index(layer) for layer in layers)
-        if not self.depth:
+        if not self.depth:  # without blocks, the model returns the only layer
             with precision:
                 hidden = run()
             yield "embed", hidden[:, :tokens]
             return
         # The blocks above the deepest requested layer do not run, nor the norm if nobody reads its output.
-        loop = BlockLoop(run, [*self.blocks], min(deepest, self.depth), precision, step)
-        # A model that nobody has described may change what leaves its last block in any way.
+        block_count = min(deepest, self.depth)
+        loop = BlockLoop(run, [*self.blocks], block_count, precision, step)
+        # A model that nobody has described may change what leaves its last block in any way, so its code runs again.
         run_again = run if self.family.is_generic else None
-        del run, embeds  # batches of a streamed model wait in turn, and need their memory
+        # The vectors of this batch are freed before its blocks run. A streamed model runs each block over all
+        # batches, and those that wait need memory.
+        del run, embeds
+        # The loop ends with the block of the deepest layer, the layers only with ``final``.
         for layer, hidden in zip(self.layers, loop, strict=False):
             yield layer, hidden[:, :tokens]
+        # ``hidden`` is now the output of the last block that ran.
         if deepest > self.depth:
-            if run_again or self.family.final_norm:
+            if run_again:
                 with precision:
-                    hidden = loop.run_rest(run_again) if run_again else self._norm(hidden)
+                    hidden = loop.run_rest(run_again)
+            elif self.family.final_norm:
+                with precision:
+                    hidden = self._norm(hidden)
             yield "final", hidden[:, :tokens]
 
     def _norm(self, hidden: Tensor) -> Tensor:
@@ -124,24 +156,28 @@ class Backbone(nn.Module):
     def _prepared(
         self, embeds: Tensor, lengths: Tensor | None, last: int | None, is_full: bool | None
     ) -> Callable[[], Tensor]:
-        """Return the function that runs the model on the arguments of `forward`, up to padding for `Shape.multiple`."""
+        """Return the function that runs the model on the arguments of `forward`.
+
+        It returns the last hidden states (batch, tokens, width), with tokens padded to a multiple of `Shape.multiple`.
+        """
         tokens = embeds.shape[1]
         self.check_length(tokens)
         if lengths is None:
             is_full = True
-            lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)
+            lengths = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64)  # (batch,)
         if not self.can_pad:
-            all_real = int(lengths.min()) == tokens if is_full is None else is_full
-            if not all_real:
+            are_all_real = int(lengths.min()) == tokens if is_full is None else is_full
+            if not are_all_real:
                 problem = f"{self.family.name}: padding changes its hidden states"
                 raise InputError(problem, "give sequences of equal length")
-        surplus = -tokens % self.shape.multiple  # tokens to the next multiple
-        # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
-        self._last_tokens.keep(lengths, last, tokens + surplus)
-        # Tokens up to the next multiple are padding, too.
-        mask = self._mask(lengths, tokens + surplus, False if surplus else is_full)
-        if surplus:
-            embeds = nn.functional.pad(embeds, (0, 0, 0, surplus))
+        added_tokens = -tokens % self.shape.multiple  # to the next multiple
+        padded_tokens = tokens + added_tokens
+        self._last_tokens.keep(lengths, last, padded_tokens)
+        # The added tokens are padding, too.
+        mask = self._mask(lengths, padded_tokens, False if added_tokens else is_full)
+        if added_tokens:
+            # One pair of numbers for each axis from the last one: none for the width, and some tokens at the end.
+            embeds = nn.functional.pad(embeds, (0, 0, 0, added_tokens))
         if self._hidden_type != torch.float32:
             embeds = embeds.to(self._hidden_type)
         return partial(self.family.run, self.model, embeds, mask)
@@ -162,25 +198,30 @@ class Backbone(nn.Module):
         # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
         if self.causal or is_full:
             return None
-        is_real = torch.arange(tokens, device=lengths.device) < lengths[:, None]
+        is_real = torch.arange(tokens, device=lengths.device) < lengths[:, None]  # (batch, tokens)
         # Of a mask of tokens, transformers reads whether it has zeros, which waits for a GPU, and makes a mask of pairs
-        # if it has some. Where padding is known, the mask of pairs is made here, without waiting.
-        if is_full is False and self.family.takes_pair_mask and devices.on_gpu(lengths.device):
-            pairs = is_real[:, None, None].repeat(1, 1, tokens, 1)
-            name = attention_name(self.model.config)
-            if name == "sdpa":
-                return pairs
-            if name == "eager":  # which adds the mask to its scores
+        # if it has some. Where it is known that there is padding, the mask of pairs is made here, without waiting.
+        has_padding = is_full is False  # with None, it is not known
+        if has_padding and self.family.takes_pair_mask and devices.on_gpu(lengths.device):
+            sees = is_real[:, None, None].repeat(1, 1, tokens, 1)  # (batch, 1, queries, keys)
+            attention = attention_name(self.model.config)
+            if attention == "sdpa":
+                return sees
+            if attention == "eager":  # which adds the mask to its scores
                 dtype = self._hidden_type
-                zeros = torch.zeros(pairs.shape, dtype=dtype, device=pairs.device)
-                return zeros.masked_fill(~pairs, torch.finfo(dtype).min)
+                zeros = torch.zeros(sees.shape, dtype=dtype, device=sees.device)
+                return zeros.masked_fill(~sees, torch.finfo(dtype).min)
+            # Any other function makes its own mask of pairs from that of tokens.
         return is_real.to(torch.int64)
 
     def set_compute(self, compute: str) -> None:
-        """Run in one of `PRECISIONS`; recurrent models stay in float32.
+        """Run in one of `PRECISIONS` from now on; models that do not allow bfloat16 stay in float32.
 
-        With ``bfloat16`` the matrix products in the blocks have this precision. With ``bfloat16-all`` all weights and
-        hidden states have it, as in a model that transformers loads with ``dtype=torch.bfloat16``.
+        | compute | what is bfloat16 |
+        |---|---|
+        | ``float32`` | nothing |
+        | ``bfloat16`` | the matrices of the blocks, unless they are trained, and their products |
+        | ``bfloat16-all`` | all weights and hidden states, as transformers loads with ``dtype=torch.bfloat16`` |
         """
         if not self.allows_bfloat16:
             return
@@ -195,11 +236,17 @@ class Backbone(nn.Module):
         # speed on a CPU.
         dtype = torch.bfloat16 if compute == "bfloat16" else torch.float32
         for module in self.blocks.modules():
-            if isinstance(module, MATRICES) and not any(p.requires_grad for p in module.parameters()):
+            if not isinstance(module, MATRICES):
+                continue
+            is_trained = any(parameter.requires_grad for parameter in module.parameters())
+            if not is_trained:
                 module.to(dtype)
 
     def set_positions(self, path: str, positions: Tensor) -> None:
-        """Set the learned positions (tokens, width), whose number becomes the length of the longest sequence."""
+        """Set the learned positions (tokens, width), whose number becomes the length of the longest sequence.
+
+        ``path`` is the path of their parameter in the model.
+        """
         _replace(self.model, path, nn.Parameter(positions.clone(), requires_grad=False))
         self.max_tokens = len(positions)
         self.shape = replace(self.shape, max_tokens=len(positions))
@@ -222,9 +269,10 @@ class Backbone(nn.Module):
 
     def cut_above(self, layers: Collection[str]) -> None:
         """Drop the blocks above the deepest of ``layers``, and the last norm if nobody reads its output."""
+        # Layer 0 is ``embed``, layer n the output of block n, and the last one ``final``.
         deepest = max(self.layers.index(layer) for layer in layers)
         if self.family.blocks:
-            # A model without any blocks could not run.
+            # One block stays for ``embed`` alone, because most models could not run without any.
             _replace(self.model, self.family.blocks, self.blocks[: max(deepest, 1)])
         if self.family.final_norm and "final" not in layers:
             _replace(self.model, self.family.final_norm, nn.Identity())
@@ -240,16 +288,17 @@ class Backbone(nn.Module):
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """Names of the parameters of each group that this family has."""
-        names: dict[str, list[str]] = {}
+        """Names of the parameters of each group that this family has, in the order of `GROUPS`."""
+        names_by_group: dict[str, list[str]] = {}
         for name, _ in self.named_parameters():
-            names.setdefault(self.group_of(name), []).append(name)
-        return {group: tuple(names[group]) for group in GROUPS if group in names}
+            names_by_group.setdefault(self.group_of(name), []).append(name)
+        return {group: tuple(names_by_group[group]) for group in GROUPS if group in names_by_group}
 
     def group_of(self, parameter: str) -> str:
         """Return the group of a parameter, by its name in ``named_parameters``."""
+        # The first group of which a text occurs in the name counts.
         groups = self.family.groups.items()
-        return next(group for group, pieces in groups if any(piece in parameter for piece in pieces))
+        return next(group for group, texts in groups if any(text in parameter for text in texts))
 
 
 def _to_float32(module: nn.Module) -> None:
@@ -261,52 +310,80 @@ def _to_float32(module: nn.Module) -> None:
             setattr(module, name, buffer.float())
 
 
-def _replace(model: nn.Module, path: str, module: nn.Module | nn.Parameter) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)
+def _replace(model: nn.Module, path: str, replacement: nn.Module | nn.Parameter) -> None:
+    """Put a module or a parameter in the place of that at a path of the model."""
+    parent_path, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent_path), name, replacement)
 
 
 class LastTokens:
-    """Restricts modules that process each token separately to some of the tokens; ``parts`` are in forward order."""
+    """Restricts modules to the last tokens of each sequence, those that the caller reads.
 
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
-        # Rows and positions, or None for all tokens; not cleared, because a block may run again in the backward pass.
-        self._read: tuple[Tensor, Tensor] | None = None
-        self._tokens = 0
-        for part in parts:
-            part.register_forward_pre_hook(self._take)
-        for part in parts[-1:]:
-            part.register_forward_hook(self._put)
+    The modules, in the order of the forward pass, form a chain that processes each token separately. The input of the
+    chain is reduced to the tokens that are read, and its output has zeros at all others.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        # Indices of the rows (batch, 1) and of the tokens (batch, count) that are read, or None for all tokens. They
+        # stay after the pass, because a block may run again in the backward pass.
+        self._read_tokens: tuple[Tensor, Tensor] | None = None
+        self._tokens = 0  # of a sequence with its padding
+        for module in modules:
+            module.register_forward_pre_hook(self._reduce_inputs)
+        for module in modules[-1:]:  # none in a family that does not name these modules
+            module.register_forward_hook(self._restore_output)
 
     def keep(self, lengths: Tensor, count: int | None, tokens: int) -> None:
-        """Keep the last ``count`` real tokens of sequences that are padded to ``tokens``; None keeps all."""
-        self._read, self._tokens = None, tokens
+        """Keep the last ``count`` real tokens of sequences that are padded to ``tokens``; None keeps all.
+
+        ``lengths`` (batch,) has the number of real tokens of each sequence.
+        """
+        self._tokens = tokens
+        self._read_tokens = None
         if count is not None and count < tokens:
-            first = lengths[:, None] - count
             rows = torch.arange(len(lengths), device=lengths.device)[:, None]
-            self._read = rows, first + torch.arange(count, device=lengths.device)
+            first_tokens = lengths[:, None] - count
+            self._read_tokens = rows, first_tokens + torch.arange(count, device=lengths.device)
 
-    def _take(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        if self._read is None:
+    def _reduce_inputs(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the inputs of a module, (batch, tokens, width), with the tokens that are read alone."""
+        if self._read_tokens is None:
             return inputs
-        return tuple(x[self._read] if x.shape[1] == self._tokens else x for x in inputs)
+        # An input with fewer tokens is the output of a module that was restricted already.
+        return tuple(x[self._read_tokens] if x.shape[1] == self._tokens else x for x in inputs)
 
-    def _put(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        if self._read is None:
+    def _restore_output(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Return the output of the last module with zeros at the tokens that nobody reads."""
+        if self._read_tokens is None:
             return output
-        whole = output.new_zeros(output.shape[0], self._tokens, output.shape[2])
-        whole[self._read] = output
-        return whole
+        all_tokens = output.new_zeros(output.shape[0], self._tokens, output.shape[2])
+        all_tokens[self._read_tokens] = output
+        return all_tokens
 
 
 @torch.inference_mode()
 def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: int = 1) -> Tensor:
-    r"""Return the attention maps of one block (from 1), :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`.
+    r"""Return the attention maps of one block, :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`.
 
     The maps are float32, (batch, heads, queries, keys): rows of real queries sum to one, and padding
     has zeros.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        The backbone.
+    embeds : Tensor (batch, tokens, width)
+        Sequences, which are padded on the right.
+    lengths : Tensor (batch,)
+        The number of real tokens of each sequence.
+    layer : int
+        The number of the block, from 1.
+
+    Raises
+    ------
+    InputError
+        If the attention of this family has no maps, or if there is no such block.
     """
-    # Fused kernels do not compute the maps, so this forward pass uses the plain attention function.
     path = backbone.family.attention
     if not path:
         raise InputError(
@@ -317,44 +394,54 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
             f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}", "choose one"
         )
     maps: list[Tensor] = []
+
+    def keep_map(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the map, which is the last output of an attention module; a hook of torch."""
+        maps.append(output[-1])
+
     module = backbone.blocks[layer - 1].get_submodule(path)
-    handle = module.register_forward_hook(lambda _module, _inputs, output: maps.append(output[-1]))
+    handle = module.register_forward_hook(keep_map)
     model: Any = backbone.model
-    before = attention_name(model.config)
+    # Fused kernels do not compute the maps, so this forward pass uses the plain attention function.
+    usual_attention = attention_name(model.config)
     model.set_attn_implementation("eager")
     try:
         for _layer in backbone.run_layers(embeds, lengths, [block_name(layer)]):
-            pass
+            pass  # each block runs when its layer is taken
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(usual_attention)
         handle.remove()
-    real = torch.arange(embeds.shape[1], device=embeds.device) < lengths[:, None]
-    return maps[0].float() * (real[:, None, :, None] & real[:, None, None, :])
+    is_real = torch.arange(embeds.shape[1], device=embeds.device) < lengths[:, None]
+    is_real_pair = is_real[:, None, :, None] & is_real[:, None, None, :]  # (batch, 1, queries, keys)
+    return maps[0].float() * is_real_pair
 
 
 def group_counts(backbone: Backbone) -> dict[str, int]:
     """Return the number of parameters by group (see `GROUPS`); zero for groups that the family does not have."""
-    names = backbone.groups
+    names_by_group = backbone.groups
     return {
-        group: sum(backbone.get_parameter(name).numel() for name in names.get(group, ()))
+        group: sum(backbone.get_parameter(name).numel() for name in names_by_group.get(group, ()))
         for group in GROUPS
     }
 
 
 def whole_count(backbone: Backbone) -> int:
     """Return the number of parameters of the model with its token embeddings, without the blocks that were cut off."""
-    whole = backbone.family.loader.size(backbone.config).parameters
+    uncut_count = backbone.family.loader.size(backbone.config).parameters
     missing_blocks = backbone.shape.depth - backbone.depth
     if not missing_blocks:
-        return whole
+        return uncut_count
     # All blocks have the same size.
-    of_a_block = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
-    return whole - missing_blocks * of_a_block
+    count_of_a_block = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
+    return uncut_count - missing_blocks * count_of_a_block
 
 
 def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
-    """Return how many parameters an FPT trains on a task, by group, without positions that no sequence reaches."""
-    # Each output has `width` weights and a bias.
+    """Return how many parameters an FPT trains on a task, by group, without positions that no sequence reaches.
+
+    An FPT is a frozen pretrained transformer: its output, its input, its layer norms and its positions are trained.
+    """
+    # Each value to predict has an output for each class, or a single one in a regression, which has 0 classes.
     outputs = task.outputs * max(task.classes, 1)
     # Vectors of `width` values: a linear input layer has one for each channel, and its bias; a table of symbols has one
     # for each symbol.
@@ -365,7 +452,7 @@ def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
         shape = backbone.get_parameter(name).shape
         positions += min(shape[0], task.max_tokens) * math.prod(shape[1:])
     return {
-        "output": outputs * (backbone.width + 1),
+        "output": outputs * (backbone.width + 1),  # each output has ``width`` weights and a bias
         "input": input_vectors * backbone.width,
         "layernorm": group_counts(backbone)["layernorm"],
         "positions": positions,
@@ -373,10 +460,13 @@ def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
 
 
 def deviations(backbone: Backbone) -> dict[str, np.ndarray]:
-    """Return the standard deviation of each tensor by block, (depth,), NaN if absent (Lu et al. 2021, Figure 6)."""
-    spread: dict[str, np.ndarray] = {}
+    """Return the standard deviations (depth,) of each tensor, one for each block (Lu et al. 2021, Figure 6).
+
+    The keys are the names of the tensors inside a block; a block without a tensor of this name has NaN.
+    """
+    deviations_by_name: dict[str, np.ndarray] = {}
     for number, block in enumerate(backbone.blocks):
         for name, parameter in block.named_parameters():
-            values = spread.setdefault(name, np.full(backbone.depth, np.nan))
-            values[number] = parameter.detach().float().std(correction=0).item()
-    return spread
+            by_block = deviations_by_name.setdefault(name, np.full(backbone.depth, np.nan))
+            by_block[number] = parameter.detach().float().std(correction=0).item()
+    return deviations_by_name

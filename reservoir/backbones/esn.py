@@ -34,12 +34,13 @@ class ESNConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # The largest values. Eigenvalues of more units take hours; a radius or a scaling above a million is a mistake.
         limits = {"units": 1e4, "sr": 1e6, "lr": 1.0, "input_scaling": 1e6, "rc_connectivity": 1.0}
-        for name, most in limits.items():
-            if not 0 < getattr(self, name) <= most:
-                raise InputError(
-                    f"backbone 'esn': {name}={getattr(self, name)}", f"give more than 0, at most {most:g}"
-                )
+        for name, largest in limits.items():
+            value = getattr(self, name)
+            if not 0 < value <= largest:  # also if it is NaN
+                problem = f"backbone 'esn': {name}={value}"
+                raise InputError(problem, f"give more than 0, at most {largest:g}")
 
 
 class LeakyUnits(nn.Module):
@@ -47,22 +48,24 @@ class LeakyUnits(nn.Module):
 
     def __init__(self, config: ESNConfig) -> None:
         super().__init__()
-        self.lr, self.input_scaling = config.lr, config.input_scaling
+        self.lr = config.lr
+        self.input_scaling = config.input_scaling
         self.recurrent = nn.Linear(config.units, config.units, bias=False)
 
     def forward(self, embeds: Tensor) -> Tensor:
         """Map (batch, tokens, units) to the states (batch, tokens, units), starting from zero."""
-        drive = self.input_scaling * embeds
-        state = torch.zeros_like(drive[:, 0])
-        leaked = devices.compiled(_leaked, embeds.device)
+        scaled_embeds = self.input_scaling * embeds
+        state = torch.zeros_like(scaled_embeds[:, 0])  # (batch, units)
+        next_state = devices.compiled(_next_state, embeds.device)
         states: list[Tensor] = []
-        for at_token in drive.unbind(1):
-            state = leaked(state, at_token + self.recurrent(state), self.lr)
+        for scaled_token in scaled_embeds.unbind(1):
+            state = next_state(state, scaled_token + self.recurrent(state), self.lr)
             states.append(state)
         return torch.stack(states, dim=1)
 
 
-def _leaked(state: Tensor, drive: Tensor, lr: float) -> Tensor:
+def _next_state(state: Tensor, drive: Tensor, lr: float) -> Tensor:
+    """Return the next state (batch, units); ``drive`` is the argument of tanh in the equation of this file."""
     return (1 - lr) * state + lr * drive.tanh()
 
 
@@ -75,7 +78,7 @@ class EchoStateNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, units) to the states (batch, tokens, units)."""
-        for block in self.blocks:  # none if only the layer ``embed`` is read
+        for block in self.blocks:
             x = block(x)
         return x
 
@@ -87,13 +90,14 @@ def _draw_esn(
     is_connected = generator.random(shape) < config.rc_connectivity
     matrix = np.where(is_connected, generator.standard_normal(shape), 0.0)
     radius = float(np.abs(np.linalg.eigvals(matrix)).max())
-    if radius == 0.0:
+    if radius == 0.0:  # no weight is connected, or the connections have no cycle
         size = f"{config.units} units with rc_connectivity={config.rc_connectivity}"
         raise InputError(
             f"backbone 'esn': {size} have no recurrent weights to scale", "raise one of the two"
         )
-    # The last digits of eigenvalues differ between machines; the tensor must not.
-    return (matrix * (config.sr / float(f"{radius:.8g}"))).astype(np.float32)
+    # The last digits of eigenvalues differ between machines, and the tensor must not, so the radius is rounded.
+    rounded_radius = float(f"{radius:.8g}")
+    return (matrix * (config.sr / rounded_radius)).astype(np.float32)
 
 
 ESN = Family(
@@ -101,11 +105,11 @@ ESN = Family(
     loader=FolderLoader(EchoStateNetwork),
     config=ESNConfig,
     pretrained=False,
-    shape=lambda config: Shape(1, config.units, None, causal=True),
+    shape=lambda config: Shape(depth=1, width=config.units, max_tokens=None, causal=True),
     run=run_unmasked,
     blocks="blocks",
     groups={"recurrent": ("recurrent",)},
     draw=_draw_esn,
     scheme="a share rc_connectivity of the weights normal, the others zero, scaled to the spectral radius sr",
-    allows_bfloat16=False,
+    allows_bfloat16=False,  # the errors of the state would accumulate
 )

@@ -14,10 +14,13 @@ from torch.overrides import TorchFunctionMode
 GROUPS: tuple[str, ...] = ("positions", "layernorm", "attention", "feedforward", "recurrent")
 
 Draw = Callable[[str, tuple[int, ...], Any, np.random.Generator], np.ndarray | None]
-"""``draw(parameter_name, shape, config, generator)`` returns a tensor, or None to keep the initial constant."""
+"""``draw(parameter_name, shape, config, generator)`` returns an array, or None for a parameter that keeps its value.
+
+Such a parameter, often a bias or a norm, keeps the constant to which the model's class sets it.
+"""
 
 StoredTensors = Mapping[str, Any]
-"""Tensors by name, or slices of safetensors files, which are read when they are indexed."""
+"""Tensors by name; they may be slices of safetensors files, which are read when they are indexed."""
 
 Loaded = tuple[nn.Module, dict[str, Any]]
 """A model, and a report on its missing, unexpected and mismatched tensors."""
@@ -31,7 +34,7 @@ class Shape:
     """The size of a model, and how it reads a sequence."""
 
     depth: int  # number of blocks; 0 for a family without blocks
-    width: int
+    width: int  # of the vectors and hidden states of a token
     max_tokens: int | None  # longest sequence; None if unlimited
     causal: bool  # whether a token sees only itself and those before it
     multiple: int = 1  # sequences are padded to a multiple of this number of tokens
@@ -39,20 +42,25 @@ class Shape:
 
 @dataclass
 class Config:
-    """A configuration of settings that are plain JSON values."""
+    """A configuration of settings that are plain JSON values.
+
+    A setting whose value has not the type of its field raises `ValueError`.
+    """
 
     def __post_init__(self) -> None:
-        # Settings come from files and options, so that each must have the type of its field, such as "int | None".
-        for item in fields(self):
-            annotation = str(getattr(item.type, "__name__", item.type))
-            value, allowed = getattr(self, item.name), annotation.split(" | ")
-            kind = type(value).__name__.removesuffix("Type")  # the type of None is called NoneType
-            is_whole_number = (kind, allowed) == ("int", ["float"])
-            if kind not in allowed and not is_whole_number:
-                raise ValueError(f"{item.name} takes {annotation}, not {value!r}")
+        # Settings come from files and options, which may give a value of another type than that of the field.
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            type_name = type(value).__name__.removesuffix("Type")  # the type of None is called NoneType
+            # The annotation, such as "int | None", is a text in files that postpone the evaluation of annotations.
+            annotation = str(getattr(setting.type, "__name__", setting.type))
+            allowed_types = annotation.split(" | ")
+            is_integer_for_float = type_name == "int" and allowed_types == ["float"]
+            if type_name not in allowed_types and not is_integer_for_float:
+                raise ValueError(f"{setting.name} takes {annotation}, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings."""
+        """Return the settings by name."""
         return asdict(self)
 
 
@@ -60,14 +68,17 @@ class SkipInitialisation(TorchFunctionMode):
     """Skips the random initialisation of a model under construction, whose weights are replaced afterwards."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # torch calls this for each of its functions that runs while the mode is active.
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") not in ("normal_", "uniform_", "kaiming_uniform_"):
+        is_random = getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_")
+        if not is_random:
             return func(*args, **kwargs)
         tensor = args[0] if args else kwargs["tensor"]
-        # The functions of `torch.nn.init` (Python functions) are skipped for matrices. Biases become zeros, because
-        # a family's draw may leave them as they are. A tensor's own methods set zeros, because torch calls them to
-        # draw a truncated normal, and repeats the draw until all values, as zeros, are in bounds.
-        if isinstance(func, FunctionType) and tensor.dim() > 1:
+        # Functions of `torch.nn.init`, which are Python functions, leave matrices as they are. All other tensors become
+        # zeros: biases, because a family's draw may keep them; and those of a method such as ``tensor.normal_()``,
+        # because torch draws a truncated normal by it, and repeats the draw until all values are in bounds.
+        is_function_of_init = isinstance(func, FunctionType)
+        if is_function_of_init and tensor.dim() > 1:
             return tensor
         with torch.no_grad():
             return tensor.zero_()
@@ -82,7 +93,7 @@ class ModelSize:
 
     @classmethod
     def of(cls, model: nn.Module) -> "ModelSize":
-        """Return the size of a model, whose tensors need no memory."""
+        """Return the size of a model, which may be on the meta device: no values are read."""
         return cls(
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),
@@ -97,10 +108,10 @@ class ModelSize:
 class FolderLoader:
     """Builds the models of a family as ``module(config)``."""
 
-    module: Callable[[Any], nn.Module]
+    module: Callable[[Any], nn.Module]  # returns the model of a configuration
 
-    def lean(self, config: Any, _depth: int | None, *, words: bool) -> Any:
-        """Return the configuration of what is kept; models of this form are small, and are built whole."""
+    def lean(self, config: Any, _depth: int | None, *, with_token_embeddings: bool) -> Any:
+        """Return the configuration of the model that is built: all of it, because models of this form are small."""
         return config
 
     def build(self, config: Any) -> nn.Module:
@@ -110,16 +121,19 @@ class FolderLoader:
     def load(self, config: Any, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
         """Return a model with these tensors in ``dtype``, and a report on them."""
         model = self.outline(config)
-        # Tensors that are missing become zeros, and are reported. Only those of this model are read, one after the
-        # other.
-        own_tensors = model.state_dict()
-        missing = {
-            name: torch.zeros(tensor.shape) for name, tensor in own_tensors.items() if name not in tensors
+        outline_tensors = model.state_dict()
+        # Tensors that are missing become zeros, and are reported.
+        zeros = {
+            name: torch.zeros(tensor.shape)
+            for name, tensor in outline_tensors.items()
+            if name not in tensors
         }
-        stored = {name: tensor[:].to(dtype) for name, tensor in tensors.items() if name in own_tensors}
-        model.load_state_dict(missing | stored, assign=True)
-        unexpected = sorted(tensors.keys() - own_tensors.keys())
-        return model, {"missing_keys": missing.keys(), "unexpected_keys": unexpected}
+        # Indexing reads a tensor, so those that the model lacks are never read.
+        stored = {name: tensor[:].to(dtype) for name, tensor in tensors.items() if name in outline_tensors}
+        # With ``assign``, the tensors replace those of the outline, which have no memory.
+        model.load_state_dict(zeros | stored, assign=True)
+        unexpected = sorted(tensors.keys() - outline_tensors.keys())
+        return model, {"missing_keys": zeros.keys(), "unexpected_keys": unexpected}
 
     def outline(self, config: Any) -> nn.Module:
         """Return a model whose tensors have shapes and no memory."""
@@ -132,18 +146,26 @@ class FolderLoader:
 
 
 def set_depth(config: Any, setting: str, depth: int) -> None:
-    """Set the number of blocks in a configuration of transformers, and shorten its lists of one value per block."""
+    """Set the number of blocks in a configuration of transformers, and shorten its lists of one value per block.
+
+    ``setting`` is the name of the setting with the number of blocks.
+    """
     setattr(config, setting, depth)
     for name in LISTS_BY_BLOCK:
+        # A configuration may store the list under another name, or compute it from other settings by a property.
         stored_name = config.attribute_map.get(name, name)
         is_computed = isinstance(getattr(type(config), stored_name, None), property)
-        if not is_computed and isinstance(values := getattr(config, name, None), list):
+        if is_computed:
+            continue
+        values = getattr(config, name, None)
+        if isinstance(values, list):
             setattr(config, name, values[:depth])
 
 
 def _shrink_text(config: Any, depth: int | None) -> None:
-    """Set the number of blocks, unless it is None; models of text and images have a configuration of each."""
+    """Set the number of blocks in place, unless it is None."""
     if depth is not None:
+        # Models of texts and images have a configuration of each. For others, this method returns the whole one.
         set_depth(config.get_text_config(), "num_hidden_layers", depth)
 
 
@@ -151,32 +173,45 @@ def _shrink_text(config: Any, depth: int | None) -> None:
 class HubLoader:
     """Builds and loads the models of a family through transformers."""
 
-    # The class, or its name in transformers; by default that of the model without a head.
+    # The class, or its name in transformers; empty: the class of the model without a head.
     model: str | type[nn.Module] = ""
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of that class
-    adapt: Callable[[nn.Module, Any], nn.Module] | None = None  # applied to each model
-    part: str = ""  # path of the part that is kept, such as an encoder; its tensors alone must be in a file
-    shrink: Callable[[Any, int | None], None] = _shrink_text  # sets the number of blocks in a configuration
+    # adapt(model, config) returns the model that is used, after each one is built or loaded; None: it stays as it is.
+    adapt: Callable[[nn.Module, Any], nn.Module] | None = None
+    # Path of the part of the model that is kept, such as an encoder; empty: all of it. A file may lack the tensors of
+    # other parts.
+    part: str = ""
+    # shrink(config, depth) sets the number of blocks in a configuration in place, unless ``depth`` is None.
+    shrink: Callable[[Any, int | None], None] = _shrink_text
 
-    def lean(self, config: Any, depth: int | None, *, words: bool) -> Any:
-        """Return the configuration of the first ``depth`` blocks, with almost no token embeddings unless ``words``."""
+    def lean(self, config: Any, depth: int | None, *, with_token_embeddings: bool) -> Any:
+        """Return the configuration of the model that is built: its first ``depth`` blocks, or all with None.
+
+        Unless ``with_token_embeddings``, the model has almost none.
+        """
         small = deepcopy(config)
         self.shrink(small, depth)
-        if not words:
+        if not with_token_embeddings:
             # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million
             # parameters). Only the embeddings up to the padding token are built, because some families
             # count their positions from its number.
             small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
-            small.bos_token_id = small.eos_token_id = None
+            # The other special tokens may lie outside this vocabulary.
+            small.bos_token_id = None
+            small.eos_token_id = None
         return small
 
     def build(self, config: Any) -> nn.Module:
         """Return a model of this configuration with arbitrary weights."""
         silence_transformers()
-        return self._adapted(self._class(config)(deepcopy(config), **self.options), config)
+        model_class = self._class(config)
+        return self._adapted(model_class(deepcopy(config), **self.options), config)
 
     def load(self, config: Any, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
-        """Return a model with these tensors, whose names may be of an older release, and transformers' report."""
+        """Return a model with these tensors in ``dtype``, and transformers' report on them.
+
+        transformers renames tensors whose names are those of an older release.
+        """
         silence_transformers()
         options = {
             "dtype": dtype,
@@ -188,8 +223,9 @@ class HubLoader:
             None, config=config, state_dict=dict(tensors), **options
         )
         if self.part:
-            inside = f"{self.part}."
-            info = info | {"missing_keys": [key for key in info["missing_keys"] if key.startswith(inside)]}
+            # Tensors of other parts may be missing.
+            missing_keys = [key for key in info["missing_keys"] if key.startswith(f"{self.part}.")]
+            info = info | {"missing_keys": missing_keys}
         return self._adapted(model, config), info
 
     def outline(self, config: Any) -> nn.Module:
@@ -198,21 +234,26 @@ class HubLoader:
             return self._class(config)(deepcopy(config), **self.options)
 
     def size(self, config: Any) -> ModelSize:
-        """Return the size of the whole model, token embeddings included, without building it."""
+        """Return the size of the model of a configuration, or of its `part`, without memory for the weights."""
         return ModelSize.of(self.outline(config).get_submodule(self.part))
 
     def _class(self, config: Any) -> Any:
+        """Return the class of transformers that builds the model of a configuration."""
         import transformers
 
         if isinstance(self.model, type):
             return self.model
-        return getattr(transformers, self.model) if self.model else transformers.MODEL_MAPPING[type(config)]
+        if self.model:
+            return getattr(transformers, self.model)
+        return transformers.MODEL_MAPPING[type(config)]  # without a head
 
     def _adapted(self, model: nn.Module, config: Any) -> nn.Module:
-        """Adapt a model, and compute its tanh approximation of GELU by torch's single kernel, not in eight steps."""
+        """Return the part of a model that is kept, changed in place by `adapt` and with a faster GELU."""
         from transformers.activations import NewGELUActivation
 
-        model = model.get_submodule(self.part)
+        model = model.get_submodule(self.part)  # the model itself for an empty path
+        # transformers computes the tanh approximation of GELU in eight steps, torch in a single kernel. The lists are
+        # made first, because modules are replaced during the loops.
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, NewGELUActivation):
@@ -221,7 +262,10 @@ class HubLoader:
 
 
 def run(model: nn.Module, embeds: Tensor, mask: Tensor | None, **more: Any) -> Tensor:
-    """Return the last hidden states of a model of transformers that takes input embeddings."""
+    """Return the last hidden states of a model of transformers that takes input embeddings.
+
+    ``more`` are further arguments of the call.
+    """
     return model(inputs_embeds=embeds, attention_mask=mask, **more).last_hidden_state
 
 
@@ -233,44 +277,53 @@ def run_unmasked(model: nn.Module, embeds: Tensor, _mask: Tensor | None) -> Tens
 def draw_normal(
     name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator, divisor: float = 1.0
 ) -> np.ndarray | None:
-    """Draw normal weights of standard deviation ``config.initializer_range / divisor``; keep norms, biases, scales."""
-    if name.endswith("bias") or "norm" in name.lower() or "ln_" in name or "layer_scale" in name:
+    """Draw normal weights of standard deviation ``config.initializer_range / divisor``.
+
+    Return None for biases, norms and the scales of layers, which keep their values.
+    """
+    is_norm = "norm" in name.lower() or "ln_" in name
+    if name.endswith("bias") or is_norm or "layer_scale" in name:
         return None
     return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_range / divisor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of models: how to build, load, run and draw them, and where their parts are."""
+    """A family of models: how to build, load, run and draw them, and where their parts are.
+
+    An empty path or text means that the models have no such part.
+    """
 
     name: str  # the `model_type` of its configurations
     loader: HubLoader | FolderLoader
     # Builds a configuration from its settings, for families whose models are not those of transformers.
     config: Callable[..., Any] | None = None
     pretrained: bool = True  # whether pretrained weights are published
-    shape: Callable[[Any], Shape]  # returns the shape of a configuration
-    # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1
-    # at real tokens and None if no token is padding. With ``takes_pair_mask``, it may also be a mask of pairs, of bool
-    # (batch, 1, queries, keys), for attention that sees all real tokens; or, if attention adds it, of float.
+    shape: Callable[[Any], Shape]  # returns the shape of the model of a configuration
+    # run(model, embeds, mask) returns the last hidden states (batch, tokens, width). The mask is (batch, tokens), 1 at
+    # real tokens, or None if no token is padding.
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
+    # Whether the mask of ``run`` may also be one of pairs, (batch, 1, queries, keys): bool, whether a query sees a key;
+    # or, if attention adds the mask to its scores, float, 0 or the lowest number.
     takes_pair_mask: bool = False
-    blocks: str  # path of the list of blocks inside the model; empty for a family without blocks
-    stored_blocks: str = ""  # that path in files with weights, if it is another
-    groups: dict[str, tuple[str, ...]]  # parts of the names of a group's parameters; the first match counts
-    draw: Draw = draw_normal  # its default initialisation
+    blocks: str  # path of the list of blocks inside the model
+    stored_blocks: str = ""  # that path in files with weights; empty if it is the same
+    # Texts that occur in the names of a group's parameters, by group; the first group that matches counts.
+    groups: dict[str, tuple[str, ...]]
+    draw: Draw = draw_normal  # the initialisation of the init ``random``
     scheme: str = "normal with standard deviation initializer_range"  # the initialisation in words
-    final_norm: str = ""  # path of the norm after the last block, if any
+    final_norm: str = ""  # path of the norm after the last block
     # Paths of modules that a sequence of vectors does not use: the token embeddings, which an input
     # layer replaces. They are dropped from memory and left out of the weights' digest.
     unused: tuple[str, ...] = ()
-    native_input: str = ""  # path of the model's own input module, if it has one
+    native_input: str = ""  # path of the model's own input module
     reads: str = ""  # data of the native input: text, letters (one token each), pixels, or sounds
     heads: tuple[str, ...] = ()  # prefixes of the tensors of task heads, which are not loaded
-    unsaved: tuple[str, ...] = ()  # prefixes of parameters that are drawn for every init
-    attention: str = ""  # path inside a block of the module whose last output is the attention map, if any
+    unsaved: tuple[str, ...] = ()  # prefixes of parameters that are in no file, so every init draws them
+    attention: str = ""  # path inside a block of the module whose last output is the attention map
     feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
-    # Paths inside a block of the linear maps from tokens to queries and to keys, if keys belong to single tokens; the
-    # same path twice if one map returns queries, keys and values.
+    # Paths inside a block of the linear maps from tokens to queries and to keys; the same path twice if one map returns
+    # queries, keys and values. Empty also if they are not known, or if a key does not belong to a single token.
     queries: str = ""
     keys: str = ""
     divides_scores: bool = True  # whether attention divides scores by the square root of a head's width
@@ -292,5 +345,6 @@ def silence_transformers() -> None:
 
 
 def attention_name(config: Any) -> str:
-    """Return which attention function a model uses; transformers has a public method to set it, but none to read it."""
+    """Return the name of the attention function that a model uses; empty if its configuration has none."""
+    # transformers has a public method to set it, but none to read it.
     return str(getattr(config, "_attn_implementation", ""))

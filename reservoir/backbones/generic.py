@@ -1,9 +1,9 @@
-"""Every other model of transformers: where its parts are.
+"""Find the parts of a model of transformers that is not described by hand, such as its blocks and its inputs.
 
 A family such as BERT is described by hand (see `published`). For another model type, the class that transformers has
-for it is built without memory, and its parts are looked up: the blocks are the list of modules that is as long as the
-configuration says. `reservoir.backbones.generic_checks` tests whenever such a model is loaded what is known of the
-families described by hand.
+for it is built without memory for weights, and its parts are looked up: the blocks are the list of modules that is as
+long as the configuration says. Whenever such a model is loaded, `reservoir.backbones.generic_checks` tests what a
+description by hand would state, for example whether a token sees those after it.
 
 | model | what runs |
 |---|---|
@@ -64,7 +64,8 @@ COUNTS = ("layers", "n_layer", "blocks", "experts", "depth", "group_num", "hidde
 LISTS_OF_COUNTS = ("depths", "block_sizes", "block_repeats")
 """The settings that are lists of such counts."""
 
-# Parts of the names of parameters by group; the first match counts, so the last group takes all others.
+# Parts of the names of parameters by group; the first match counts. All names match the last group, because the empty
+# text is part of each.
 GROUPS = {
     "positions": ("position",),
     "layernorm": ("norm", "ln_", "ln1", "ln2"),
@@ -79,23 +80,29 @@ DEPTHS = ("num_hidden_layers", "encoder_layers", "num_layers", "num_encoder_laye
 WIDTHS = ("hidden_size", "d_model", "embed_dim", "hidden_dim", "n_embd")
 DECODER_DEPTHS = ("decoder_layers", "num_decoder_layers")
 
-# Own inputs of models in place of which vectors may enter; of a model with two halves, the first half of this order.
-INPUTS = ("pixel_values", "input_features", "input_values", "input_ids")
+# The arguments by which models take images, sounds or texts, and in place of which vectors may enter. Of a model of two
+# halves, the half runs whose argument comes first in this order.
+NATIVE_INPUTS = ("pixel_values", "input_features", "input_values", "input_ids")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the parts of a model are, and how it is called. Paths start at the part of the model that runs."""
+    """Where the parts of a model are, and how it is called.
 
-    part: str  # path of that part in the whole model; empty if all of it runs
-    settings: str  # path of that part's configuration in the whole one; empty if it is the whole one
-    blocks: str  # path of the list of blocks
-    depth_setting: str  # name of the setting with their number
+    "The part" is that part of the model that runs, by the table at the top of this file.
+    """
+
+    part_path: str  # path of the part in the whole model; empty if the whole model runs
+    settings_path: str  # path of the part's configuration in the whole one; empty if it is the whole one
+    blocks_path: str  # path of the list of blocks in the part
+    depth_setting: str  # name of the setting with the number of blocks
     shape: Shape
-    takes: str  # the argument by which vectors enter, or in place of which they enter
-    words: str  # path of the token embeddings, if vectors enter as such; empty if there are none
-    call: dict[str, bool]  # arguments of `forward` that switch off what is not needed
-    takes_mask: bool
+    # ``inputs_embeds`` if vectors enter by this argument; otherwise the argument of the model's own input, whose tokens
+    # they replace.
+    input_name: str
+    words_path: str  # path of the token embeddings in whose place vectors enter; empty if there are none
+    call_options: dict[str, bool]  # further arguments of each call of `forward`
+    takes_mask: bool  # whether `forward` has the argument ``attention_mask``
     has_patches: bool  # whether images of one size are cut into square patches
 
 
@@ -124,15 +131,14 @@ def generic_family(config: Any) -> Family:
     """
     model_class = _class_of(config)
     parts = _parts_of(config)
-    takes_embeddings = parts.takes == "inputs_embeds"
-    reads = "text" if parts.words or parts.takes == "input_ids" else ""
-    if parts.takes == "pixel_values" and parts.has_patches:
-        reads = "pixels"
+    reads = _native_data(parts)
+    takes_embeddings = parts.input_name == "inputs_embeds"
     if takes_embeddings:
-        blocks, native_input = parts.blocks, parts.words
+        blocks = parts.blocks_path
+        native_input = parts.words_path
     else:
         # A `VectorModel` takes the vectors. Its attribute ``model`` is the model, ``front_end`` the model's own input.
-        blocks = f"model.{parts.blocks}"
+        blocks = f"model.{parts.blocks_path}"
         native_input = "front_end" if reads else ""
     return Family(
         name=config.model_type,
@@ -140,17 +146,17 @@ def generic_family(config: Any) -> Family:
             model=model_class,
             options=_without_pooler(model_class),
             adapt=None if takes_embeddings else partial(_with_vectors, parts),
-            part=parts.part,
+            part=parts.part_path,
             shrink=partial(_shrink, parts),
         ),
         shape=partial(_shape, parts),
         run=partial(_run, parts) if takes_embeddings else run_vectors,
         blocks=blocks,
-        stored_blocks=f"{parts.part}.{parts.blocks}".lstrip("."),
+        stored_blocks=f"{parts.part_path}.{parts.blocks_path}".lstrip("."),
         groups=GROUPS,
         draw=partial(_draw, parts),
         scheme="matrices normal with standard deviation initializer_range, all else as the model's class sets it",
-        unused=(parts.words,) if parts.words else (),
+        unused=(parts.words_path,) if parts.words_path else (),
         native_input=native_input,
         reads=reads,
         is_generic=True,
@@ -158,8 +164,16 @@ def generic_family(config: Any) -> Family:
     )
 
 
+def _native_data(parts: Parts) -> str:
+    """Return what the model's own input is, ``text`` or ``pixels``; empty for data that this package cannot give it."""
+    if parts.input_name == "pixel_values" and parts.has_patches:
+        return "pixels"
+    takes_text = parts.input_name == "input_ids" or parts.words_path
+    return "text" if takes_text else ""
+
+
 def is_of_usual_head(key: str) -> bool:
-    """Return whether a name in a file is that of a head in many models, or of a number that newer models compute."""
+    """Return whether a tensor of this name is part of a head in many models, or a number that newer models compute."""
     return any(part in HEADS for part in key.split("."))
 
 
@@ -167,18 +181,18 @@ def names_with_heads(config: Any) -> frozenset[str]:
     """Return the names of all tensors of the whole model, and of the models with heads that a configuration names."""
     import transformers
 
-    # The class may be that of a kind of model with the same parts, whose configuration is another.
-    models: list[Any] = [_class_of(config)]
-    for name in getattr(config, "architectures", None) or ():
-        model_class: Any = getattr(transformers, str(name), None)
-        # Only classes of this kind of model are built; they may need settings that the configuration lacks.
+    model_classes: list[Any] = [_class_of(config)]
+    for class_name in getattr(config, "architectures", None) or ():
+        model_class: Any = getattr(transformers, str(class_name), None)
+        # The name comes from a file: it may be no class of a model, or one that takes another configuration.
         is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
         if is_model and model_class.config_class is type(config):
-            models.append(model_class)
+            model_classes.append(model_class)
     names: set[str] = set()
-    for model in models:
+    for model_class in model_classes:
+        # A model with a head may need settings that the configuration lacks; then its names stay unknown.
         with torch.device("meta"), SkipInitialisation(), suppress(Exception):
-            names |= model(deepcopy(config)).state_dict().keys()
+            names |= model_class(deepcopy(config)).state_dict().keys()
     return frozenset(names)
 
 
@@ -189,9 +203,12 @@ def part_settings(config: Any) -> Any:
 
 def count_image_tokens(family: Family, config: Any, pixels: tuple[int, int, int]) -> int:
     """Return the number of tokens that a model makes of an image (channels, height, width); no weights are loaded."""
+    # Tokens are made before the first block, so a single block is enough.
+    lean = family.loader.lean(config, 1, with_token_embeddings=True)
     with torch.device("meta"), SkipInitialisation():
-        model: Any = family.loader.build(family.loader.lean(config, 1, words=True))
-        return model.embed(torch.zeros(1, *pixels)).shape[1]
+        model: Any = family.loader.build(lean)
+        embeds = model.embed(torch.zeros(1, *pixels))  # (1, tokens, width)
+    return embeds.shape[1]
 
 
 def _parts_of(config: Any) -> Parts:
@@ -203,38 +220,54 @@ def _parts_of(config: Any) -> Parts:
 
 
 def _class_of(config: Any) -> type[nn.Module]:
-    """Return the class of a configuration's model without a head; refuse settings that no model has."""
+    """Return the class of a configuration's model without a head.
+
+    Raise `InputError` if there is none, or for settings that no model has.
+    """
     import transformers
 
     silence_transformers()
-    _refuse_other_models(config, config.to_dict())
-    if excess := excessive_count(config.to_dict()):
+    settings = config.to_dict()
+    _refuse_other_models(config, settings)
+    if excess := excessive_count(settings):
         raise refusal(config, f"in its configuration {excess}")
     if type(config) in transformers.MODEL_MAPPING:
         classes: Any = transformers.MODEL_MAPPING[type(config)]
+        # A few configurations have several classes, the plain model first.
         return classes[0] if isinstance(classes, list | tuple) else classes
-    # Parts of models, such as the text half of SigLIP, have a class beside those of the whole model.
+    return _unmapped_class(config)
+
+
+def _unmapped_class(config: Any) -> type[nn.Module]:
+    """Return the class without a head of a part of models, such as the text half of SigLIP.
+
+    transformers has no table of these classes, so they are looked up in the module that defines the whole model.
+    """
+    import transformers
+
     settings_class = type(config)
-    path = settings_class.__module__.replace(".configuration_", ".modeling_")
-    if not path.startswith("transformers.models.") or find_spec(path) is None:
+    module_name = settings_class.__module__.replace(".configuration_", ".modeling_")
+    # Only modules of transformers itself are imported.
+    if not module_name.startswith("transformers.models.") or find_spec(module_name) is None:
         raise refusal(config, "transformers has no model without a head for it")
     headless = [
-        kind
-        for name, kind in vars(import_module(path)).items()
-        if isinstance(kind, type)
-        and issubclass(kind, transformers.PreTrainedModel)
-        and kind.config_class is settings_class
-        and not any(part in name for part in ("PreTrained", "For", "With"))
+        model_class
+        for class_name, model_class in vars(import_module(module_name)).items()
+        if isinstance(model_class, type)
+        and issubclass(model_class, transformers.PreTrainedModel)
+        and model_class.config_class is settings_class
+        # These words stand in the names of base classes, and of models with a head.
+        and not any(word in class_name for word in ("PreTrained", "For", "With"))
     ]
     usual_name = settings_class.__name__.removesuffix("Config") + "Model"
-    usual = [kind for kind in headless if kind.__name__ == usual_name] or headless
-    if len(usual) != 1:
+    candidates = [model_class for model_class in headless if model_class.__name__ == usual_name] or headless
+    if len(candidates) != 1:
         raise refusal(config, "transformers has no model without a head for it")
-    return usual[0]
+    return candidates[0]
 
 
 def _refuse_other_models(config: Any, settings: Mapping[str, Any]) -> None:
-    """Refuse settings, and settings inside them, that build a model of another library."""
+    """Raise `InputError` if settings, or settings inside them, build a model of another library."""
     is_of_timm = str(settings.get("model_type")).startswith("timm")
     if is_of_timm or any(settings.get(name) for name in INNER_MODELS):
         raise refusal(config, "it contains another model")
@@ -243,139 +276,195 @@ def _refuse_other_models(config: Any, settings: Mapping[str, Any]) -> None:
             _refuse_other_models(config, value)
 
 
-def excessive_count(settings: Mapping[str, Any]) -> str:
-    """Return the setting, also inside others, that asks for more than `MOST_PARTS` parts; empty if none does."""
+def excessive_count(settings: Mapping[str, Any]) -> str | None:
+    """Return which setting, at any depth, asks for more than `MOST_PARTS` parts, as a text for a message.
+
+    None if no setting does.
+    """
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            if inner := excessive_count(value):
-                return inner
-            continue
-        counts = value if name in LISTS_OF_COUNTS and isinstance(value, list) else [value]
-        parts = sum(count for count in counts if isinstance(count, int))
-        if str(name).endswith((*COUNTS, *LISTS_OF_COUNTS)) and parts > MOST_PARTS:
-            return f"{name} is {parts:,}, more than {MOST_PARTS:,}"
-    return ""
+            if excess_inside := excessive_count(value):
+                return excess_inside
+        elif str(name).endswith((*COUNTS, *LISTS_OF_COUNTS)):
+            counts = value if name in LISTS_OF_COUNTS and isinstance(value, list) else [value]
+            total = sum(count for count in counts if isinstance(count, int))
+            if total > MOST_PARTS:
+                return f"{name} is {total:,}, more than {MOST_PARTS:,}"
+    return None
 
 
 def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
-    """Return where the parts of a model are, which is built without memory."""
+    """Build a model without memory for its weights, and return where its parts are."""
     with torch.device("meta"), SkipInitialisation():
         whole_model: Any = model_class(deepcopy(config), **_without_pooler(model_class))
-    part = _part_that_runs(whole_model, config)
-    model: Any = whole_model.get_submodule(part)
-    inner = model.config.get_text_config() if not part else model.config
-    settings = _path_of_settings(config, type(inner)) or ""
+    part_path = _part_that_runs(whole_model, config)
+    model: Any = whole_model.get_submodule(part_path)
+    # A whole model of texts and images has a configuration of each, and its blocks are those of the texts.
+    settings = model.config if part_path else model.config.get_text_config()
+    width = _width_of(settings, config)
+    words_path, words_width = _find_words(model)
+    input_name = _find_input(model, width, words_width, config)
+    depth_setting, blocks_path = _find_blocks(model, settings, config)
+    reads_text = input_name in ("inputs_embeds", "input_ids")
     arguments = inspect.signature(model.forward).parameters
-    words, words_width = _find_words(model)
-    width = next((size for name in WIDTHS if isinstance(size := getattr(inner, name, None), int)), None)
-    if width is None:
-        raise refusal(config, "its configuration does not say how wide its blocks are")
-    takes = "inputs_embeds"
-    # Embeddings of another width, as in ELECTRA, are projected before the first block.
-    if takes not in arguments or words_width not in (0, width):
-        takes = _own_input(model)
-        if not takes:
-            raise refusal(config, f"it takes {next(iter(arguments), 'nothing')}")
-    depth_setting, blocks = _find_blocks(model, inner, config)
-    # Learned positions with a padding number begin after it, as in RoBERTa.
-    padded_positions = [
+    call_options = without_cache(model)
+    if "interpolate_pos_encoding" in arguments:  # so that images, and stand-ins for them, may have any size
+        call_options |= {"interpolate_pos_encoding": True}
+    # If the whole configuration contains none of this class, its own settings describe the part.
+    settings_path = _path_of_settings(config, type(settings)) or ""
+    return Parts(
+        part_path=part_path,
+        settings_path=settings_path,
+        blocks_path=blocks_path,
+        depth_setting=depth_setting,
+        shape=Shape(
+            depth=getattr(settings, depth_setting),
+            width=width,
+            max_tokens=_count_positions(model, settings) if reads_text else None,
+            # Any model is taken as not causal, so that padding is always masked; tests show whether it is.
+            causal=False,
+        ),
+        input_name=input_name,
+        words_path=words_path if input_name == "inputs_embeds" else "",
+        call_options=call_options,
+        takes_mask="attention_mask" in arguments,
+        # Models with ``spatial_shapes`` take images of several sizes, already cut into patches.
+        has_patches=hasattr(settings, "patch_size") and "spatial_shapes" not in arguments,
+    )
+
+
+def _width_of(settings: Any, config: Any) -> int:
+    """Return the width of the blocks, which the part's configuration ``settings`` states under one of several names.
+
+    Raise `InputError`, which names the model type of the whole ``config``, if it states none.
+    """
+    for name in WIDTHS:
+        width = getattr(settings, name, None)
+        if isinstance(width, int):
+            return width
+    raise refusal(config, "its configuration does not say how wide its blocks are")
+
+
+def _find_input(model: Any, width: int, words_width: int, config: Any) -> str:
+    """Return ``inputs_embeds`` if vectors can enter by it, else the argument of the model's own input.
+
+    Raise `InputError` if it has neither. ``width`` is that of the blocks, and ``words_width`` that of the token
+    embeddings, 0 if there are none.
+    """
+    arguments = inspect.signature(model.forward).parameters
+    # Token embeddings of another width, as in ELECTRA, are projected before the first block, so vectors of the width of
+    # the blocks cannot enter in their place.
+    has_words_of_width = words_width in (0, width)
+    if "inputs_embeds" in arguments and has_words_of_width:
+        return "inputs_embeds"
+    native_input = _native_input(model)
+    if native_input is None:
+        raise refusal(config, f"it takes {next(iter(arguments), 'nothing')}")
+    return native_input
+
+
+def _count_positions(model: nn.Module, settings: Any) -> int | None:
+    """Return the number of tokens for which a model has positions; None if its configuration states no limit."""
+    positions = getattr(settings, "max_position_embeddings", None)
+    if not isinstance(positions, int):
+        return None
+    # The first position is that after the padding number, if learned positions have one, as in RoBERTa.
+    first_positions = [
         module.padding_idx + 1
         for path, module in model.named_modules()
         if isinstance(module, nn.Embedding) and "position" in path and module.padding_idx is not None
     ]
-    positions = getattr(inner, "max_position_embeddings", None)
-    positions = positions - max(padded_positions, default=0) if isinstance(positions, int) else None
-    takes_text = takes in ("inputs_embeds", "input_ids")
-    call = without_cache(model)
-    if "interpolate_pos_encoding" in arguments:
-        call |= {"interpolate_pos_encoding": True}
-    return Parts(
-        part=part,
-        settings=settings,
-        blocks=blocks,
-        depth_setting=depth_setting,
-        # Any model is taken as not causal, so that padding is always masked; tests show whether it is.
-        shape=Shape(
-            getattr(inner, depth_setting),
-            width,
-            positions if takes_text and positions and positions > 0 else None,
-            causal=False,
-        ),
-        takes=takes,
-        words=words if takes == "inputs_embeds" else "",
-        call=call,
-        takes_mask="attention_mask" in arguments,
-        has_patches=hasattr(inner, "patch_size") and "spatial_shapes" not in arguments,
-    )
+    positions -= max(first_positions, default=0)
+    return positions if positions > 0 else None
 
 
 def _part_that_runs(whole_model: Any, config: Any) -> str:
-    """Return the path of the part of a model that runs, by the table above; empty for all of it."""
-    paths = {module: path for path, module in whole_model.named_modules()}
+    """Return the path of the part of a model that runs, by the table at the top of this file; empty for all of it."""
     if getattr(config, "is_encoder_decoder", False):
-        encoder = whole_model.get_encoder()
-        if encoder is whole_model or encoder not in paths:
-            raise refusal(config, "it is an encoder with a decoder, and its encoder is not found")
-        return paths[encoder]
-    halves = [
+        return _encoder_path(whole_model, config)
+    # Models inside this one: they have a configuration of their own, and no head.
+    inner_models = [
         (path, module)
         for path, module in whole_model.named_modules()
-        if path
+        if path  # the empty path is that of the whole model
         and hasattr(module, "main_input_name")
         and type(module.config) is not type(config)
-        and "For" not in type(module).__name__  # a model with a head
+        and "For" not in type(module).__name__  # a model with a head, such as LlamaForCausalLM
     ]
+    # A model that takes token embeddings is a language model, whose texts may have a model inside it.
     if "inputs_embeds" in inspect.signature(whole_model.forward).parameters:
         text_settings = type(config.get_text_config())
-        texts = (path for path, module in halves if type(module.config) is text_settings)
-        return next(texts, "")
-    by_input = {
-        _own_input(half): path for path, half in reversed(halves)
-    }  # the first half of each input stays
-    return next((by_input[name] for name in INPUTS if name in by_input), "")
+        text_paths = (path for path, module in inner_models if type(module.config) is text_settings)
+        return next(text_paths, "")
+    # Otherwise the inner models are halves, or there are none. The first half of each input counts.
+    path_by_input: dict[str | None, str] = {}
+    for path, module in inner_models:
+        path_by_input.setdefault(_native_input(module), path)
+    return next((path_by_input[name] for name in NATIVE_INPUTS if name in path_by_input), "")
 
 
-def _own_input(model: Any) -> str:
-    """Return the argument of a model's own input; empty if it is none of `INPUTS`."""
+def _encoder_path(whole_model: Any, config: Any) -> str:
+    """Return the path of the encoder of a model with an encoder and a decoder; raise `InputError` if it has none."""
+    encoder = whole_model.get_encoder()
+    paths = {module: path for path, module in whole_model.named_modules()}
+    # transformers returns the model itself if it does not know the encoder.
+    if encoder is whole_model or encoder not in paths:
+        raise refusal(config, "it is an encoder with a decoder, and its encoder is not found")
+    return paths[encoder]
+
+
+def _native_input(model: Any) -> str | None:
+    """Return the argument by which a model takes its own data; None if it is none of `NATIVE_INPUTS`."""
     arguments = inspect.signature(model.forward).parameters
-    return next((name for name in INPUTS if name in arguments), "")
+    return next((name for name in NATIVE_INPUTS if name in arguments), None)
 
 
-def _path_of_settings(config: Any, kind: type) -> str | None:
+def _path_of_settings(config: Any, settings_class: type) -> str | None:
     """Return the path of the first configuration of a class inside another; empty for the whole, None if absent."""
-    if type(config) is kind:
+    if type(config) is settings_class:
         return ""
     for name, value in vars(config).items():
-        if hasattr(value, "get_text_config") and (path := _path_of_settings(value, kind)) is not None:
-            return f"{name}.{path}".rstrip(".")
+        is_configuration = hasattr(value, "get_text_config")
+        if not is_configuration:
+            continue
+        inner_path = _path_of_settings(value, settings_class)
+        if inner_path is not None:
+            return f"{name}.{inner_path}".rstrip(".")  # the inner path is empty if ``value`` has the class
     return None
 
 
 def _settings_of(parts: Parts, config: Any) -> Any:
     """Return the configuration of the part that runs."""
-    return attrgetter(parts.settings)(config) if parts.settings else config
+    return attrgetter(parts.settings_path)(config) if parts.settings_path else config
 
 
-def _find_blocks(model: Any, inner: Any, config: Any) -> tuple[str, str]:
-    """Return the name of the setting with the number of blocks, and the path of their list."""
+def _find_blocks(model: Any, settings: Any, config: Any) -> tuple[str, str]:
+    """Return the name of the setting with the number of blocks, and the path of their list in a model.
+
+    ``settings`` is the configuration of the model, and ``config`` that of the whole model, for messages.
+    """
     lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     for setting in DEPTHS:
+        # A property is computed from other settings, so the number of blocks could not be changed by it.
+        if isinstance(getattr(type(settings), setting, None), property):
+            continue
+        depth = getattr(settings, setting, None)
         # The blocks are the list of this length; of several, the one with the most parameters.
-        sizes = {
+        path_by_size = {
             sum(tensor.numel() for tensor in blocks.parameters()): path
             for path, blocks in lists.items()
-            if len(blocks) == getattr(inner, setting, None)
+            if len(blocks) == depth
         }
-        if sizes and not isinstance(getattr(type(inner), setting, None), property):
-            return setting, sizes[max(sizes)]
+        if path_by_size:
+            return setting, path_by_size[max(path_by_size)]
     raise refusal(config, "it has no list of as many blocks as its configuration says")
 
 
 def _find_words(model: Any) -> tuple[str, int]:
-    """Return the path and the width of the token embeddings; an empty path if a model has none."""
+    """Return the path and the width of the token embeddings; an empty path and 0 if a model has none."""
     table = token_table(model)
-    words = next((path for path, module in model.named_modules() if path and module is table), "")
-    return words, getattr(table, "embedding_dim", 0)
+    path = next((path for path, module in model.named_modules() if path and module is table), "")
+    return path, getattr(table, "embedding_dim", 0)
 
 
 def _without_pooler(model_class: type[nn.Module]) -> dict[str, bool]:
@@ -387,39 +476,45 @@ def _without_pooler(model_class: type[nn.Module]) -> dict[str, bool]:
 def without_cache(model: nn.Module) -> dict[str, bool]:
     """Return the argument that keeps a model from remembering the tokens of a call, if it has one."""
     arguments = inspect.signature(model.forward).parameters
-    takes_more = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
-    takes_words = "inputs_embeds" in arguments or "input_ids" in arguments
-    return {"use_cache": False} if "use_cache" in arguments or (takes_more and takes_words) else {}
+    # Language models may pass further arguments on, this one among them.
+    takes_text = "inputs_embeds" in arguments or "input_ids" in arguments
+    passes_on = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
+    has_cache = "use_cache" in arguments or (takes_text and passes_on)
+    return {"use_cache": False} if has_cache else {}
 
 
 def _shrink(parts: Parts, config: Any, depth: int | None) -> None:
-    """Set the number of blocks of the part that runs, and leave one block to all other parts."""
+    """Set the number of blocks of the part that runs, unless it is None, and leave one block to all other parts."""
     if depth is not None:
         set_depth(_settings_of(parts, config), parts.depth_setting, depth)
-    if not parts.part:
+    if not parts.part_path:  # the whole model runs
         return
     for name in DECODER_DEPTHS:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 1)
-    for name, other in vars(config).items():
-        if parts.settings.partition(".")[0] == name or not hasattr(other, "get_text_config"):
+    name_of_part = parts.settings_path.partition(".")[0]
+    for name, value in vars(config).items():
+        is_of_other_part = hasattr(value, "get_text_config") and name != name_of_part
+        if not is_of_other_part:
             continue
         for setting in DEPTHS:
-            if isinstance(getattr(other, setting, None), int):
-                set_depth(other, setting, 1)
+            if isinstance(getattr(value, setting, None), int):
+                set_depth(value, setting, 1)
 
 
 def _shape(parts: Parts, config: Any) -> Shape:
+    """Return the shape of a model, with the number of blocks that its configuration has now (see `_shrink`)."""
     return replace(parts.shape, depth=getattr(_settings_of(parts, config), parts.depth_setting))
 
 
 def _with_vectors(parts: Parts, model: nn.Module, config: Any) -> nn.Module:
-    return VectorModel(model, parts.blocks, parts.takes, parts.call, config)
+    """Return a model that takes vectors in place of the input of the first block."""
+    return VectorModel(model, parts.blocks_path, parts.input_name, parts.call_options, config)
 
 
 def _run(parts: Parts, model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
     """Return the last hidden states of vectors, which enter as input embeddings."""
-    options: dict[str, Any] = dict(parts.call)
+    options: dict[str, Any] = dict(parts.call_options)
     if parts.takes_mask:
         options["attention_mask"] = mask
     return model(inputs_embeds=embeds, **options).last_hidden_state
@@ -433,10 +528,14 @@ def run_vectors(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor
 def _draw(
     parts: Parts, name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
 ) -> np.ndarray | None:
-    """Draw matrices of projections, convolutions, embeddings and experts; keep what the class sets otherwise."""
+    """Draw a matrix of a projection, a convolution, embeddings or experts.
+
+    Other parameters keep what the model's class sets: for them, return None.
+    """
     is_matrix = len(shape) >= 2 and name.endswith("weight")
-    is_expert = len(shape) >= 3
-    if not (is_matrix or is_expert):
+    # The matrices of all experts are one tensor, whose name may end in another way.
+    is_of_experts = len(shape) >= 3
+    if not (is_matrix or is_of_experts):
         return None
     deviation = getattr(_settings_of(parts, config), "initializer_range", None) or DEFAULT_DEVIATION
     return generator.standard_normal(shape, dtype=np.float32) * deviation

@@ -18,7 +18,7 @@ CHECKED_TOKENS = 6  # of the random sequences on which a model is tested
 # Largest error as a share of the largest value. Other orders of summation differ by about 1e-6, and an attention
 # that sees padding by 1e-2 or more.
 TOLERANCE = 1e-4
-DEFAULT_VOCABULARY = 100  # tokens, if the input module of a model does not state how many it has
+DEFAULT_VOCABULARY = 100  # tokens, if the input module of a model does not state its vocabulary
 # Largest error of half precision, as a share of the root mean square of a layer's hidden states. Rounding to bfloat16
 # changes a value by up to 0.4%, and the errors of the blocks add up, to 1.5% in six blocks of a Llama that is in
 # bfloat16 as a whole; a model that breaks is off by 100%.
@@ -36,20 +36,26 @@ def check_backbone(backbone: Backbone) -> None:
     InputError
         If it cannot run on vectors, or if a layer is not what transformers calls so.
     """
-    halves = _half_matrices(backbone)
+    half_matrices = _half_matrices(backbone)
     problem = f"model type {backbone.config.model_type!r}: it does not run"
     with as_input_error(problem, "choose another model"), torch.no_grad():
-        if halves and not _runs_in_half(backbone, halves):
-            for module in halves:
+        if half_matrices:
+            if _runs_in_half(backbone, half_matrices):
+                return  # the layers have also been tested in float32
+            for module in half_matrices:
                 module.float()
             backbone.allows_bfloat16 = False
-            halves = []
-        if not halves:
-            _check_and_describe(backbone)
+        _check_and_describe(backbone)
 
 
 def convert_to_bfloat16(backbone: Backbone) -> None:
-    """Convert all of a generic backbone to bfloat16; raise `InputError` if its layers are then other ones."""
+    """Convert all of a generic backbone to bfloat16, unless it does not allow this precision.
+
+    Raises
+    ------
+    InputError
+        If its layers are then not almost those of float32 (`HALF_TOLERANCE`).
+    """
     if not backbone.allows_bfloat16:
         return
     embeds = _random_embeds(backbone)
@@ -66,19 +72,25 @@ def convert_to_bfloat16(backbone: Backbone) -> None:
 
 def _half_matrices(backbone: Backbone) -> list[nn.Module]:
     """Return the modules of the blocks' matrices that are in half precision."""
+    matrices = [module for module in backbone.blocks.modules() if isinstance(module, MATRICES)]
     return [
         module
-        for module in backbone.blocks.modules()
-        if isinstance(module, MATRICES) and any(p.dtype != torch.float32 for p in module.parameters())
+        for module in matrices
+        if any(parameter.dtype != torch.float32 for parameter in module.parameters())
     ]
 
 
 def _check_and_describe(backbone: Backbone) -> None:
     """Test a backbone whose products are in float32, and set the attributes that say what the tests found.
 
-    They are ``causal`` and ``can_pad`` of the backbone, and ``stand_in`` and ``adds_positions`` of a `VectorModel`.
+    They are ``causal`` and ``can_pad`` of the backbone, and ``stand_in`` and ``adds_positions`` of a `VectorModel`. A
+    test that fails raises an error.
     """
+    # The tests begin with these values. An earlier call, in another precision, may have set others.
+    backbone.causal = False
+    backbone.can_pad = True
     if isinstance(backbone.model, VectorModel):
+        backbone.model.adds_positions = False
         _choose_stand_in(backbone, backbone.model)
         backbone.model.adds_positions = not _sees_order(backbone)
     else:
@@ -87,13 +99,14 @@ def _check_and_describe(backbone: Backbone) -> None:
     backbone.can_pad = backbone.causal or _is_safe_to_pad(backbone)
 
 
-def _runs_in_half(backbone: Backbone, halves: Sequence[nn.Module]) -> bool:
+def _runs_in_half(backbone: Backbone, half_matrices: Sequence[nn.Module]) -> bool:
     """Check and describe a backbone in float32, and return whether its layers are almost the same in half precision."""
     embeds = _random_embeds(backbone)
     try:
-        with _in_float32(halves):
+        with _in_float32(half_matrices):
             _check_and_describe(backbone)
             exact = _recorded_layers(backbone, embeds)
+        # The matrices are in half precision again. Set directly, because `set_compute` would convert the matrices, too.
         backbone.compute = "bfloat16"
         rounded = _recorded_layers(backbone, embeds)
     except Exception:
@@ -106,22 +119,27 @@ def _runs_in_half(backbone: Backbone, halves: Sequence[nn.Module]) -> bool:
 
 
 def _are_almost_equal(rounded: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> bool:
-    """Return whether layers in half precision are within `HALF_TOLERANCE` of those in float32."""
-    return all(
-        bool((rounded[layer] - hidden).norm() <= HALF_TOLERANCE * hidden.norm())
-        for layer, hidden in exact.items()
-    )
+    """Return whether layers in half precision are within `HALF_TOLERANCE` of those in float32, by name."""
+    for layer, hidden in exact.items():
+        error = (rounded[layer] - hidden).norm()
+        if not error <= HALF_TOLERANCE * hidden.norm():  # also if a value is NaN
+            return False
+    return True
 
 
 @contextmanager
-def _in_float32(halves: Sequence[nn.Module]) -> Iterator[None]:
-    """Convert each of these modules to float32 while it runs, so that only one is in memory twice."""
+def _in_float32(half_matrices: Sequence[nn.Module]) -> Iterator[None]:
+    """Convert each of these modules to float32 while it runs, and back afterwards, within the context.
+
+    So only one of them takes the memory of float32 at a time.
+    """
     handles: list[Any] = []
-    for module in halves:
-        dtype = next(module.parameters()).dtype
-        to_float32, back = partial(_convert, torch.float32), partial(_convert, dtype)
-        handles.append(module.register_forward_pre_hook(to_float32))
-        handles.append(module.register_forward_hook(back, always_call=True))
+    for module in half_matrices:
+        stored_dtype = next(module.parameters()).dtype
+        handles.append(module.register_forward_pre_hook(partial(_convert, torch.float32)))
+        # The module is converted back even if it raises an error.
+        convert_back = partial(_convert, stored_dtype)
+        handles.append(module.register_forward_hook(convert_back, always_call=True))
     try:
         yield
     finally:
@@ -129,21 +147,25 @@ def _in_float32(halves: Sequence[nn.Module]) -> Iterator[None]:
             handle.remove()
 
 
-def _convert(dtype: torch.dtype, module: nn.Module, *_: object) -> None:
+def _convert(dtype: torch.dtype, module: nn.Module, *_inputs_and_output: object) -> None:
+    """Convert a module in place; a hook of torch, which also gets the inputs and the output of the module."""
     module.to(dtype)
 
 
-def check_native(model: nn.Module, config: Any, words: nn.Module) -> None:
-    """Raise `InputError` unless a text enters a model as its token embeddings, and in no other way."""
-    if isinstance(model, VectorModel):  # `check_backbone` compares vectors with the model's own input
+def check_native(model: nn.Module, config: Any, embeddings: nn.Module) -> None:
+    """Raise `InputError` unless a text enters a model as its token ``embeddings``, and in no other way.
+
+    A `VectorModel` notes instead that it has a native input, and `check_backbone` tests this input.
+    """
+    if isinstance(model, VectorModel):
         model.has_native_input = True
         return
-    tokens = _random_tokens(getattr(words, "num_embeddings", None), (2, CHECKED_TOKENS))
+    tokens = _random_tokens(getattr(embeddings, "num_embeddings", None), (2, CHECKED_TOKENS))
     options = without_cache(model)
     problem = f"model type {config.model_type!r}: it does not run"
     with as_input_error(problem, "choose another model"), torch.no_grad():
         by_number: Any = model(input_ids=tokens, **options).last_hidden_state
-        by_vector: Any = model(inputs_embeds=words(tokens), **options).last_hidden_state
+        by_vector: Any = model(inputs_embeds=embeddings(tokens), **options).last_hidden_state
     if not _are_close(by_vector.float(), by_number.float()):
         raise refusal(config, "its texts enter in another way than by token embeddings")
 
@@ -157,35 +179,38 @@ def _check_embeddings(backbone: Backbone) -> None:
 
 
 def _choose_stand_in(backbone: Backbone, model: VectorModel) -> None:
-    """Choose the first stand-in with which vectors run, and give the hidden states of the model's own input."""
+    """Set the first stand-in with which vectors run, and with which own input has the same layers as in transformers.
+
+    ``model`` is that of the backbone. If no stand-in works, raise the error of the first one, which is the most likely.
+    """
     problems: list[Exception] = []
-    for stand_in in stand_ins(model.model, model.takes):
+    for stand_in in stand_ins(model.model, model.input_name):
         model.stand_in = stand_in
         try:
             if not torch.isfinite(backbone(_random_embeds(backbone))).all():
                 raise refusal(backbone.config, "it returns NaN")
             _check_own_input(backbone, model, stand_in)
             return
-        except Exception as problem:  # of models for which another stand-in is right
+        except Exception as problem:  # a model raises any type of error for a shape that it does not expect
             problems.append(problem)
-    raise problems[0]  # the best comes first
+    raise problems[0]
 
 
 def _check_own_input(backbone: Backbone, model: VectorModel, stand_in: StandIn) -> None:
     """Compare the layers of random own input, which enters as vectors, with its hidden states in transformers."""
-    shape = 2, *stand_in.shape(CHECKED_TOKENS)
-    if model.takes == "input_ids":
-        native = _random_tokens(model.front_end.num_embeddings, shape)
+    row_shape = stand_in.shape(CHECKED_TOKENS)
+    if model.input_name == "input_ids":
+        native = _random_tokens(model.front_end.num_embeddings, (2, *row_shape))
     else:
-        native = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    with _stand_in_of_shape(model, shape[1:]):
+        native = torch.randn((2, *row_shape), generator=torch.Generator().manual_seed(0))
+    with _stand_in_of_shape(model, row_shape):
         recorded = _recorded_layers(backbone, model.embed(native))
     _check_layers(backbone, recorded, model.run_native(native, output_hidden_states=True))
 
 
 @contextmanager
 def _stand_in_of_shape(model: VectorModel, shape: tuple[int, ...]) -> Iterator[None]:
-    """Let the stand-in of a model have this shape for any number of tokens."""
+    """Let the stand-in of a model have rows of this shape for any number of tokens, within the context."""
     # Positions that are relative to an image need a stand-in of the size of the image.
     stand_in = model.stand_in
     model.stand_in = replace(stand_in, shape=lambda _tokens: shape)
@@ -204,27 +229,30 @@ def _random_tokens(vocabulary: int | None, shape: tuple[int, ...]) -> Tensor:
 
 
 def _recorded_layers(backbone: Backbone, embeds: Tensor) -> dict[str, Tensor]:
-    """Return the hidden states of all layers for some vectors."""
+    """Return the hidden states of all layers, float32 (batch, tokens, width), by name."""
     states = backbone.run_layers(embeds, layers=backbone.layers)
+    # Copies, because a block may write into the hidden states that it is given.
     return {layer: hidden.float().clone() for layer, hidden in states}
 
 
 def _check_layers(backbone: Backbone, recorded: Mapping[str, Tensor], output: Any) -> None:
-    """Raise `InputError` unless each layer is what transformers returns as the hidden states of this number."""
+    """Raise `InputError` unless the recorded layers are the hidden states in the ``output`` of transformers."""
     states = getattr(output, "hidden_states", None)
     if states is None or len(states) != backbone.depth + 1:
         raise refusal(backbone.config, "it does not return the hidden states of its blocks")
-    # Most models return the input of the first block and the outputs of all but the last, whose output has passed the
-    # last norm. Some, such as Mamba, return the outputs of all blocks.
-    blocks = backbone.layers[1:-1]
-    inputs_first = dict(zip(("embed", *blocks), states[:-1], strict=False))
-    outputs = dict(zip(blocks, states[:-1], strict=True))
+    # The last state has usually passed the last norm: in its place, ``last_hidden_state`` is compared with ``final``.
+    # The others are, in most models, the input of the first block and the outputs of all blocks but the last; in some,
+    # such as Mamba, the outputs of all blocks.
+    blocks = backbone.layers[1:-1]  # without "embed" and "final"
+    with_embed = dict(zip(("embed", *blocks), states[:-1], strict=False))
+    without_embed = dict(zip(blocks, states[:-1], strict=True))
     final = {"final": output.last_hidden_state}
-    if not any(_agree(recorded, expected | final) for expected in (inputs_first, outputs)):
+    if not any(_agree(recorded, expected | final) for expected in (with_embed, without_embed)):
         raise refusal(backbone.config, "its layers are not what transformers calls its hidden states")
 
 
 def _agree(recorded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Return whether the recorded hidden states have all layers that are expected, and are close to them."""
     return all(
         layer in recorded and _are_close(recorded[layer], hidden.float())
         for layer, hidden in expected.items()
@@ -232,9 +260,10 @@ def _agree(recorded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bo
 
 
 def _sees_order(backbone: Backbone) -> bool:
-    """Return whether the hidden states of tokens in reversed order are other ones."""
+    """Return whether the hidden state of a token depends on the order of the tokens."""
     embeds = _random_embeds(backbone)
-    return not _are_close(backbone(embeds.flip(1)).flip(1), backbone(embeds))
+    of_reversed = backbone(embeds.flip(1)).flip(1)  # in the order of the tokens again
+    return not _are_close(of_reversed, backbone(embeds))
 
 
 def _is_causal(backbone: Backbone) -> bool:
@@ -249,18 +278,22 @@ def _is_safe_to_pad(backbone: Backbone) -> bool:
     """Return whether padding leaves the hidden states of the real tokens as they are."""
     embeds = _random_embeds(backbone)
     shorter = CHECKED_TOKENS // 2
-    alone = backbone(embeds[:, :shorter])
-    padded = backbone(embeds, torch.full((len(embeds),), shorter))[:, :shorter]
-    return _are_close(padded, alone)
+    unpadded = backbone(embeds[:, :shorter])
+    # The same real tokens; those after them are padding with other values.
+    lengths = torch.full((len(embeds),), shorter)
+    padded = backbone(embeds, lengths)[:, :shorter]
+    return _are_close(padded, unpadded)
 
 
 def _random_embeds(backbone: Backbone) -> Tensor:
-    """Return two random sequences of vectors (2, tokens, width)."""
-    draw = torch.Generator().manual_seed(0)
-    return torch.randn(2, CHECKED_TOKENS, backbone.width, generator=draw)
+    """Return two random sequences of vectors (2, tokens, width), the same in each call."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, CHECKED_TOKENS, backbone.width, generator=generator)
 
 
 def _are_close(values: Tensor, expected: Tensor) -> bool:
-    return values.shape == expected.shape and bool(
-        (values - expected).abs().max() <= TOLERANCE * expected.abs().max()
-    )
+    """Return whether values have the expected shape, and differ by at most `TOLERANCE` of the largest one."""
+    if values.shape != expected.shape:
+        return False
+    largest_error = (values - expected).abs().max()
+    return bool(largest_error <= TOLERANCE * expected.abs().max())

@@ -27,10 +27,10 @@ from reservoir.errors import as_input_error
 RULE = "ggml 1"
 """Name and version of the dequantisation, part of a model's digest: values as ggml defines them, in float32."""
 
-# Formats of the numbers in the header, as `struct` writes them, by the number of their type in GGUF; strings and arrays
-# have types of their own.
+# The types of a value in the header. Those of numbers, with the format characters of `struct`:
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-STRING, ARRAY = 8, 9
+STRING = 8
+ARRAY = 9
 
 # The largest vocabularies need 1.3 million entries (tokens, their types and scores, and merges). transformers reads
 # the header with about a kilobyte of memory for each.
@@ -40,7 +40,7 @@ MAX_SHORT = 2_000  # entries of an array that a configuration may need, such as 
 MAX_DIMENSIONS = 4  # of a tensor in ggml
 MAX_ALIGNMENT = 2**20  # bytes; files have 32
 
-# Maps of these models are scaled by frequency: the file has the factors as a tensor, which transformers does not read.
+# The tensor with divisors of the frequencies of rotary positions, as in Llama 3.1, which transformers does not read.
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -48,10 +48,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 class TensorInfo:
     """Where the bytes of a tensor are, and how they are stored."""
 
-    name: str
-    kind: int  # number of its type in ggml
-    shape: tuple[int, ...]  # in the order of torch
-    start: int
+    name: str  # in the file
+    type_number: int  # of the type of its values in ggml
+    shape: tuple[int, ...]  # of the values, in the order of torch
+    start: int  # position of the first byte in the file
     size: int  # in bytes
 
 
@@ -60,16 +60,17 @@ class GGUFFile:
     """The header of a GGUF file, and its bytes, which are read from disk when they are indexed."""
 
     data: mmap.mmap
-    settings: Mapping[str, Any]  # those with a single value
-    tensors: Mapping[str, TensorInfo]
+    settings: Mapping[str, Any]  # by name; None for an array, which is not read
+    tensors: Mapping[str, TensorInfo]  # by their names in the file
 
     def values(self, stored: TensorInfo) -> np.ndarray:
         """Return the float32 values of a tensor."""
         gguf = gguf_package()
-        kind = gguf.GGMLQuantizationType(stored.kind)
+        ggml_type = gguf.GGMLQuantizationType(stored.type_number)
         raw = np.frombuffer(self.stored_bytes(stored), np.uint8)
-        *rows, _ = stored.shape
-        return gguf.quants.dequantize(raw.reshape(*rows, -1), kind).reshape(stored.shape)
+        # The package takes an array of bytes with the axes of the tensor, whose last one is longer or shorter.
+        *leading_axes, _ = stored.shape
+        return gguf.quants.dequantize(raw.reshape(*leading_axes, -1), ggml_type).reshape(stored.shape)
 
     def stored_bytes(self, stored: TensorInfo) -> memoryview:
         """Return the bytes of a tensor as they are stored."""
@@ -77,7 +78,23 @@ class GGUFFile:
 
 
 class GGUFTensor:
-    """A tensor of a model, dequantised when it is indexed; several stored tensors may be its parts."""
+    """A tensor of a model, dequantised when it is indexed; several stored tensors may be its parts.
+
+    Parameters
+    ----------
+    file : GGUFFile
+        The file with the parts.
+    name : str
+        Name of the tensor in the model.
+    shape : tuple of int
+        Its shape in the model.
+    parts : list of TensorInfo
+        The stored tensors of which it is made; more than one for the matrices of experts.
+    names : mapping of str to str
+        The name in the model of each stored tensor.
+    tensor_processor : TensorProcessor
+        The class of transformers that turns the layout of ggml into that of the model.
+    """
 
     def __init__(
         self,
@@ -86,26 +103,29 @@ class GGUFTensor:
         shape: tuple[int, ...],
         parts: list[TensorInfo],
         names: Mapping[str, str],
-        order: Any,
+        tensor_processor: Any,
     ) -> None:
-        self.file, self.name, self.parts = file, name, parts
+        self.file = file
+        self.name = name
+        self.parts = parts
         self._shape = shape
-        self._names, self._tensor_processor = names, order
+        self._names = names
+        self._tensor_processor = tensor_processor
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return the values at ``index``, float32, dequantised and in the layout of transformers."""
-        # ``process`` turns the layout of ggml into that of transformers, and returns a tensor with its name. For a part
-        # of a tensor with experts it returns the name None, and writes the part into ``parsed``.
-        parsed: dict[str, dict[str, Any]] = {"tensors": {}}
-        values: np.ndarray | None = None
+        # ``process`` returns the values of a part in the layout of transformers, and a name. For a part of a tensor
+        # with experts the name is None, and the values are joined with those of other parts in ``joined``.
+        joined: dict[str, dict[str, Any]] = {"tensors": {}}
+        values: np.ndarray | None = None  # None if the values are in ``joined``
         for part in self.parts:
-            values, name, _ = self._tensor_processor.process(
-                self.file.values(part), part.name, tensor_key_mapping=self._names, parsed_parameters=parsed
+            part_values, part_name, _ = self._tensor_processor.process(
+                self.file.values(part), part.name, tensor_key_mapping=self._names, parsed_parameters=joined
             )
-            values = None if name is None else values
+            values = None if part_name is None else part_values
         if values is None:
-            return parsed["tensors"][self.name][index]
-        # A tensor that is stored as float32 would share the read-only memory of the file.
+            return joined["tensors"][self.name][index]
+        # A tensor that is stored as float32 would share the read-only memory of the file: a writable one is a copy.
         return torch.from_numpy(np.require(values, requirements=("C", "W")))[index]
 
     def get_shape(self) -> list[int]:
@@ -113,18 +133,18 @@ class GGUFTensor:
         return list(self._shape)
 
     def get_dtype(self) -> str:
-        """Return the type of the values, as slices of safetensors do."""
+        """Return the name of the values' type, float32, as slices of safetensors name it."""
         return "F32"
 
     def stored_parts(self) -> Iterator[tuple[str, Any]]:
         """Yield the parts as they are stored: name with type and shape, and a function that reads the bytes."""
         for part in self.parts:
-            yield f"{part.name} {part.kind} {part.shape}", partial(self.file.stored_bytes, part)
+            yield f"{part.name} {part.type_number} {part.shape}", partial(self.file.stored_bytes, part)
 
 
 @lru_cache
 def gguf_package() -> ModuleType:
-    """Return the package gguf."""
+    """Return the package gguf, which is optional; raise `InputError` if it is not installed."""
     with as_input_error("GGUF files need the package gguf", "run pip install 'reservoir-features[gguf]'"):
         import gguf
     return gguf
@@ -138,11 +158,9 @@ def open_gguf(path: Path) -> GGUFFile:
     ValueError
         If the file is damaged, or if it is one of several parts.
     """
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    header = _Header(data)
+    data = _mapped(path)
     try:
-        settings, tensors = header.read()
+        settings, tensors = _Header(data).read()
     except struct.error as error:
         raise ValueError("the header is longer than the file") from error
     if settings.get("split.count", 1) > 1:
@@ -150,25 +168,33 @@ def open_gguf(path: Path) -> GGUFFile:
     return GGUFFile(data, settings, tensors)
 
 
+def _mapped(path: Path) -> mmap.mmap:
+    """Return the bytes of a file, which are read when they are indexed."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # 0: the whole file
+
+
 def read_gguf_config(path: Path) -> Any:
     """Return the configuration in a GGUF file, as transformers reads it."""
     status = path.stat()
-    # A copy, because callers may change it.
+    # A copy, because the result of the cache must stay as it is, and callers may change theirs.
     return deepcopy(_read_config(path, status.st_size, status.st_mtime_ns))
 
 
-# A command needs the configuration several times.
+# A command needs the configuration several times. The size and the time belong to the key of the cache, so that a file
+# that has changed is read again.
 @lru_cache(maxsize=4)
-def _read_config(path: Path, _size: int, _changed: int) -> Any:
-    """Return the configuration in a GGUF file of this size and time of change."""
+def _read_config(path: Path, _size: int, _modification_time: int) -> Any:
+    """Return the configuration in a GGUF file of this size in bytes and modification time in nanoseconds."""
     from transformers import AutoConfig
 
-    open_gguf(path)  # checks the counts and sizes that transformers believes
+    open_gguf(path)  # raises an error for counts and sizes that are wrong, which transformers would believe
     with TemporaryDirectory() as folder:
         _write_settings(path, Path(folder) / "settings.gguf")
         silence_transformers()
         config = AutoConfig.from_pretrained(Path(folder), gguf_file="settings.gguf")
-    vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
+    # Tensors are dequantised here, so transformers loads the model as one that is not quantised.
+    vars(config).pop("quantization_config", None)
     return config
 
 
@@ -177,130 +203,176 @@ def _write_settings(path: Path, copy: Path) -> None:
 
     transformers needs this much for a configuration, and would read a vocabulary of 50,000 tokens for seconds.
     """
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = _mapped(path)
     header = _Header(data)
     settings, tensors = header.read()
-    parts = [data[start:stop] for start, stop in header.short_settings]
+    # Settings are copied as they are stored. The size of the vocabulary, which a file may show by its tokens alone, is
+    # added as a setting: its name, the type (4, an unsigned integer of 32 bits) and the value.
+    stored_settings = [data[start:stop] for start, stop in header.short_settings]
     size_name = f"{settings.get('general.architecture')}.vocab_size"
     if header.vocabulary_size is not None and size_name not in settings:
-        parts.append(_packed(size_name) + struct.pack("<II", 4, header.vocabulary_size))
-    # Each tensor keeps its name alone: a single float32, the same for all.
-    tensor = struct.pack("<IQIQ", 1, 1, 0, 0)
-    counts = struct.pack("<IQQ", 3, len(tensors), len(parts))
-    content = b"GGUF" + counts + b"".join(parts) + b"".join(_packed(name) + tensor for name in tensors)
+        stored_settings.append(_packed_text(size_name) + struct.pack("<II", 4, header.vocabulary_size))
+    # transformers reads the names of tensors alone. So each tensor has one dimension of length 1 and the type 0
+    # (float32), and all begin at the same place, 0.
+    stored_tensors = [_packed_text(name) + struct.pack("<IQIQ", 1, 1, 0, 0) for name in tensors]
+    # GGUF in version 3, the numbers of tensors and settings, the settings, and the tensors.
+    counts = struct.pack("<IQQ", 3, len(stored_tensors), len(stored_settings))
+    content = b"".join([b"GGUF", counts, *stored_settings, *stored_tensors])
+    # Zeros up to a multiple of the alignment, and the 4 bytes of the float32.
     alignment = settings.get("general.alignment", 32)
     copy.write_bytes(content + bytes(-len(content) % alignment + 4))
 
 
-def _packed(name: str) -> bytes:
-    text = name.encode()
-    return struct.pack("<Q", len(text)) + text
+def _packed_text(name: str) -> bytes:
+    """Return a text as GGUF stores it: its length in bytes, then the bytes."""
+    encoded = name.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+@dataclass(frozen=True)
+class _StoredDescription:
+    """What the header says about a tensor."""
+
+    name: str
+    shape: tuple[int, ...]  # in the order of torch
+    type_number: int  # of the type of its values in ggml
+    offset: int  # of its first byte from the start of all values
 
 
 class _Header:
-    """Reads the values of a header one after the other."""
+    """Reads the values of a header one after the other; each method moves ``position`` behind what it reads."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
-        self.position = 0
+        self.position = 0  # of the next byte
         self.entries_read = 0  # settings, and items of their arrays
-        # The first byte of each setting without a long array, and the one after its last.
+        # Positions of the first byte of each setting without a long array, and of the byte after its last.
         self.short_settings: list[tuple[int, int]] = []
         self.vocabulary_size: int | None = None  # None without a vocabulary
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-        """Return the settings and the tensors."""
+        """Return the settings and the tensors by their names; a setting that is an array has the value None.
+
+        Raise `ValueError` or `struct.error` for a header that is damaged.
+        """
         if self.data[:4] != b"GGUF":
             raise ValueError("it does not start with GGUF")
         self.position = 4
-        version = self.number("I")
+        version = self._read_number("I")
         if version not in (2, 3):
             raise ValueError(f"it has version {version}; versions 2 and 3 are read, in little-endian order")
-        tensor_count, setting_count = self.number("Q"), self.number("Q")
+        tensor_count = self._read_number("Q")
+        setting_count = self._read_number("Q")
         if tensor_count > MAX_TENSORS:
             raise ValueError(f"it claims {tensor_count:,} tensors, more than {MAX_TENSORS:,}")
         settings: dict[str, Any] = {}
         for _ in range(setting_count):
-            start = self.position
-            entries_before = self.entries_read
-            name = self.text()
-            settings[name] = self.value(self.number("I"))
-            self.count(1)
-            # The entries of a setting are itself and the items of its array.
-            entries_of_setting = self.entries_read - entries_before
-            if entries_of_setting <= MAX_SHORT:
-                self.short_settings.append((start, self.position))
-            if name == "tokenizer.ggml.tokens":
-                self.vocabulary_size = entries_of_setting - 1
-        descriptions = [self.tensor() for _ in range(tensor_count)]
-        # The values follow at the next multiple of the alignment.
+            name, value = self._read_setting()
+            settings[name] = value
+        descriptions = [self._read_description() for _ in range(tensor_count)]
+        # The values of all tensors follow the header, at the next multiple of the alignment, by default 32 bytes.
         alignment = settings.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT:
             raise ValueError(f"its alignment is {alignment}")
-        first = -(-self.position // alignment) * alignment
-        tensors = [self.placed(first, *description) for description in descriptions]
-        by_name = {tensor.name: tensor for tensor in tensors}
-        if len(by_name) < len(tensors):
+        values_start = -(-self.position // alignment) * alignment  # rounded up
+        tensors = [self._tensor_info(description, values_start) for description in descriptions]
+        tensor_by_name = {tensor.name: tensor for tensor in tensors}
+        if len(tensor_by_name) < len(tensors):
             raise ValueError("two tensors have the same name")
-        return settings, by_name
+        return settings, tensor_by_name
 
-    def count(self, entries: int) -> None:
+    def _read_setting(self) -> tuple[str, Any]:
+        """Return the name and the value of a setting, and note where it stands and the size of the vocabulary."""
+        start = self.position
+        entries_before = self.entries_read
+        name = self._read_text()
+        value = self._read_value(self._read_number("I"))
+        self._count_entries(1)
+        # The entries of a setting are itself and the items of its array.
+        entries_of_setting = self.entries_read - entries_before
+        if entries_of_setting <= MAX_SHORT:
+            self.short_settings.append((start, self.position))
+        if name == "tokenizer.ggml.tokens":
+            self.vocabulary_size = entries_of_setting - 1
+        return name, value
+
+    def _count_entries(self, entries: int) -> None:
         """Count settings or items of arrays, which transformers keeps in memory; refuse more than `MAX_ENTRIES`."""
         self.entries_read += entries
         if self.entries_read > MAX_ENTRIES:
             raise ValueError(f"its header has more than {MAX_ENTRIES:,} entries")
 
-    def number(self, form: str) -> Any:
+    def _read_number(self, form: str) -> Any:
+        """Return a number; ``form`` is the format character of `struct` for its type."""
         (value,) = struct.unpack_from(f"<{form}", self.data, self.position)
         self.position += struct.calcsize(form)
         return value
 
-    def text(self) -> str:
-        length = self.number("Q")
+    def _read_text(self) -> str:
+        """Return a text, which is stored behind its length in bytes."""
+        length = self._read_number("Q")
         if length > len(self.data) - self.position:
             raise ValueError("a name is longer than the file")
         text = self.data[self.position : self.position + length]
         self.position += length
         return text.decode("utf-8", errors="replace")
 
-    def value(self, kind: int) -> Any:
-        """Return a value; None for an array, which is checked and skipped."""
-        if kind == STRING:
-            return self.text()
-        if kind != ARRAY:
-            return self.number(NUMBERS[kind])
-        of, length = self.number("I"), self.number("Q")
-        self.count(length)
-        if of in NUMBERS:
-            self.position += length * struct.calcsize(NUMBERS[of])
+    def _read_value(self, type_number: int) -> Any:
+        """Return a value of a type of the header; None for an array, which is checked and skipped."""
+        if type_number == STRING:
+            return self._read_text()
+        if type_number == ARRAY:
+            self._skip_array()
+            return None
+        return self._read_number(NUMBERS[type_number])
+
+    def _skip_array(self) -> None:
+        """Move behind an array, and count its items."""
+        item_type = self._read_number("I")
+        length = self._read_number("Q")
+        self._count_entries(length)
+        if item_type in NUMBERS:
+            self.position += length * struct.calcsize(NUMBERS[item_type])
             if self.position > len(self.data):
                 raise ValueError("an array is longer than the file")
-            return None
-        if of != STRING:
+        elif item_type == STRING:
+            for _ in range(length):
+                # The length of the text, in the 8 bytes in front of it.
+                (text_bytes,) = struct.unpack_from("<Q", self.data, self.position)
+                self.position += 8 + text_bytes
+        else:
             raise ValueError("its header has an array of arrays")
-        for _ in range(length):
-            self.position += 8 + struct.unpack_from("<Q", self.data, self.position)[0]
-        return None
 
-    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Return the name, shape, type and place of a tensor."""
-        name, dimensions = self.text(), self.number("I")
+    def _read_description(self) -> _StoredDescription:
+        """Return what the header says about the next tensor."""
+        name = self._read_text()
+        dimensions = self._read_number("I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise ValueError(f"tensor {name[:60]!r} has {dimensions} dimensions")
-        shape = tuple(self.number("Q") for _ in range(dimensions))[::-1]
-        return name, shape, self.number("I"), self.number("Q")
+        ggml_shape = [self._read_number("Q") for _ in range(dimensions)]
+        type_number = self._read_number("I")
+        offset = self._read_number("Q")
+        # ggml names the dimension first along which values are adjacent, and torch last.
+        return _StoredDescription(name, tuple(reversed(ggml_shape)), type_number, offset)
 
-    def placed(self, first: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
-        """Return a tensor whose values lie inside the file."""
+    def _tensor_info(self, description: _StoredDescription, values_start: int) -> TensorInfo:
+        """Return where the values of a tensor are, which must lie inside the file.
+
+        ``values_start`` is the position of the first byte of all values.
+        """
         gguf = gguf_package()
-        block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+        name = description.name
+        shape = description.shape
+        # The values of a block share a scale, so a tensor consists of whole blocks.
+        ggml_type = gguf.GGMLQuantizationType(description.type_number)
+        block_values, block_bytes = gguf.GGML_QUANT_SIZES[ggml_type]
         # Python's integers do not overflow, so a product of sizes that do not fit is larger than the file.
-        size = prod(shape) // block * block_bytes
-        start = first + offset
-        if shape[-1] % block or start + size > len(self.data):
+        size = prod(shape) // block_values * block_bytes
+        start = values_start + description.offset
+        has_part_of_block = shape[-1] % block_values != 0
+        if has_part_of_block or start + size > len(self.data):
             raise ValueError(f"tensor {name[:60]!r} does not fit into the file")
-        return TensorInfo(name, kind, shape, start, size)
+        return TensorInfo(name, description.type_number, shape, start, size)
 
 
 def tensors_by_name(file: GGUFFile, outline: nn.Module, config: Any, depth: int) -> dict[str, GGUFTensor]:
@@ -312,48 +384,68 @@ def tensors_by_name(file: GGUFFile, outline: nn.Module, config: Any, depth: int)
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     architecture = str(file.settings.get("general.architecture"))
-    order = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
-    names = _names_in_model(architecture, order, outline, depth)
-    parts: dict[str, list[TensorInfo]] = {}
+    tensor_processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    names = _names_in_model(architecture, tensor_processor, outline, depth)
+    # Several stored tensors, those of experts, may be parts of one tensor of the model.
+    parts_by_name: dict[str, list[TensorInfo]] = {}
     for stored in file.tensors.values():
-        # The names of experts have no ending in transformers.
-        in_model = names.get(stored.name) or names.get(stored.name.removesuffix(".weight"))
-        number = re.match(r"(?:enc\.|dec\.)?blk\.(\d+)\.", stored.name)
-        is_cut_off = number is not None and int(number[1]) >= depth
-        if in_model is None and not is_cut_off and stored.name != ROPE_FACTORS:
-            in_model = re.sub("^output[.]", "lm_head.", re.sub("^dec[.]", "decoder.", stored.name))
-        if in_model is not None:
-            parts.setdefault(in_model, []).append(stored)
+        name = _name_in_model(stored.name, names, depth)
+        if name is not None:
+            parts_by_name.setdefault(name, []).append(stored)
     shapes = {name: tuple(tensor.shape) for name, tensor in outline.state_dict().items()}
-    tensors = {
-        name: GGUFTensor(file, name, shapes.get(name, stored[0].shape), stored, names, order)
-        for name, stored in parts.items()
-    }
+    tensors: dict[str, GGUFTensor] = {}
+    for name, parts in parts_by_name.items():
+        shape = shapes.get(name, parts[0].shape)  # that of the file for a tensor that the model lacks
+        tensors[name] = GGUFTensor(file, name, shape, parts, names, tensor_processor)
     if ROPE_FACTORS in file.tensors:
         factors = file.tensors[ROPE_FACTORS]
-        tensors[ROPE_FACTORS] = GGUFTensor(file, ROPE_FACTORS, factors.shape, [factors], names, order)
+        tensors[ROPE_FACTORS] = GGUFTensor(
+            file, ROPE_FACTORS, factors.shape, [factors], names, tensor_processor
+        )
     return tensors
 
 
-def _names_in_model(architecture: str, order: Any, outline: nn.Module, depth: int) -> dict[str, str]:
-    """Return the name in the model by the name in the file."""
+def _name_in_model(stored_name: str, names: Mapping[str, str], depth: int) -> str | None:
+    """Return the name in the model of a stored tensor; None for one that the caller leaves out.
+
+    These are the tensors of blocks after the first ``depth``, and `ROPE_FACTORS`, which no model has. ``names`` has the
+    name in the model by the name in the file.
+    """
+    # In transformers the names of experts have no ending.
+    name = names.get(stored_name) or names.get(stored_name.removesuffix(".weight"))
+    if name is not None:
+        return name
+    block_match = re.match(r"(?:enc\.|dec\.)?blk\.(\d+)\.", stored_name)
+    is_cut_off = block_match is not None and int(block_match[1]) >= depth
+    if is_cut_off or stored_name == ROPE_FACTORS:
+        return None
+    # Heads and decoders, which a backbone may lack, are recognised by the names that transformers has for them.
+    return re.sub("^output[.]", "lm_head.", re.sub("^dec[.]", "decoder.", stored_name))
+
+
+def _names_in_model(
+    architecture: str, tensor_processor: Any, outline: nn.Module, depth: int
+) -> dict[str, str]:
+    """Return the name of each tensor of a model by its name in the file."""
     gguf = gguf_package()
-    number = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)
-    if number is None:
+    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    if architecture not in architectures:
         raise ValueError(f"the package gguf has no tensor names for {architecture!r}")
-    table = gguf.get_tensor_name_map(number, depth)
+    stored_names = gguf.get_tensor_name_map(architectures[architecture], depth)
     # The tables have the names of models with a head, such as ``model.layers.0`` for ``layers.0``.
     prefix = f"{getattr(outline, 'base_model_prefix', '')}."
     names: dict[str, str] = {}
-    for name in map(order.preprocess_name, outline.state_dict()):
-        ending = re.search(r"\.(weight|bias)$", name)
-        suffix = ending[0] if ending else ""
-        path = name.removesuffix(suffix)
-        in_file = table.get_name(prefix + path) or table.get_name(path)
-        if in_file is None:
-            order.perform_fallback_tensor_mapping(names, suffix, "", name)
+    for name in map(tensor_processor.preprocess_name, outline.state_dict()):
+        # The tables have paths of modules, without the ending that the names in both have.
+        match = re.search(r"\.(weight|bias)$", name)
+        ending = match[0] if match else ""
+        path = name.removesuffix(ending)
+        stored_path = stored_names.get_name(prefix + path) or stored_names.get_name(path)
+        if stored_path is None:
+            # transformers adds to ``names`` what the tables lack, such as the matrices of experts.
+            tensor_processor.perform_fallback_tensor_mapping(names, ending, "", name)
         else:
-            names[in_file + suffix] = name
+            names[stored_path + ending] = name
     return names
 
 
@@ -365,20 +457,33 @@ def scale_positions(file: GGUFFile, config: Any, model: nn.Module) -> None:
     ValueError
         If the file scales positions in a way that transformers does not read from GGUF files.
     """
-    others = sorted(name for name in file.tensors if name.startswith("rope_factors_"))
-    if others:
-        raise ValueError(f"it scales rotary positions by {others[0]}, which is not read from GGUF files")
-    architecture = file.settings.get("general.architecture")
-    factor = file.settings.get(f"{architecture}.rope.scaling.factor")
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if factor not in (None, 0, 1) and rope_type == "default":
-        raise ValueError(f"it scales rotary positions by {factor}, which is not read from GGUF files")
+    _check_scaling(file, rope_type)
     if ROPE_FACTORS not in file.tensors:
         return
     factors = torch.tensor(file.values(file.tensors[ROPE_FACTORS]))
     rotary = [module for module in model.modules() if isinstance(getattr(module, "inv_freq", None), Tensor)]
+    # With another type, transformers scales the frequencies itself. Several modules may have frequencies of two kinds.
     if rope_type != "default" or len(rotary) != 1 or rotary[0].inv_freq.shape != factors.shape:
         raise ValueError(f"it scales rotary positions by {ROPE_FACTORS}, which does not fit this model")
+    # Some models keep a second copy of the frequencies, to which they return after a long sequence.
     for name in ("inv_freq", "original_inv_freq"):
         if hasattr(rotary[0], name):
             setattr(rotary[0], name, getattr(rotary[0], name) / factors)
+
+
+def _check_scaling(file: GGUFFile, rope_type: str) -> None:
+    """Raise `ValueError` if a file scales rotary positions in a way that transformers does not read from it.
+
+    ``rope_type`` is the scaling in the configuration that transformers read, ``default`` for none.
+    """
+    other_factors = sorted(name for name in file.tensors if name.startswith("rope_factors_"))
+    if other_factors:
+        raise ValueError(
+            f"it scales rotary positions by {other_factors[0]}, which is not read from GGUF files"
+        )
+    architecture = file.settings.get("general.architecture")
+    factor = file.settings.get(f"{architecture}.rope.scaling.factor")
+    has_scaling = factor not in (None, 0, 1)  # 0 and 1 both stand for none
+    if has_scaling and rope_type == "default":
+        raise ValueError(f"it scales rotary positions by {factor}, which is not read from GGUF files")

@@ -57,7 +57,8 @@ class GPT2Config(Config):
     vocab_size: int = 50257
     model_type: str = "gpt2"
 
-    _attn_implementation = "sdpa"  # a key of `ATTENTION`, not a setting
+    # A key of `ATTENTION`. It has no annotation, so it is no field, that is, no setting.
+    _attn_implementation = "sdpa"
 
     @property
     def num_attention_heads(self) -> int:
@@ -66,10 +67,9 @@ class GPT2Config(Config):
 
 
 def read_config(**values: Any) -> GPT2Config:
-    """Return the configuration in a ``config.json``; its other settings belong to task heads."""
-    return GPT2Config(
-        **{field.name: values[field.name] for field in fields(GPT2Config) if field.name in values}
-    )
+    """Return the configuration in a ``config.json``; its other settings belong to task heads, and are ignored."""
+    names = {field.name for field in fields(GPT2Config)}
+    return GPT2Config(**{name: value for name, value in values.items() if name in names})
 
 
 class Projection(nn.Module):
@@ -82,28 +82,30 @@ class Projection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., inputs) to (..., outputs)."""
+        # addmm takes matrices: all leading axes become one, and are restored afterwards.
         return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
 def sdpa(
     _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float
 ) -> tuple[Tensor, None]:
-    """Return causal attention by torch's fused kernel."""
+    """Return causal attention by torch's fused kernel, which does not compute the map: it is None (see `ATTENTION`)."""
     mixed = nn.functional.scaled_dot_product_attention(
-        query, key, value, None, dropout, is_causal=True, scale=scaling
+        query, key, value, attn_mask=None, dropout_p=dropout, is_causal=True, scale=scaling
     )
-    return mixed.transpose(1, 2), None
+    return mixed.transpose(1, 2), None  # (batch, tokens, heads, width of a head)
 
 
 def eager(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Return causal attention and its map."""
-    scores = query @ key.transpose(-1, -2) * scaling
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    attention_map = scores.masked_fill(later, float("-inf")).softmax(-1).to(value.dtype)
+    """Return causal attention and its map (see `ATTENTION`)."""
+    scores = query @ key.transpose(-1, -2) * scaling  # (batch, heads, queries, keys)
+    # A query does not see the keys of later tokens, which are above the diagonal.
+    is_later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    attention_map = scores.masked_fill(is_later, float("-inf")).softmax(-1).to(value.dtype)
     attention_map = nn.functional.dropout(attention_map, dropout, module.training)
-    return (attention_map @ value).transpose(1, 2), attention_map
+    return (attention_map @ value).transpose(1, 2), attention_map  # (batch, tokens, heads, width of a head)
 
 
 ATTENTION: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"sdpa": sdpa, "eager": eager}
@@ -116,14 +118,19 @@ keys) or None.
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention; returns its output, and its map if the attention function computes it."""
+    """Causal multi-head attention of the block ``number``, from 0.
+
+    It returns its output, and its map if the attention function computes it.
+    """
 
     def __init__(self, config: GPT2Config, number: int) -> None:
         super().__init__()
         if config.n_head < 1 or config.n_embd % config.n_head:
             raise ValueError(f"width {config.n_embd} is not a multiple of {config.n_head} heads")
         self.heads = config.n_head
-        self.scaling = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
+        # The factor on the scores: 1 / sqrt(width of a head), and in some models also 1 / (number of the block from 1).
+        head_width = config.n_embd // config.n_head
+        self.scaling = head_width**-0.5 if config.scale_attn_weights else 1.0
         if config.scale_attn_by_inverse_layer_idx:
             self.scaling /= number + 1
         self.config = config
@@ -136,17 +143,22 @@ class Attention(nn.Module):
         """Map (batch, tokens, width) to the same shape; also return the attention map or None."""
         # One product gives queries, keys and values, each then (batch, heads, tokens, width of a head).
         query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, -1)
+            vectors.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for vectors in self.c_attn(x).chunk(3, -1)
         )
         rate = self.attn_dropout.p if self.training else 0.0
         attend = ATTENTION[self.config._attn_implementation]
         mixed, attention_map = attend(self, query, key, value, dropout=rate, scaling=self.scaling)
-        return self.resid_dropout(self.c_proj(mixed.flatten(2))), attention_map
+        heads_joined = mixed.flatten(2)  # (batch, tokens, width)
+        return self.resid_dropout(self.c_proj(heads_joined)), attention_map
 
 
 def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return GELU (tanh approximation) of ``x @ weight + bias``, bfloat16 (..., outputs); see `has_joined_kernel`."""
-    # Computed separately, GELU takes longer than the product.
+    """Return GELU (tanh approximation) of ``x @ weight + bias``, bfloat16 (..., outputs), by a single kernel.
+
+    It works only on machines with this kernel, see `has_joined_kernel`. Computed separately, GELU takes longer than the
+    product.
+    """
     return gelu_of_linear(x, weight.t(), bias)
 
 
@@ -156,11 +168,13 @@ def has_joined_kernel() -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     # A product with the identity leaves the values as they are, so the result is their GELU.
-    x, weight = torch.linspace(-2, 2, 32).bfloat16()[None], torch.eye(32).bfloat16()
+    x = torch.linspace(-2, 2, 32).bfloat16()[None]
+    identity = torch.eye(32).bfloat16()
     try:
-        joined = gelu_of_product(x, weight, torch.zeros(32).bfloat16())
-    except (AttributeError, RuntimeError, TypeError):
+        joined = gelu_of_product(x, identity, torch.zeros(32).bfloat16())
+    except (AttributeError, RuntimeError, TypeError):  # torch or the processor has no such kernel
         return False
+    # Rounding to bfloat16 changes values below 2 by less than 0.01; a kernel that leaves out GELU is off by up to 2.
     return torch.allclose(joined, torch.nn.functional.gelu(x, approximate="tanh"), atol=0.02)
 
 
@@ -169,11 +183,12 @@ class Feedforward(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        inner = config.n_inner or 4 * config.n_embd
-        self.c_fc = Projection(config.n_embd, inner)
-        self.c_proj = Projection(inner, config.n_embd)
+        inner_width = config.n_inner or 4 * config.n_embd
+        self.c_fc = Projection(config.n_embd, inner_width)
+        self.c_proj = Projection(inner_width, config.n_embd)
         self.act: nn.Module = nn.GELU(approximate="tanh")
         if config.activation_function not in TANH_GELU:
+            # Imported only for the rare models with another activation, because it takes long.
             from transformers.activations import ACT2FN
 
             self.act = ACT2FN[config.activation_function]
@@ -181,12 +196,13 @@ class Feedforward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, width) to the same shape."""
-        # Product and GELU in one kernel, where there is one: on CPUs, in bfloat16, without gradients. An exported
-        # model may run on a machine without this kernel.
-        is_tanh = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
-        needs_plain = x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        # One kernel computes product and GELU where there is one: on CPUs, for the tanh approximation, in bfloat16, and
+        # without gradients. A compiled or exported model may run on a machine without this kernel.
+        is_tanh_gelu = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
         is_bfloat16 = self.c_fc.weight.dtype == torch.bfloat16
-        if is_bfloat16 and is_tanh and not needs_plain and has_joined_kernel():
+        is_plain_pass = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        may_join = is_tanh_gelu and is_bfloat16 and is_plain_pass and x.device.type == "cpu"
+        if may_join and has_joined_kernel():
             inner = gelu_of_product(x.to(torch.bfloat16), self.c_fc.weight, self.c_fc.bias)
         else:
             inner = self.act(self.c_fc(x))
@@ -194,7 +210,7 @@ class Feedforward(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer block."""
+    """The transformer block ``number``, from 0."""
 
     def __init__(self, config: GPT2Config, number: int) -> None:
         super().__init__()
@@ -205,7 +221,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden states (batch, tokens, width) to those of the next layer."""
-        hidden = self.attn(self.ln_1(hidden))[0] + hidden
+        attended, _map = self.attn(self.ln_1(hidden))
+        hidden = attended + hidden
         return hidden + self.mlp(self.ln_2(hidden))
 
 
@@ -216,7 +233,9 @@ class GPT2Model(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.config = config = replace(config)
+        # A copy, because `set_attn_implementation` changes it.
+        config = replace(config)
+        self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.drop = nn.Dropout(config.embd_pdrop)
@@ -224,7 +243,7 @@ class GPT2Model(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def set_attn_implementation(self, name: str) -> None:
-        """Use another function of `ATTENTION`."""
+        """Use the attention function of this name in `ATTENTION`; models of transformers have this method, too."""
         self.config._attn_implementation = name
 
     def forward(self, embeds: Tensor) -> Tensor:
@@ -238,28 +257,33 @@ class GPT2Model(nn.Module):
 class GPT2Loader(FolderLoader):
     """Builds the models of this file."""
 
-    def lean(self, config: GPT2Config, depth: int | None, *, words: bool) -> GPT2Config:
-        """Return the configuration of the first ``depth`` blocks, with almost no token embeddings unless ``words``."""
-        vocabulary = config.vocab_size if words else 1
+    def lean(self, config: GPT2Config, depth: int | None, *, with_token_embeddings: bool) -> GPT2Config:
+        """Return the configuration of the model that is built: its first ``depth`` blocks, or all with None.
+
+        Unless ``with_token_embeddings``, the model has the embedding of a single token.
+        """
+        vocabulary = config.vocab_size if with_token_embeddings else 1
         return replace(config, n_layer=depth or config.n_layer, vocab_size=vocabulary)
 
     def load(self, config: GPT2Config, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
         """Return a model with these tensors in ``dtype``, and a report on them."""
-        # In a model saved with a head, the other names have a prefix; old files also hold the causal masks.
-        prefix, masks = f"{GPT2Model.base_model_prefix}.", (".attn.bias", ".attn.masked_bias")
-        without_masks = {
+        # In a model that was saved with a head, the names of all other tensors have a prefix.
+        prefix = f"{GPT2Model.base_model_prefix}."
+        # Old files also hold the causal masks, which are not weights.
+        mask_names = (".attn.bias", ".attn.masked_bias")
+        weights = {
             name.removeprefix(prefix): tensor
             for name, tensor in tensors.items()
-            if not name.endswith(masks)
+            if not name.endswith(mask_names)
         }
-        return super().load(config, without_masks, dtype)
+        return super().load(config, weights, dtype)
 
 
 def _draw(
     name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
 ) -> np.ndarray | None:
     """Draw as `draw_normal` does; divide projections into the residual stream by the square root of their number."""
-    # Each block has two projections into the residual stream.
+    # They are called c_proj, and each block has two of them.
     divisor = math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0
     return draw_normal(name, shape, config, generator, divisor)
 
@@ -268,7 +292,9 @@ GPT2 = Family(
     name="gpt2",
     loader=GPT2Loader(GPT2Model),
     config=read_config,
-    shape=lambda config: Shape(config.n_layer, config.n_embd, config.n_positions, causal=True),
+    shape=lambda config: Shape(
+        depth=config.n_layer, width=config.n_embd, max_tokens=config.n_positions, causal=True
+    ),
     run=run_unmasked,
     blocks="h",
     groups={

@@ -32,14 +32,28 @@ SLAB = 2**16
 
 
 def unpack(words: Tensor, bits: int, dimension: int, order: Sequence[int] | None = None) -> Tensor:
-    """Return the integers (uint8) of words along a dimension, the first in the lowest bits, or those in this order."""
-    fields = WORD // bits
+    """Return the integers of words as uint8, in the shape of the words but for a longer ``dimension``.
+
+    Parameters
+    ----------
+    words : Tensor
+        Words of 32 bits, each with 32 / ``bits`` integers that follow each other along ``dimension``.
+    bits : int
+        Bits of an integer.
+    dimension : int
+        The dimension along which the integers are packed, from 0.
+    order : sequence of int, optional
+        The positions of the integers of a word along the dimension, from the lowest bits upwards; by default 0, 1, ...
+    """
+    integers_of_word = WORD // bits
     shape = list(words.shape)
-    shape[dimension] *= fields
+    shape[dimension] *= integers_of_word
     integers = torch.empty(shape, dtype=torch.uint8)
-    by_word = integers.unflatten(dimension, (words.shape[dimension], fields))
-    for field, place in enumerate(order or range(fields)):
-        by_word.select(dimension + 1, place).copy_((words >> (field * bits)) & (2**bits - 1))
+    # A view with an axis for the integers of a word, behind that of the words.
+    by_word = integers.unflatten(dimension, (words.shape[dimension], integers_of_word))
+    for number, position in enumerate(order or range(integers_of_word)):
+        values = (words >> (number * bits)) & (2**bits - 1)
+        by_word.select(dimension + 1, position).copy_(values)
     return integers
 
 
@@ -55,13 +69,16 @@ class Integers:
     def matrix(self) -> Tensor:
         """Return the matrix (outputs, inputs), float32."""
         inputs, outputs = self.integers.shape
-        zeros, scales = self.zeros.float(), self.scales.float()
+        zeros = self.zeros.float()
+        scales = self.scales.float()
         matrix = torch.empty(outputs, inputs)
-        # Some outputs at a time, so that nothing but the matrix has a float32 for each of its values.
+        # The equation at the top of this file. Some outputs at a time, so that nothing but the matrix has a float32 for
+        # each of its values.
         step = max(1, SLAB // inputs)
         for start in range(0, outputs, step):
-            slab = slice(start, start + step)
+            slab = slice(start, start + step)  # of outputs
             values = self.integers[:, slab].float()
+            # Indexing by groups repeats the row of each group for its inputs: (inputs, outputs of the slab).
             values -= zeros[:, slab][self.groups]
             values *= scales[:, slab][self.groups]
             matrix[slab] = values.T
@@ -75,33 +92,39 @@ class IntegerMatrix(QuantisedMatrix):
     """Ending of the part with the scales."""
 
     indices = ""
-    """Ending of the part with the group of each input, which some checkpoints have."""
+    """Ending of the part with the group of each input; empty for a kind of matrix that never has this part."""
 
     @abstractmethod
     def integers(self) -> Integers:
         """Return the unpacked integers with their zero points and scales."""
 
     def matrix(self) -> Tensor:
-        self.shape()  # checks the parts
+        """Return the matrix (outputs, inputs), float32; raise `ValueError` if the parts do not agree."""
+        self.shape()  # called for its checks
         return self.integers().matrix()
 
     def group_sizes(self) -> set[Any]:
-        """Return the numbers of inputs that a group may have, as config.json says."""
+        """Return the numbers of inputs that a group may have, as config.json says; None stands for no statement."""
         return {self.settings.get("group_size"), self.settings.get("q_group_size")}
 
     def check_groups(self, inputs: int, count: int) -> None:
-        """Raise `ValueError` unless each input has a group."""
+        """Raise `ValueError` unless it is known which of ``count`` groups each input belongs to."""
         if self.has(self.indices):
             if self.shape_of(self.indices, 1) != (inputs,):
                 raise self.misfit(self.indices)
+            return
+        if count == 1:  # all inputs belong to it
+            return
         # Shapes do not show where groups begin if the last one is smaller, so the configuration has to agree.
-        elif count > 1 and (inputs % count or inputs // count not in self.group_sizes()):
+        is_even = inputs % count == 0
+        if not is_even or inputs // count not in self.group_sizes():
             raise self.misfit(self.scales)
 
     def groups(self, inputs: int, count: int) -> Tensor:
-        """Return the number of the group of each input."""
+        """Return the number, from 0, of the group of each input, (inputs,) int64, where there are ``count`` groups."""
         if not self.has(self.indices):
-            return torch.arange(inputs) // (inputs // count)
+            group_size = inputs // count  # the same for all, as `check_groups` has shown
+            return torch.arange(inputs) // group_size
         groups = self.part(self.indices)[...].long()
         if int(groups.min()) < 0 or int(groups.max()) >= count:
             raise ValueError(f"{self.path[:100]}{self.indices} names groups that have no scale")
@@ -131,30 +154,37 @@ class GPTQMatrix(IntegerMatrix):
     def bits(self) -> int:
         """Return the bits of an integer, which the configuration may set for each matrix."""
         # A row of zero points has outputs * bits / 32 words, and the words of weights have a column for each output.
-        zero_words, outputs = self.shape_of(".qzeros")[1], self.shape_of(".qweight")[1]
-        bits, rest = divmod(zero_words * WORD, outputs)
-        if rest or bits not in BITS:
+        _, zero_words = self.shape_of(".qzeros")
+        _, outputs = self.shape_of(".qweight")
+        bits, remainder = divmod(zero_words * WORD, outputs)
+        if remainder or bits not in BITS:
             raise self.misfit(".qzeros")
         return bits
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         words, outputs = self.shape_of(".qweight")
-        count, _ = self.shape_of(".qzeros")
-        if self.shape_of(".scales") != (count, outputs):
+        group_count, _ = self.shape_of(".qzeros")
+        if self.shape_of(".scales") != (group_count, outputs):
             raise self.misfit(".scales")
         inputs = words * WORD // self.bits()
-        self.check_groups(inputs, count)
+        self.check_groups(inputs, group_count)
         return outputs, inputs
 
     def integers(self) -> Integers:
+        """Return the unpacked integers, (inputs, outputs), with the zero points and scales of their groups."""
         bits = self.bits()
-        integers = unpack(self.part(".qweight")[...], bits, 0)
-        scales, zeros = self.part(".scales")[...], self.part(".qzeros")[...]
+        integers = unpack(self.part(".qweight")[...], bits, dimension=0)  # (inputs, outputs)
+        scales = self.part(".scales")[...]  # (groups, outputs)
+        zero_words = self.part(".qzeros")[...]
         if gptq_format(self.settings) == "gptq":
             # Zero points are stored minus one. GPTQModel subtracts the ones from whole words, so that a zero point of
             # 0 borrows from its neighbour; adding them to whole words restores both.
-            zeros = zeros.long() + sum(1 << place for place in range(0, WORD, bits))
-        return Integers(integers, unpack(zeros, bits, 1), scales, self.groups(len(integers), len(scales)))
+            word_of_ones = sum(1 << lowest_bit for lowest_bit in range(0, WORD, bits))
+            # In int64, because the sum may not fit into 32 bits.
+            zero_words = zero_words.long() + word_of_ones
+        zeros = unpack(zero_words, bits, dimension=1)
+        return Integers(integers, zeros, scales, self.groups(len(integers), len(scales)))
 
 
 class AWQMatrix(IntegerMatrix):
@@ -172,19 +202,26 @@ class AWQMatrix(IntegerMatrix):
     scales = ".scales"
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         inputs, words = self.shape_of(".qweight")
-        count, outputs = self.shape_of(".scales")
+        group_count, outputs = self.shape_of(".scales")
         if outputs != words * len(AWQ_ORDER):
             raise self.misfit(".scales")
-        if self.shape_of(".qzeros") != (count, words):
+        if self.shape_of(".qzeros") != (group_count, words):
             raise self.misfit(".qzeros")
-        self.check_groups(inputs, count)
+        self.check_groups(inputs, group_count)
         return outputs, inputs
 
     def integers(self) -> Integers:
-        integers, zeros = (unpack(self.part(e)[...], 4, 1, AWQ_ORDER) for e in (".qweight", ".qzeros"))
-        scales = self.part(".scales")[...]
+        """Return the unpacked integers, (inputs, outputs), with the zero points and scales of their groups."""
+        integers = self.unpacked(".qweight")  # (inputs, outputs)
+        zeros = self.unpacked(".qzeros")  # (groups, outputs)
+        scales = self.part(".scales")[...]  # (groups, outputs)
         return Integers(integers, zeros, scales, self.groups(len(integers), len(scales)))
+
+    def unpacked(self, ending: str) -> Tensor:
+        """Return the integers of a part, which have four bits."""
+        return unpack(self.part(ending)[...], bits=4, dimension=1, order=AWQ_ORDER)
 
 
 class CompressedMatrix(IntegerMatrix):
@@ -199,20 +236,26 @@ class CompressedMatrix(IntegerMatrix):
     scales = ".weight_scale"
 
     def group_sizes(self) -> set[Any]:
-        groups = (self.settings.get("config_groups") or {}).values()
-        return {(group.get("weights") or {}).get("group_size") for group in groups}
+        """Return the numbers of inputs that a group may have, as config.json says; None stands for no statement."""
+        # It is not known which matrices belong to a group of the configuration, so all sizes are possible.
+        groups_of_matrices = (self.settings.get("config_groups") or {}).values()
+        return {(group.get("weights") or {}).get("group_size") for group in groups_of_matrices}
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         outputs, inputs = self.shape_of(".weight")
         self.check_groups(inputs, self.count_of_groups(outputs))
         return outputs, inputs
 
     def count_of_groups(self, outputs: int) -> int:
-        """Return the number of groups of inputs, after a check of the shapes of scales and zero points."""
+        """Return the number of groups of inputs, which the scales show; raise `ValueError` if their shape is wrong."""
         shape = tuple(self.part(".weight_scale").get_shape())
-        if shape not in ((), (1,)) and (len(shape) != 2 or shape[0] != outputs or shape[1] < 1):
+        has_single_scale = shape in ((), (1,))
+        if has_single_scale:
+            return 1
+        if len(shape) != 2 or shape[0] != outputs or shape[1] < 1:
             raise self.misfit(".weight_scale")
-        return shape[1] if len(shape) == 2 else 1
+        return shape[1]
 
     def integers(self) -> Integers:
         """Return the integers, transposed from (outputs, inputs), with a zero point and a scale for each output."""
@@ -229,9 +272,11 @@ class CompressedMatrix(IntegerMatrix):
         return Integers(integers, zeros, scales, self.groups(inputs, len(scales)))
 
     def expanded_to_outputs(self, ending: str, outputs: int) -> Tensor:
-        """Return a part as (groups, outputs); it is stored for each output and group, or as one value for all."""
+        """Return a part as (groups, outputs); it is stored as (outputs, groups), or as a single value for all."""
         values = self.part(ending)[...]
-        return values.T if values.dim() == 2 else values.reshape(1, 1).expand(1, outputs)
+        if values.dim() == 2:
+            return values.T
+        return values.reshape(1, 1).expand(1, outputs)  # one group
 
 
 class CompressedPackedMatrix(CompressedMatrix):
@@ -253,6 +298,7 @@ class CompressedPackedMatrix(CompressedMatrix):
     indices = ".weight_g_idx"
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         outputs, _ = self.shape_of(".weight_packed")
         if self.shape_of(".weight_shape", 1) != (2,):
             raise self.misfit(".weight_shape")
@@ -266,27 +312,30 @@ class CompressedPackedMatrix(CompressedMatrix):
         return outputs, inputs
 
     def bits(self, inputs: int) -> int:
-        """Return the bits of an integer, which config.json has for groups of matrices."""
-        words = self.shape_of(".weight_packed")[1]
-        choices = [bits for bits in BITS if -(-inputs * bits // WORD) == words]
-        if len(choices) != 1:
+        """Return the bits of an integer; raise `ValueError` if the number of words does not show them."""
+        # The shape is read, because config.json has the bits for groups of matrices, and not which matrices these are.
+        _, words = self.shape_of(".weight_packed")
+        possible_bits = [bits for bits in BITS if -(-inputs * bits // WORD) == words]  # rounded up
+        if len(possible_bits) != 1:
             raise self.misfit(".weight_packed")
-        return choices[0]
+        return possible_bits[0]
 
     def integers(self) -> Integers:
         """Return the unpacked integers, transposed from (outputs, inputs), with zero points and scales."""
         outputs, inputs = self.shape()
         bits = self.bits(inputs)
         # Words hold several inputs, and the bits after the last input are unused.
-        integers = unpack(self.part(".weight_packed")[...], bits, 1)[:, :inputs].T  # (inputs, outputs)
+        unpacked = unpack(self.part(".weight_packed")[...], bits, dimension=1)
+        integers = unpacked[:, :inputs].T  # (inputs, outputs)
         scales = self.expanded_to_outputs(".weight_scale", outputs)  # (groups, outputs)
         # Zero points have the offset of the integers, and their words hold several outputs, with unused bits after the
         # last. Without stored zero points, the offset of half the range stands for 0.
         if self.has(".weight_zero_point"):
-            words, groups = self.shape_of(".weight_zero_point")
-            if groups != len(scales) or words != -(-outputs * bits // WORD):
+            words, group_count = self.shape_of(".weight_zero_point")
+            if group_count != len(scales) or words != -(-outputs * bits // WORD):  # rounded up
                 raise self.misfit(".weight_zero_point")
-            zeros = unpack(self.part(".weight_zero_point")[...], bits, 0)[:outputs].T
+            unpacked_zeros = unpack(self.part(".weight_zero_point")[...], bits, dimension=0)
+            zeros = unpacked_zeros[:outputs].T  # (groups, outputs)
         else:
             zeros = torch.full((1, 1), 2 ** (bits - 1)).expand(scales.shape)
         return Integers(integers, zeros, scales, self.groups(inputs, len(scales)))
@@ -300,19 +349,23 @@ class LLMInt8Matrix(IntegerMatrix):
     scales = ".SCB"
 
     def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs; raise `ValueError` if the shapes of the parts do not agree."""
         outputs, inputs = self.shape_of(".weight")
         if self.shape_of(".SCB", 1) != (outputs,):
             raise self.misfit(".SCB")
         return outputs, inputs
 
     def matrix(self) -> Tensor:
+        """Return the matrix (outputs, inputs), float32; raise `ValueError` if its values are ordered for a GPU."""
+        # 0 is the format whose values are row by row.
         if self.has(".weight_format") and int(self.part(".weight_format")[...]) != 0:
             raise ValueError(f"weight {self.path[:100]} is ordered for a GPU")
-        # In this order, as the package computes it.
+        # The largest absolute value of an output is stored as 127. The product with it comes first, as in bitsandbytes.
         return super().matrix().mul_(1 / 127)
 
     def integers(self) -> Integers:
-        integers = self.part(".weight")[...].T
-        scales = self.part(".SCB")[...][None]
+        """Return the integers, transposed from (outputs, inputs), with one group of all inputs and zero points of 0."""
+        integers = self.part(".weight")[...].T  # (inputs, outputs)
+        scales = self.part(".SCB")[...][None]  # (1, outputs)
         zeros = torch.zeros(1, 1).expand(scales.shape)
         return Integers(integers, zeros, scales, self.groups(len(integers), 1))

@@ -12,7 +12,7 @@ from reservoir.backbones.family import Config, Family, FolderLoader, Shape, run_
 from reservoir.errors import InputError
 
 GROUP_SIZE = 8
-"""Kernels of one dilation and one form of the values that stand side by side, so that poolings can compare them."""
+"""Number of adjacent kernels that have one dilation and read the values in one form, so that poolings compare them."""
 
 MAX_WIDTH = 2**16  # kernels
 
@@ -35,7 +35,7 @@ class KernelsConfig(Config):
 
 
 class NoBlocks(nn.Module):
-    """A model that returns its input."""
+    """A model that returns its input: the responses of the kernels, which the input layer computes."""
 
     def __init__(self, config: KernelsConfig) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ KERNELS = Family(
     loader=FolderLoader(NoBlocks),
     config=KernelsConfig,
     pretrained=False,
-    shape=lambda config: Shape(0, config.width, None, causal=False),
+    shape=lambda config: Shape(depth=0, width=config.width, max_tokens=None, causal=False),
     run=run_unmasked,
     blocks="",
     groups={},

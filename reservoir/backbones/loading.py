@@ -1,4 +1,8 @@
-"""Load a pretrained model: which stored tensors are kept, when they are read, and whether they fit the model."""
+"""Load a pretrained model: choose the stored tensors that are kept, read them, and check that they fit the model.
+
+In this file, ``lean`` is the configuration of what is kept of a model: some of its blocks, with or without its token
+embeddings. ``name`` is the name of the backbone, for messages.
+"""
 
 import json
 import os
@@ -38,15 +42,15 @@ from reservoir.errors import InputError, as_input_error
 
 
 def _size_of(name: str, family: Family, lean: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a configuration's model with parameters in ``dtype``."""
+    """Return the bytes of the model that is kept, with parameters in ``dtype``."""
     with usable_configuration(name):
         return family.loader.size(lean).bytes(dtype)
 
 
 def check_memory(name: str, family: Family, lean: Any, dtype: torch.dtype) -> None:
-    """Raise `InputError` if the model of a configuration, with parameters in ``dtype``, is larger than memory."""
+    """Raise `InputError` if the model that is kept, with parameters in ``dtype``, is larger than memory."""
     size = _size_of(name, family, lean, dtype)
-    # The system would kill a process whose model is larger than memory.
+    # The system would kill such a process, without an error message.
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         raise InputError(
@@ -58,18 +62,18 @@ def check_memory(name: str, family: Family, lean: Any, dtype: torch.dtype) -> No
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A pretrained model with its configuration."""
+    """A model with its configuration, whose blocks may still have to be read."""
 
     model: nn.Module
-    config: Any
-    stored_digest: str | None  # see `Backbone`
-    # The places of the tensors of blocks that have not been read, by block, and whether blocks are read when they run.
+    config: Any  # of the whole published model
+    stored_digest: str | None  # SHA-256 of the tensors as they are stored; None if they are not quantised
+    # By block, the slots of all its tensors, which have not been read; None if all tensors have been read.
     slots: Sequence[Sequence[Slot]] | None = None
-    is_streamed: bool = False
-    matrix_dtype: torch.dtype = torch.float32  # of the matrices in slots that are filled now
+    is_streamed: bool = False  # whether the slots of a block are filled each time that it runs, not once
+    matrix_dtype: torch.dtype = torch.float32  # type of the matrices whose slots are filled once for all
 
     def backbone(self, family: Family, depth: int | None) -> Backbone:
-        """Return the backbone, which takes the model apart."""
+        """Return the backbone of the first ``depth`` blocks, or of all with None; it changes the model in place."""
         backbone = Backbone(self.model, family, self.config, depth)
         backbone.stored_digest = self.stored_digest
         if self.slots is None:
@@ -77,7 +81,7 @@ class Pretrained:
         if self.is_streamed:
             backbone.streamed = StreamedBlocks(backbone.blocks, self.slots)
             return backbone
-        # A slot has the type that its tensor will have.
+        # An empty slot has the type that its tensor will have, so the types are set before the slots are filled.
         for module in backbone.blocks.modules():
             if isinstance(module, MATRICES):
                 module.to(self.matrix_dtype)
@@ -87,41 +91,56 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """The stored tensors of a model that are kept, and their configurations."""
+    """The stored tensors of a model that are kept, and its configurations."""
 
-    config: Any
+    config: Any  # of the whole published model
     lean: Any  # of what is kept
-    tensors: Mapping[str, StoredTensor]
-    rule: str | None  # of the dequantisation; None if the weights are not quantised
-    gguf: GGUFFile | None
+    tensors: Mapping[str, StoredTensor]  # those that are kept, by name
+    rule: str | None  # name and version of the dequantisation; None if the weights are not quantised
+    gguf: GGUFFile | None  # the file with the tensors; None for a folder of safetensors
 
-    def is_empty_bias(self, key: str) -> bool:
+    def is_zero_bias(self, key: str) -> bool:
         """Return whether a tensor of a quantised model is a bias of zeros, which older writers add to each matrix."""
-        if self.rule is None or not key.endswith(".bias") or key not in self.tensors:
+        is_quantised = self.rule is not None
+        is_stored_bias = key.endswith(".bias") and key in self.tensors
+        if not (is_quantised and is_stored_bias):
             return False
-        return not self.tensors[key][...].any()
+        values = self.tensors[key][...]
+        return not values.any()
 
 
-def _open(name: str, family: Family, config: Any, depth: int | None, *, words: bool) -> StoredModel:
-    """Open the files of a pretrained model."""
+def _open(
+    name: str, family: Family, config: Any, depth: int | None, *, with_token_embeddings: bool
+) -> StoredModel:
+    """Open the files of a pretrained model, and choose the tensors that are kept; no values are read."""
     path = locate(name, "config.json", *WEIGHTS)
     is_folder = path.is_dir()
     if is_folder and isinstance(family.loader, HubLoader):
-        _, config = find(str(path), depth)  # for a known name, its published settings
-    lean = family.loader.lean(config, depth, words=words)
+        # For a known name, ``config`` has the settings that this package lists; the folder has all of them.
+        _, config = find(str(path), depth)
+    lean = family.loader.lean(config, depth, with_token_embeddings=with_token_embeddings)
+    tensors: Mapping[str, StoredTensor]
     rule: str | None = None
     gguf: GGUFFile | None = None
-    tensors: Mapping[str, StoredTensor]
     if is_folder:
         tensors = open_folder(path)
-        if quantisation := quantisation_of(json.loads((path / "config.json").read_text())):
-            tensors, rule = expanded(tensors, quantisation, config.model_type), rule_of(quantisation)
+        settings = json.loads((path / "config.json").read_text())
+        quantisation = quantisation_of(settings)
+        if quantisation:
+            tensors = expanded(tensors, quantisation, config.model_type)
+            rule = rule_of(quantisation)
     else:
-        gguf, rule = open_gguf(path), GGUF_RULE
-        tensors = tensors_by_name(gguf, family.loader.outline(lean), config, family.shape(lean).depth)
-    kept_depth = None if lean is config else depth
+        gguf = open_gguf(path)
+        rule = GGUF_RULE
+        outline = family.loader.outline(lean)
+        tensors = tensors_by_name(gguf, outline, config, family.shape(lean).depth)
+    # A loader that builds all blocks returns the configuration itself; then the tensors of all blocks are needed.
+    builds_all_blocks = lean is config
+    kept_depth = None if builds_all_blocks else depth
     kept_tensors = {
-        key: tensor for key, tensor in tensors.items() if _is_kept(key, family, kept_depth, words=words)
+        key: tensor
+        for key, tensor in tensors.items()
+        if _is_kept(key, family, kept_depth, with_token_embeddings=with_token_embeddings)
     }
     return StoredModel(config, lean, kept_tensors, rule, gguf)
 
@@ -136,29 +155,33 @@ def load_pretrained(
     own_precision: bool = False,
     memory_limit: int | None = None,
 ) -> Pretrained:
-    """Return a pretrained model; only what is kept is read (see `load_backbone`)."""
+    """Return a pretrained model, of which only what is kept is read.
+
+    With ``native`` its own input module is kept. The other arguments are those of `load_backbone`.
+    """
     if not may_have_weights(name):
         raise InputError(f"backbone {name!r}: nobody has published weights for it", "use --init random")
     remedy = "give a folder with safetensors, or use --init random"
     with as_input_error(f"backbone {name!r}: its weights cannot be loaded", remedy):
         # A model that nobody has described may use the size of its vocabulary in other places.
-        words = native or family.is_generic
-        source = _open(name, family, config, depth, words=words)
-        # Quantised matrices are rounded to bfloat16 one at a time, if products run in it. A generic family is tested
-        # in the precision in which it is stored.
+        with_token_embeddings = native or family.is_generic
+        source = _open(name, family, config, depth, with_token_embeddings=with_token_embeddings)
+        # Weights that are not quantised may stay in the half precision in which they are stored.
         is_quantised = source.rule is not None
-        is_rounded = is_quantised and own_precision and family.allows_bfloat16 and not family.is_generic
-        dtype = torch.float32
-        if own_precision and not is_quantised:
-            dtype = common_half(source.tensors.values())
+        keeps_half = own_precision and not is_quantised
+        dtype = common_half(source.tensors.values()) if keeps_half else torch.float32
+        # Quantised weights become float32. If products may run in bfloat16, the matrices of blocks are rounded to it,
+        # one at a time; but not those of a generic family, which is tested in the precision in which it is stored.
+        is_rounded = own_precision and is_quantised and family.allows_bfloat16 and not family.is_generic
         matrix_dtype = torch.bfloat16 if is_rounded else dtype
         is_streamed = _is_streamed(name, family, source.lean, matrix_dtype, memory_limit)
         if not is_streamed:
             check_memory(name, family, source.lean, matrix_dtype)
-        # Tensors of blocks are read later, if they are streamed or rounded.
+        # Load the model. Tensors of blocks are read later if they are streamed or rounded, and have placeholders here.
         deferred = _deferred(source, family, dtype) if is_streamed or is_rounded else {}
         model, info = family.loader.load(source.lean, {**source.tensors, **deferred}, dtype)
         _check_tensors(name, family, source, depth, model, info, native=native)
+        # Find the placeholders in the model. There are none if transformers has merged several into one tensor.
         slots = None
         if deferred:
             blocks = cast(nn.ModuleList, model.get_submodule(family.blocks))[:depth]
@@ -169,6 +192,7 @@ def load_pretrained(
                 "keep fewer blocks with --depth",
             )
         if deferred and slots is None:
+            # Matrices are then not rounded one at a time: the model is loaded again, without placeholders.
             model, info = family.loader.load(source.lean, source.tensors, dtype)
         if source.gguf:
             scale_positions(source.gguf, source.config, model)
@@ -184,7 +208,7 @@ def load_pretrained(
 
 
 def _deferred(source: StoredModel, family: Family, dtype: torch.dtype) -> dict[str, Deferred]:
-    """Return a placeholder for each tensor of a block."""
+    """Return a placeholder in ``dtype`` for each tensor of a block, by its name in the file."""
     blocks = family.stored_blocks or family.blocks
     return {
         key: Deferred(tensor, dtype)
@@ -196,10 +220,10 @@ def _deferred(source: StoredModel, family: Family, dtype: torch.dtype) -> dict[s
 def _is_streamed(
     name: str, family: Family, lean: Any, dtype: torch.dtype, memory_limit: int | None
 ) -> bool:
-    """Return whether the blocks are streamed, because the parameters in ``dtype`` are larger than ``memory_limit``.
+    """Return whether the blocks are streamed, because the model in ``dtype`` takes more than ``memory_limit`` bytes.
 
-    None means never. With 0 (``--stream always``), a model whose blocks cannot be streamed is refused; with any
-    other limit it is loaded whole.
+    With the limit None, blocks are never streamed. With 0 (``--stream always``), a model whose blocks cannot be
+    streamed is refused; with any other limit it is loaded whole.
     """
     if memory_limit is None or _size_of(name, family, lean, dtype) <= memory_limit:
         return False
@@ -214,17 +238,20 @@ def _is_streamed(
 
 
 def _digest_of(source: StoredModel, family: Family, info: Mapping[str, Any]) -> str | None:
-    """Return the digest of the stored tensors of a backbone, if they are quantised."""
+    """Return the SHA-256 of the stored tensors of a backbone; None if they are not quantised.
+
+    ``info`` is the report of the loader.
+    """
     if source.rule is None:
         return None
-    # Token embeddings and heads are not part of the backbone; factors of rotary positions are.
-    own_tensors: list[Any] = [
-        tensor
-        for key, tensor in source.tensors.items()
-        if _is_kept(key, family, None, words=False)
-        and (key == ROPE_FACTORS or key not in info["unexpected_keys"])
-    ]
-    return stored_digest(source.rule, own_tensors)
+    tensors: list[Any] = []
+    for key, tensor in source.tensors.items():
+        # Token embeddings and heads are not part of the backbone. Factors of rotary positions are, although the loader
+        # does not know them.
+        is_loaded = key not in info["unexpected_keys"] or key == ROPE_FACTORS
+        if is_loaded and _is_kept(key, family, None, with_token_embeddings=False):
+            tensors.append(tensor)
+    return stored_digest(source.rule, tensors)
 
 
 def _check_tensors(
@@ -237,22 +264,27 @@ def _check_tensors(
     *,
     native: bool,
 ) -> None:
-    """Raise `InputError` if a checkpoint lacks a tensor, or has one that the model lacks or in another shape."""
+    """Raise `InputError` if a checkpoint lacks a tensor, or has one that the model lacks or in another shape.
+
+    ``info`` is the report of the loader on missing, unexpected and mismatched tensors.
+    """
+    # Prefixes of tensors that may be missing: those that vectors do not use, and those that every init draws.
     may_miss = family.unused + family.unsaved
-    if native:  # only training reads the mask token of a vision model, so exporters leave it out
-        may_miss = (
-            *(path for path in family.unused if path != family.native_input),
-            "embeddings.mask_token",
-        )
+    if native:
+        # The model's own input has to be complete but for the mask token of a vision model, which only training reads,
+        # so that exporters leave it out.
+        other_unused = (path for path in family.unused if path != family.native_input)
+        may_miss = (*other_unused, "embeddings.mask_token")
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    # The names of tensors, by what is wrong with them in the words of the message.
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],
         "has an extra": [
             key
             for key in info["unexpected_keys"]
-            if key != ROPE_FACTORS
+            if key != ROPE_FACTORS  # which `scale_positions` reads
             and not _is_of_head(key, prefix, family, source.config, depth)
-            and not source.is_empty_bias(key)
+            and not source.is_zero_bias(key)
         ],
         "has another shape for": [
             str(key) for key, *_shapes in info.get("mismatched_keys", ()) if not key.startswith(may_miss)
@@ -267,7 +299,7 @@ def _check_tensors(
 
 
 def _check_finite(name: str, model: nn.Module) -> None:
-    """Raise `InputError` if a weight is not finite; those that have not been read are empty."""
+    """Raise `InputError` if a weight is not finite; weights that have not been read are empty, and pass."""
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not is_finite(tensor):
             raise InputError(
@@ -276,46 +308,62 @@ def _check_finite(name: str, model: nn.Module) -> None:
 
 
 def _is_of_head(key: str, prefix: str, family: Family, config: Any, depth: int | None) -> bool:
-    """Return whether a stored tensor that the model lacks is of a head, or of a block that is not kept."""
+    """Return whether a stored tensor that the model lacks is of a head, or of a block that is not kept.
+
+    Names in the file may have the ``prefix``, which the names in the model lack.
+    """
     if not family.is_generic:
         return key.removeprefix(prefix).startswith(family.heads)
-    number = _block_number(key, family.stored_blocks)
-    if number is not None:
-        return depth is not None and number >= depth
+    block_number = _block_number(key, family.stored_blocks)
+    if block_number is not None:
+        return depth is not None and block_number >= depth
     # Transformers may have put the prefix in front of a name while it loaded the checkpoint.
     names = names_with_heads(config)
     return is_of_usual_head(key) or key in names or key.removeprefix(prefix) in names
 
 
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:
-    """Return the whole configuration with the settings that the model's class changed, which the digest covers."""
+    """Return the configuration of the whole model with the settings that its class changed while it was built.
+
+    ``lean`` is the configuration from which ``model`` was built. The digest of a backbone covers the result.
+    """
     built: Any = getattr(model, "config", lean)
-    if type(built) is not type(lean):  # a part of the model, which has its own
+    # A part of a model, such as an encoder, may have a configuration of its own, which is not compared.
+    if type(built) is not type(lean):
         return config
-    before = lean.to_dict()
-    changed = {
+    lean_settings = lean.to_dict()
+    # A dict is a configuration inside this one, whose settings are not compared.
+    changes = {
         key: value
         for key, value in built.to_dict().items()
-        if before.get(key) != value and not isinstance(value, dict)  # a configuration inside this one
+        if lean_settings.get(key) != value and not isinstance(value, dict)
     }
-    if not changed:
+    if not changes:
         return config
-    whole = deepcopy(config)
-    for key, value in changed.items():
-        setattr(whole, key, value)
-    return whole
+    changed_config = deepcopy(config)
+    for key, value in changes.items():
+        setattr(changed_config, key, value)
+    return changed_config
 
 
-def _is_kept(key: str, family: Family, depth: int | None, *, words: bool) -> bool:
-    """Return whether a stored tensor belongs to a block that is kept, and to a part that the input needs."""
+def _is_kept(key: str, family: Family, depth: int | None, *, with_token_embeddings: bool) -> bool:
+    """Return whether a stored tensor is kept.
+
+    Tensors of blocks after the first ``depth`` are not; with None, all blocks are kept. Neither are the tensors of the
+    modules that vectors do not use (`Family.unused`), unless ``with_token_embeddings``.
+    """
     # Names in files may have a prefix, such as ``model.layers.0`` for the path ``layers``.
-    if not words and any(re.search(rf"(^|\.){re.escape(path)}\.", key) for path in family.unused):
+    is_unused = any(re.search(rf"(^|\.){re.escape(path)}\.", key) for path in family.unused)
+    if is_unused and not with_token_embeddings:
         return False
-    number = _block_number(key, family.stored_blocks or family.blocks)
-    return depth is None or number is None or number < depth
+    block_number = _block_number(key, family.stored_blocks or family.blocks)  # None outside of the blocks
+    return depth is None or block_number is None or block_number < depth
 
 
 def _block_number(key: str, blocks: str) -> int | None:
-    """Return the number of the block, from 0, to which a tensor's name belongs; None if to no block."""
-    block = re.search(rf"(^|\.){re.escape(blocks)}\.(\d+)\.", key)
-    return int(block[2]) if block else None
+    """Return the number, from 0, of the block of a tensor; None if it belongs to no block.
+
+    ``key`` is the name of the tensor, and ``blocks`` the path of the list of blocks.
+    """
+    match = re.search(rf"(^|\.){re.escape(blocks)}\.(\d+)\.", key)
+    return int(match[2]) if match else None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, HubLoader, Shape, draw_normal, run
 
-_WORDS = "embeddings.word_embeddings"
+_WORDS = "embeddings.word_embeddings"  # path of the token embeddings of BERT and ESM
 
 # BERT (Devlin et al. 2019) and models of its form are post-norm, and each token attends to the tokens
 # on both sides. Longformer (Beltagy et al. 2020) attends inside a sliding window, for thousands of
@@ -24,17 +24,19 @@ _AFTER_PADDING = ("roberta", "xlm-roberta", "longformer", "mpnet")
 
 
 def _bert_shape(config: Any) -> Shape:
-    # Longformer has a window, or one for each block; sequences are padded to a multiple of the widest.
+    """Return the shape of a BERT, or of a model of its form."""
+    # Longformer has a window, or one for each block; sequences are padded to a multiple of the widest. All other models
+    # have none, which is the same as a window of one token.
     window = getattr(config, "attention_window", 1)
-    window = window if isinstance(window, int) else max(window)
-    offset = config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0
-    positions = config.max_position_embeddings - offset
-    causal = getattr(config, "is_decoder", False)
+    if not isinstance(window, int):
+        window = max(window)
+    first_position = config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0
+    positions = config.max_position_embeddings - first_position
     return Shape(
-        config.num_hidden_layers,
-        config.hidden_size,
-        positions - positions % window,
-        causal,
+        depth=config.num_hidden_layers,
+        width=config.hidden_size,
+        max_tokens=positions - positions % window,  # whole windows
+        causal=getattr(config, "is_decoder", False),
         multiple=window,
     )
 
@@ -48,8 +50,9 @@ _BERT_GROUPS = {
 }
 
 
-def _bert(name: str, **facts: Any) -> Family:
-    defaults: dict[str, Any] = {
+def _bert(name: str, **differences: Any) -> Family:
+    """Return a family of the form of BERT; ``differences`` are the fields of `Family` in which it differs from BERT."""
+    fields: dict[str, Any] = {
         "loader": HubLoader(options={"add_pooling_layer": False}),
         "shape": _bert_shape,
         "blocks": "encoder.layer",
@@ -65,7 +68,7 @@ def _bert(name: str, **facts: Any) -> Family:
         "keys": "attention.self.key",
         "compiles": True,
     }
-    return Family(name=name, **(defaults | facts))
+    return Family(name=name, **(fields | differences))
 
 
 # ESM (Rives et al. 2021, Lin et al. 2023), models of protein sequences, is pre-norm and
@@ -74,26 +77,31 @@ def _bert(name: str, **facts: Any) -> Family:
 
 
 def _esm_shape(config: Any) -> Shape:
+    """Return the shape of an ESM."""
     # Absolute positions start at the number of the padding token plus one, rotary ones at 0.
-    offset = config.pad_token_id + 1 if config.position_embedding_type == "absolute" else 0
+    first_position = config.pad_token_id + 1 if config.position_embedding_type == "absolute" else 0
     return Shape(
-        config.num_hidden_layers, config.hidden_size, config.max_position_embeddings - offset, causal=False
+        depth=config.num_hidden_layers,
+        width=config.hidden_size,
+        max_tokens=config.max_position_embeddings - first_position,
+        causal=False,
     )
 
 
 def _adapt_esm(model: nn.Module, config: Any) -> nn.Module:
-    """Scale the embeddings of letters as the model does when no letter is masked."""
+    """Scale the embeddings of letters in place as the model does when no letter is masked, and return the model."""
     if config.token_dropout:
-        words = model.get_submodule(_WORDS).get_parameter("weight")
-        words.data = words.data.float() * (1 - 0.15 * 0.8)  # the masked share
+        embeddings = model.get_submodule(_WORDS).get_parameter("weight")
+        # In training, 15% of the letters were chosen, and 80% of these masked.
+        embeddings.data = embeddings.data.float() * (1 - 0.15 * 0.8)
     return model
 
 
 def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
     """Return the last hidden states; run the module ``embeddings`` here, because the model skips it for vectors."""
-    # Of a mask of pairs, the embeddings take the part that all queries share.
-    of_tokens = mask if mask is None or mask.ndim == 2 else mask[:, 0, 0]
-    return run(model, model.embeddings(inputs_embeds=embeds, attention_mask=of_tokens), mask)
+    # The module takes a mask of tokens (batch, tokens); in one of pairs (batch, 1, queries, keys), each query has it.
+    token_mask = mask if mask is None or mask.ndim == 2 else mask[:, 0, 0]
+    return run(model, model.embeddings(inputs_embeds=embeds, attention_mask=token_mask), mask)
 
 
 # The encoder of T5 (Raffel et al. 2020) is pre-norm with RMSNorm and bidirectional, for sequences of
@@ -104,23 +112,30 @@ def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
 def _draw_t5(
     name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
 ) -> np.ndarray | None:
-    """Draw a weight; its scale keeps activations near one although attention is not scaled."""
+    """Draw a weight; its scale keeps activations near one although attention does not divide its scores.
+
+    Norms keep their value: for them, return None.
+    """
     if "layer_norm" in name:
         return None
-    # The fan-in of a matrix is the width, except for these; queries are divided by the root of a head's width, too.
+    # The scale is 1 / sqrt(fan-in): the number of inputs, which is the width except for two matrices. For queries it is
+    # also divided by the root of a head's width, in place of the scores.
     fan_ins = {
         ".q.": config.d_model * config.d_kv,
         ".o.": config.num_heads * config.d_kv,
         ".wo.": config.d_ff,
     }
-    fan_in = next((fan_in for part, fan_in in fan_ins.items() if part in name), config.d_model)
+    fan_in = config.d_model
+    for name_part, other_fan_in in fan_ins.items():
+        if name_part in name:
+            fan_in = other_fan_in
     return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_factor * fan_in**-0.5)
 
 
 _T5 = Family(
     name="t5",
     loader=HubLoader(model="T5EncoderModel"),
-    shape=lambda config: Shape(config.num_layers, config.d_model, None, causal=False),
+    shape=lambda config: Shape(config.num_layers, config.d_model, max_tokens=None, causal=False),
     takes_pair_mask=True,
     blocks="encoder.block",
     groups={
@@ -154,11 +169,14 @@ VIT_POSITIONS = 1024  # as many as GPT-2 has
 
 
 class SequenceEmbeddings(nn.Module):
-    """Replaces the patch embeddings: the vectors themselves, with positions added."""
+    """Takes the place of the patch embeddings: it returns the vectors themselves, with positions added.
+
+    ``pictures`` are the patch embeddings, which vectors do not use, and ``width`` is that of the vectors.
+    """
 
     def __init__(self, pictures: nn.Module, width: int) -> None:
         super().__init__()
-        self.pictures = pictures  # the model's own embeddings, which vectors do not use
+        self.pictures = pictures
         self.position_embeddings = nn.Parameter(torch.zeros(VIT_POSITIONS, width))
         # The model reads the type of its pixels from this attribute.
         self.patch_embeddings = SimpleNamespace(projection=SimpleNamespace(weight=self.position_embeddings))
@@ -169,20 +187,23 @@ class SequenceEmbeddings(nn.Module):
 
 
 def _adapt_vit(model: Any, config: Any) -> nn.Module:
+    """Let a model take vectors in place of images, and return it."""
     model.embeddings = SequenceEmbeddings(model.embeddings, config.hidden_size)
     return model
 
 
 def _run_vit(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the last hidden states of vectors, which enter by the argument of images (see `SequenceEmbeddings`)."""
     return model(pixel_values=embeds, attention_mask=mask).last_hidden_state
 
 
 def _vit(name: str, blocks: str, **options: Any) -> Family:
+    """Return a family of vision transformers; ``options`` are arguments of the class of the model."""
     return Family(
         name=name,
         loader=HubLoader(options=options, adapt=_adapt_vit),
         shape=lambda config: Shape(
-            config.num_hidden_layers, config.hidden_size, VIT_POSITIONS, causal=False
+            config.num_hidden_layers, config.hidden_size, max_tokens=VIT_POSITIONS, causal=False
         ),
         run=_run_vit,
         takes_pair_mask=True,
@@ -218,16 +239,17 @@ class AudioFrontEnd(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.convolutions, self.projection = model.feature_extractor, model.feature_projection
+        self.convolutions = model.feature_extractor
+        self.projection = model.feature_projection
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the output of `convolutions`, (batch, tokens, channels), to (batch, tokens, width)."""
-        projected = self.projection(x)
+        projected = self.projection(x)  # wav2vec 2.0 also returns its normalised input
         return projected[0] if isinstance(projected, tuple) else projected
 
 
 def _adapt_audio(model: Any, config: Any) -> nn.Module:
-    """Collect the audio front end in one module, and name the last norm ``final``, if there is one."""
+    """Collect the audio front end in one module, name the last norm ``final``, and return the model."""
     # The front end is a module of its own, so the model has no parts of it left.
     model.front_end = AudioFrontEnd(model)
     model.feature_extractor = None
@@ -247,11 +269,12 @@ def _adapt_audio(model: Any, config: Any) -> nn.Module:
 
 def _run_audio(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
     """Return the last hidden states; the convolution that gives positions reads zeros at padding."""
-    is_real = None if mask is None else mask.bool()
+    is_real = None if mask is None else mask.bool()  # (batch, tokens)
     if is_real is not None:
         # In a copy, because transformers also writes zeros at padding, into the vectors that it is given.
         embeds = embeds.masked_fill(~is_real[:, :, None], 0)
-    return model.final(model.encoder(embeds, attention_mask=is_real).last_hidden_state)
+    hidden = model.encoder(embeds, attention_mask=is_real).last_hidden_state
+    return model.final(hidden)
 
 
 def _audio_shape(config: Any) -> Shape:
@@ -268,17 +291,21 @@ def _draw_audio(
     name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
 ) -> np.ndarray | None:
     """Draw a weight; the positional convolution is drawn as in fairseq, with its weight norms at their expectation."""
-    if "pos_conv_embed" not in name or name.endswith("bias"):
+    is_positional = "pos_conv_embed" in name and not name.endswith("bias")
+    if not is_positional:
         return draw_normal(name, shape, config, generator)
-    inputs = config.hidden_size // config.num_conv_pos_embedding_groups
-    deviation = 2 * (config.num_conv_pos_embeddings * config.hidden_size) ** -0.5
-    # torch stores the norm of the weights in ``original0``, and their direction in ``original1``.
+    kernel_width = config.num_conv_pos_embeddings  # in tokens
+    deviation = 2 * (kernel_width * config.hidden_size) ** -0.5
+    # torch stores the norms of the weights, one for each place of the kernel, in ``original0``, and their directions in
+    # ``original1``. A norm is that of (width * inputs) weights, where inputs are those of a group of channels.
     if name.endswith("original0"):
+        inputs = config.hidden_size // config.num_conv_pos_embedding_groups
         return np.full(shape, deviation * (config.hidden_size * inputs) ** 0.5, np.float32)
     return generator.standard_normal(shape, dtype=np.float32) * deviation
 
 
 def _audio(name: str) -> Family:
+    """Return a family of models of speech."""
     return Family(
         name=name,
         loader=HubLoader(adapt=_adapt_audio),
@@ -303,7 +330,7 @@ def _audio(name: str) -> Family:
         queries="attention.q_proj",
         keys="attention.k_proj",
         compiles=True,
-        reads_values=True,  # where tokens are padded
+        reads_values=True,  # those of the mask
     )
 
 
@@ -312,12 +339,14 @@ def _audio(name: str) -> Family:
 
 
 def _llama_shape(config: Any) -> Shape:
-    bidirectional = getattr(config, "use_bidirectional_attention", None)
+    """Return the shape of a model of the form of Llama."""
+    # Only variants of Gemma have the setting.
+    is_bidirectional = getattr(config, "use_bidirectional_attention", None)
     return Shape(
-        config.num_hidden_layers,
-        config.hidden_size,
-        config.max_position_embeddings,
-        causal=not bidirectional,
+        depth=config.num_hidden_layers,
+        width=config.hidden_size,
+        max_tokens=config.max_position_embeddings,
+        causal=not is_bidirectional,
     )
 
 
@@ -330,13 +359,18 @@ def _no_memory(model_class: type[nn.Module]) -> dict[str, Any]:
     from transformers.cache_utils import Cache
 
     class NoMemory(Cache):
+        """A cache without layers, which gives attention the keys and values of the current call alone."""
+
         @property
         def is_compileable(self) -> bool:
+            """Whether the cache can be compiled; a property of transformers."""
+            # With True, transformers would make a mask for rows of a single token.
             return False
 
         def update(
             self, key_states: Tensor, value_states: Tensor, *_layer: Any, **_options: Any
         ) -> tuple[Tensor, Tensor]:
+            """Return the keys and values of the current call, and store nothing."""
             return key_states, value_states
 
     parameters = inspect.signature(model_class.forward).parameters
@@ -345,10 +379,12 @@ def _no_memory(model_class: type[nn.Module]) -> dict[str, Any]:
 
 
 def _run_llama(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the last hidden states; the cache remembers nothing (see `_no_memory`)."""
     return run(model, embeds, mask, use_cache=False, **_no_memory(type(model)))
 
 
 def _llama(name: str) -> Family:
+    """Return a family of the form of Llama."""
     return Family(
         name=name,
         loader=HubLoader(),

@@ -15,6 +15,7 @@ from reservoir.errors import as_input_error
 
 REGISTERING = ("reservoir.paper.families",)  # modules of this package that call `register`
 
+# The families that are known, by name. `register` adds others.
 _families: dict[str, Family] = {
     family.name: family for family in (gpt2.GPT2, *published.FAMILIES, esn.ESN, kernels.KERNELS)
 }
@@ -33,15 +34,17 @@ def register(family: Family) -> None:
     ValueError
         If another family has this name.
     """
-    if _families.setdefault(family.name, family) is not family:
+    registered = _families.setdefault(family.name, family)
+    if registered is not family:  # registering the same family again changes nothing
         raise ValueError(f"a family of backbones is already called {family.name!r}")
+    # Models of transformers have no configuration here: they are loaded by their own names, such as those on the hub.
     if family.config is not None:
         add_name(family.name)
 
 
 @cache
 def _load() -> None:
-    """Register the other families of this package, then those of other installed packages."""
+    """Register the other families of this package and those of other installed packages, in the first call alone."""
     for module in REGISTERING:
         import_module(module)
     # All of them are loaded, whatever name is asked for, so that no name in a file decides what is imported.
@@ -57,6 +60,6 @@ def _load() -> None:
 
 
 def families() -> Mapping[str, Family]:
-    """Return every family by the ``model_type`` of its configurations."""
+    """Return every family by the ``model_type`` of its configurations; the first call loads those of other packages."""
     _load()
     return _families

@@ -25,6 +25,7 @@ from reservoir.random import generator
 INITS = ("pretrained", "random", "random-flat", "statistics", "tied")
 
 HALF = (torch.bfloat16, torch.float16)
+"""The types of half precision."""
 
 # While transformers builds a model, it replaces functions of the whole process (initialisers, the
 # tying of weights). Two threads that build at the same time can leave them replaced.
@@ -66,37 +67,75 @@ def load_backbone(
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
     with _LOADING:
         family, config = find(name, depth)
+        # Not every family has what an init needs.
         if init == "random-flat" and not hasattr(config, "initializer_range"):
             raise InputError(
                 f"init 'random-flat': {family.name} has no initializer_range", "use --init random"
             )
         if init == "tied":
             check_tied(family)
-        if init != "pretrained":
-            memory_limit = None  # drawn weights are in no file
-        if init in ("random", "random-flat", "tied"):
-            lean = family.loader.lean(config, depth, words=family.is_generic)
-            backbone = Backbone(_build(name, family, lean, seed), family, config, depth)
-            model = backbone.model
-            # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
-            draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
-            if init == "tied":
-                tie_queries_and_keys(backbone, seed)
-            if family.is_generic:
-                check_backbone(backbone)
-            return backbone
-        own_precision = own_precision and init == "pretrained"
-        loaded = load_pretrained(
-            name, family, config, depth, own_precision=own_precision, memory_limit=memory_limit
-        )
-        backbone = loaded.backbone(family, depth)
-        draw_parameters(backbone.model, family.draw, backbone.config, seed, family.unsaved)
-        if init == "statistics":
-            draw_parameters(backbone.model, None, backbone.config, seed)
-            backbone.stored_digest = None
+        # Two inits need the files with the weights.
+        if init in ("pretrained", "statistics"):
+            backbone = _load_stored(
+                name,
+                init,
+                seed,
+                family,
+                config,
+                depth,
+                own_precision=own_precision,
+                memory_limit=memory_limit,
+            )
+        else:
+            backbone = _draw_backbone(name, init, seed, family, config, depth)
         if family.is_generic:
             check_backbone(backbone)
         return backbone
+
+
+def _draw_backbone(
+    name: str, init: str, seed: int, family: Family, config: Any, depth: int | None
+) -> Backbone:
+    """Return a backbone with the init ``random``, ``random-flat`` or ``tied``; no file is read."""
+    lean = family.loader.lean(config, depth, with_token_embeddings=family.is_generic)
+    backbone = Backbone(_build(name, family, lean, seed), family, config, depth)
+    # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
+    draw = draw_normal if init == "random-flat" else family.draw
+    draw_parameters(backbone.model, draw, config, seed)
+    if init == "tied":
+        tie_queries_and_keys(backbone, seed)
+    return backbone
+
+
+def _load_stored(
+    name: str,
+    init: str,
+    seed: int,
+    family: Family,
+    config: Any,
+    depth: int | None,
+    *,
+    own_precision: bool,
+    memory_limit: int | None,
+) -> Backbone:
+    """Return a backbone with the init ``pretrained``, or with ``statistics`` of the pretrained weights."""
+    # Weights that are drawn from statistics are in no file, so they are float32 and cannot be streamed.
+    is_pretrained = init == "pretrained"
+    loaded = load_pretrained(
+        name,
+        family,
+        config,
+        depth,
+        own_precision=own_precision and is_pretrained,
+        memory_limit=memory_limit if is_pretrained else None,
+    )
+    backbone = loaded.backbone(family, depth)
+    # Parameters that no file has are drawn for every init.
+    draw_parameters(backbone.model, family.draw, backbone.config, seed, family.unsaved)
+    if not is_pretrained:
+        draw_parameters(backbone.model, None, backbone.config, seed)
+        backbone.stored_digest = None  # the weights are no longer those of the file
+    return backbone
 
 
 def load_native(
@@ -108,13 +147,18 @@ def load_native(
     own_precision: bool = False,
     memory_limit: int | None = None,
 ) -> tuple[Backbone, nn.Module]:
-    """Return a frozen backbone and its native input module, both pretrained or ``random``; see `load_backbone`."""
+    """Return a frozen backbone and its native input module, which maps the model's own input to vectors.
+
+    The own input is, for example, the numbers of tokens. ``init`` is ``pretrained`` or ``random``; the other arguments
+    are those of `load_backbone`.
+    """
     with _LOADING:
         family, config = find(name, depth)
         if not family.native_input:
             raise InputError(f"--input native: {family.name} has no native input", "leave --input out")
         if init == "random":
-            model = _build(name, family, family.loader.lean(config, depth, words=True), seed)
+            lean = family.loader.lean(config, depth, with_token_embeddings=True)
+            model = _build(name, family, lean, seed)
             draw_parameters(model, family.draw, config, seed)
             loaded = Pretrained(model, config, stored_digest=None)
         else:
@@ -127,28 +171,32 @@ def load_native(
                 own_precision=own_precision,
                 memory_limit=memory_limit,
             )
-        embeddings = loaded.model.get_submodule(family.native_input)
+        # Looked up before the backbone is made, which drops the modules that vectors do not use.
+        native_input = loaded.model.get_submodule(family.native_input)
         # A plain table of vectors may stay in half precision, because the vectors are converted one by one.
-        embeddings = embeddings if type(embeddings) is nn.Embedding else embeddings.float()
+        is_table = type(native_input) is nn.Embedding
+        if not is_table:
+            native_input = native_input.float()
         if family.is_generic:
-            check_native(loaded.model, loaded.config, embeddings)
+            check_native(loaded.model, loaded.config, native_input)
         backbone = loaded.backbone(family, depth)
         if family.is_generic:
             check_backbone(backbone)
-        return backbone, embeddings
+        return backbone, native_input
 
 
 def _build(name: str, family: Family, config: Any, seed: int) -> nn.Module:
-    """Return a model in float32 whose weights will be drawn."""
+    """Return a model in float32 with arbitrary weights, which the caller will draw."""
     check_memory(name, family, config, torch.float32)
-    # A class that nobody has described may draw constants, such as the time steps of Mamba.
+    # A class that nobody has described may draw constants, such as the time steps of Mamba, which the caller does not
+    # draw again. So they are drawn from the seed, and the state of torch's generator is restored afterwards.
     with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return family.loader.build(config)
 
 
 def describe_weights(backbone: Backbone, init: str) -> str:
-    """Return a short description of a backbone's weights."""
+    """Return a description of how a backbone's weights were made, without a subject, such as "as published"."""
     return {
         "pretrained": "as published",
         "random": backbone.family.scheme,
@@ -161,30 +209,36 @@ def describe_weights(backbone: Backbone, init: str) -> str:
 def draw_parameters(
     model: nn.Module, draw: Draw | None, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Redraw in place parameters with these prefixes; without ``draw``, keep their means and standard deviations."""
+    """Redraw in place the parameters whose names have one of these prefixes, by default all.
+
+    Without ``draw``, the values are normal with the mean and the standard deviation that the parameter has.
+    """
 
     # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer
     # blocks keeps the weights of the others. NumPy draws the values, because torch's draws depend on
     # the CPU's vector instructions.
-    def redraw(named: tuple[str, nn.Parameter]) -> None:
-        name, parameter = named
+    def redraw(name: str, parameter: nn.Parameter) -> None:
+        """Redraw one parameter in place."""
         values = parameter.detach().numpy()
         random = generator(seed, name)
         if draw:
             drawn = draw(name, values.shape, config, random)
-            # `draw` returns None for a parameter that keeps its initial constant, such as a bias.
-            if drawn is None:
+            if drawn is None:  # the parameter keeps its value, such as the zeros of a bias
                 return
         else:
             # The sum is in double precision, so that its order does not change a digit of the float32.
-            mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
+            mean = np.float32(values.mean(dtype=np.float64))
+            std = np.float32(values.std(dtype=np.float64))
             drawn = random.standard_normal(values.shape, dtype=np.float32) * std + mean
         parameter.data.copy_(torch.from_numpy(drawn))
 
-    drawn_parameters = [named for named in model.named_parameters() if named[0].startswith(prefixes)]
-    # NumPy releases Python's global lock while it draws.
+    drawn_parameters = {
+        name: parameter for name, parameter in model.named_parameters() if name.startswith(prefixes)
+    }
+    # Threads are of use, because NumPy releases Python's global lock while it draws.
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        list(threads.map(redraw, drawn_parameters))
+        # The list goes through all results, which raises an error of a thread here.
+        list(threads.map(redraw, drawn_parameters.keys(), drawn_parameters.values()))
 
 
 def weights_digest(backbone: Backbone) -> str:
@@ -193,33 +247,38 @@ def weights_digest(backbone: Backbone) -> str:
     Tensors of quantised files count as they are stored, with the rule of their dequantisation. `Backbone.set_compute`
     rounds weights, so the digest is taken before.
     """
-    digest = hashlib.sha256(backbone.family.name.encode())
-    # The digest stays the same when a folder moves or is renamed.
+    family = backbone.family
+    digest = hashlib.sha256(family.name.encode())
+    shape = asdict(backbone.shape) | {"depth": backbone.depth}
+    description = [shape, _settings_that_count(backbone)]
+    digest.update(json.dumps(description, sort_keys=True, default=str).encode())
+    if backbone.stored_digest is None:
+        # Tensors of streamed blocks are read from their file.
+        readers = backbone.streamed.readers() if backbone.streamed else {}
+        readers_by_path = {f"{family.blocks}.{name}": read for name, read in readers.items()}
+        return content_digest(backbone.model, digest=digest, readers=readers_by_path)
+    # Quantised weights count as they are stored. Only the parameters that are in no file count by their values.
+    digest.update(backbone.stored_digest.encode())
+    stored = {name for name in backbone.model.state_dict() if not name.startswith(family.unsaved)}
+    return content_digest(backbone.model, stored, digest)
+
+
+def _settings_that_count(backbone: Backbone) -> dict[str, Any]:
+    """Return the settings of a backbone's configuration that may affect what it computes."""
+    # A folder may move or be renamed, and other settings say how a model was saved or is used. Of the vocabulary, only
+    # the weights count.
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
     values = backbone.config.to_dict()
-    settings = {k: v for k, v in values.items() if k not in ignored and not k.endswith("_token_id")}
-    # The positions of a Longformer begin after this token, usually 1, which its shape of whole windows may not show.
+    settings = {
+        name: value
+        for name, value in values.items()
+        if name not in ignored and not name.endswith("_token_id")
+    }
+    # The positions of a Longformer begin after the padding token, whose number is usually 1. Its shape, which has whole
+    # windows only, may not show another number.
     if backbone.shape.multiple > 1 and values.get("pad_token_id") != 1:
         settings["pad_token_id"] = values["pad_token_id"]
-    shape = asdict(backbone.shape) | {"depth": backbone.depth}
-    digest.update(json.dumps([shape, settings], sort_keys=True, default=str).encode())
-    if backbone.stored_digest is None:
-        readers = backbone.streamed.readers() if backbone.streamed else {}
-        blocks = backbone.family.blocks
-        return content_digest(
-            backbone.model,
-            digest=digest,
-            readers={f"{blocks}.{name}": read for name, read in readers.items()},
-        )
-    # Quantised weights count as they are stored; the other parameters are those that were drawn.
-    digest.update(backbone.stored_digest.encode())
-    names = backbone.model.state_dict()
-    stored = {
-        name
-        for name in names
-        if not backbone.family.unsaved or not name.startswith(backbone.family.unsaved)
-    }
-    return content_digest(backbone.model, stored, digest)
+    return settings
 
 
 def content_digest(
@@ -228,18 +287,30 @@ def content_digest(
     digest: Any = None,
     readers: Mapping[str, Callable[[], Tensor]] = {},
 ) -> str:
-    """Return the SHA-256 of names, types, shapes and bytes of a module's tensors, appended to ``digest``.
+    """Return the SHA-256 of names, types, shapes and bytes of a module's tensors.
 
-    ``readers`` return the tensors that are not in memory.
+    Parameters
+    ----------
+    module : Module
+        The module.
+    but : set of str
+        Names of tensors that are left out.
+    digest : hash object of hashlib
+        The hash to which the tensors are added, in place; by default a new one.
+    readers : mapping of str to callable
+        By name, functions that return the tensors that are not in memory.
     """
     digest = digest or hashlib.sha256()
     for name, in_memory in sorted(module.state_dict().items()):
-        if name not in but:
-            tensor = readers[name]() if name in readers else in_memory
-            # Weights in half precision count as float32, in which all weights were loaded once.
-            whole = tensor.float() if tensor.dtype in HALF else tensor
-            digest.update(f"{name} {tuple(whole.shape)} {whole.dtype}".encode())
-            digest.update(whole.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        if name in but:
+            continue
+        tensor = readers[name]() if name in readers else in_memory
+        # Weights in half precision count as float32, so that the precision in which they are loaded does not matter.
+        if tensor.dtype in HALF:
+            tensor = tensor.float()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        # The bytes of the values, without a copy if they are contiguous.
+        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -247,22 +318,23 @@ def content_digest(
 def frozen_unchanged(model: nn.Module) -> Iterator[None]:
     """Raise `RuntimeError` if a parameter or buffer that is not trained changes within the context."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    before = _bit_sums(model, trained)
+    sums_before = _bit_sums(model, trained)
     yield
-    if not torch.equal(_bit_sums(model, trained), before):
+    if not torch.equal(_bit_sums(model, trained), sums_before):
         raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
 
 
-def _bit_sums(module: nn.Module, but: Set[str]) -> Tensor:
-    """Return a checksum of each of a module's tensors, in the order of their names, without copying them to the host.
+def _bit_sums(module: nn.Module, excluded: Set[str]) -> Tensor:
+    """Return checksums (tensors,) of a module's tensors, in the order of their names, without the excluded ones.
 
     It is the sum of a tensor's elements, whose bits are read as integers: any change of one element changes it, while
-    changes of several may cancel out. A SHA-256 would take minutes on the host for the largest models.
+    changes of several may cancel out. A SHA-256 would take minutes on the host for the largest models; the sums are
+    computed where the tensors are, without copying these to the host.
     """
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    integer_types = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
     sums = [
-        tensor.view(integers[tensor.element_size()]).sum(dtype=torch.int64)
+        tensor.view(integer_types[tensor.element_size()]).sum(dtype=torch.int64)
         for name, tensor in sorted(module.state_dict().items())
-        if name not in but
+        if name not in excluded
     ]
     return torch.stack(sums) if sums else torch.empty(0)

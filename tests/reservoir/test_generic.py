@@ -273,6 +273,11 @@ def test_a_configuration_inside_another_may_not_ask_for_code_either(tmp_path, mo
 @pytest.fixture
 def halves(folder, tmp_path):
     """Return a copy of a model in bfloat16, as today's models are published."""
+    return in_bfloat16(folder, tmp_path)
+
+
+def in_bfloat16(folder, tmp_path):
+    """Write a copy of a model in bfloat16 to another folder, and return this one."""
     stored = load_file(folder / "model.safetensors")
     save_file(
         {name: tensor.bfloat16() for name, tensor in stored.items()},
@@ -334,6 +339,16 @@ def test_a_model_that_half_precision_changes_becomes_float32(halves, monkeypatch
     model = load_model(TASK, Reservoir(backbone=str(halves), init="pretrained"), "cpu", "bfloat16")
     assert model.compute == "float32"
     assert {weight.dtype for weight in matrices(model.fpt.backbone)} == {torch.float32}
+
+
+def test_a_second_test_in_float32_finds_the_same_need_of_positions(tmp_path, monkeypatch):
+    (tmp_path / "half").mkdir()
+    folder = in_bfloat16(save("electra", tmp_path / "electra"), tmp_path / "half")
+    assert load_backbone(str(folder), "pretrained").model.adds_positions
+    # The first test finds that half precision changes the layers.
+    monkeypatch.setattr("reservoir.backbones.generic_checks.HALF_TOLERANCE", 0)
+    backbone = load_backbone(str(folder), "pretrained", own_precision=True)
+    assert not backbone.allows_bfloat16 and backbone.model.adds_positions
 
 
 def test_a_layer_that_is_not_what_transformers_calls_so_is_refused(tmp_path, monkeypatch):
@@ -430,6 +445,12 @@ def test_a_model_that_sees_padding_gets_rows_of_equal_length(tmp_path, monkeypat
     backbone = load_backbone(str(folder), "pretrained")
     assert not backbone.can_pad
     assert "equal length" in outcome(backbone, torch.zeros(2, 4, WIDTH), torch.tensor([4, 3]))
+    # Half precision changes the layers, so that the model is tested a second time, in float32.
+    (tmp_path / "half").mkdir()
+    half = in_bfloat16(folder, tmp_path / "half")
+    monkeypatch.setattr("reservoir.backbones.generic_checks.HALF_TOLERANCE", 0)
+    backbone = load_backbone(str(half), "pretrained", own_precision=True)
+    assert not backbone.can_pad and not backbone.allows_bfloat16
 
 
 # Every model type of transformers runs with a tiny model, or is listed with the reason why it does not.

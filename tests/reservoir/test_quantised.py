@@ -267,7 +267,7 @@ def test_memory_is_that_of_expanded_weights(llama, tmp_path):
     folder, _ = quantised_copy(llama, tmp_path / "quantised", "gptq")
     family, config = find(str(folder))
     for dtype in (torch.float32, torch.bfloat16):
-        size = family.loader.size(family.loader.lean(config, None, words=False)).bytes(dtype)
+        size = family.loader.size(family.loader.lean(config, None, with_token_embeddings=False)).bytes(dtype)
         for limit, is_streamed in ((size, False), (size - 1, True)):
             own_precision = dtype == torch.bfloat16
             backbone = load_backbone(str(folder), "pretrained", own_precision=own_precision, memory_limit=limit)

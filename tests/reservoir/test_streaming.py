@@ -110,8 +110,10 @@ def test_at_most_two_blocks_are_in_memory(tmp_path):
 
 def test_all_batches_share_one_reading_of_a_block(tmp_path, monkeypatch):
     read: list[int] = []
-    submit = StreamedBlocks._submit
-    monkeypatch.setattr(StreamedBlocks, "_submit", lambda blocks, number: read.append(number) or submit(blocks, number))
+    start = StreamedBlocks._start_reading
+    monkeypatch.setattr(
+        StreamedBlocks, "_start_reading", lambda blocks, number: read.append(number) or start(blocks, number)
+    )
     features(save("llama", tmp_path / "llama"), "always")  # in several batches
     assert read == [0, 1, 2, 0]  # the first block again, for what may follow
 
