@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reservoir_cache.entry import NAME, Entry
+from reservoir_cache.entry import MANIFEST_FILE, Entry
 from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import entry_locks
@@ -34,7 +34,7 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
         with locks.at_work(), locks.mutex():
             size, crc = publish(path, *content)
             line = {"bytes": size, "crc32": crc}
-            publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})
+            publish_json(folder / MANIFEST_FILE, {"files": {**(listed(folder) or {}), path.name: line}})
     except CacheError:
         return False
     return True
@@ -58,7 +58,7 @@ def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, 
 def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
     """Return the folder's manifest, {file: {bytes, crc32}}: empty if absent, None if damaged."""
     try:
-        files = read_json(folder / NAME)["files"]
+        files = read_json(folder / MANIFEST_FILE)["files"]
         for file, line in files.items():
             check_name(file, "file of derived arrays")
             if not file.endswith(".h5") or line.keys() != {"bytes", "crc32"}:
@@ -74,6 +74,8 @@ def forget(folder: Path, file: str) -> None:
     """Delete a file and its line in the manifest; delete all files if the manifest is damaged."""
     lines = listed(folder) or {}
     gone = {file} if lines else {path.name for path in folder.glob("*.h5")}
-    publish_json(folder / NAME, {"files": {name: line for name, line in lines.items() if name not in gone}})
+    publish_json(
+        folder / MANIFEST_FILE, {"files": {name: line for name, line in lines.items() if name not in gone}}
+    )
     for name in gone:
         (folder / name).unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_cache import derived
-from reservoir_cache.entry import NAME, Entry, Manifest, Shard, block_of, page_name, page_of
+from reservoir_cache.entry import MANIFEST_FILE, Entry, Manifest, Shard, block_of, page_name, page_of
 from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.paths import fault, file_crc32, is_regular
@@ -40,7 +40,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
                 problems += _damage(path, lines, remedy, files_exist=files_exist, contents=contents)
     damaged = {problem.path.parent.name for problem in problems}
     # Arrays that were derived from the features, such as moments, which have a list of their own.
-    path = entry.path / derived.FOLDER / NAME
+    path = entry.path / derived.FOLDER / MANIFEST_FILE
     remedy = "it is computed again when needed"
     lines = derived.listed(path.parent)
     if lines is None:
@@ -130,7 +130,7 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
         except UNREADABLE:
             continue
         # Each column of a block is listed once; an older shard may hold it, too.
-        listed_columns = manifest.held().get(block, {}).keys()
+        listed_columns = manifest.stored_columns().get(block, {}).keys()
         columns_are_new = shard.crc32s and listed_columns.isdisjoint(shard.crc32s)
         if shard.header == entry.header(split, block) and columns_are_new:
             line = Shard(path.name, block, path.stat().st_size, file_crc32(path), shard.crc32s)
