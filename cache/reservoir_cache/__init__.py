@@ -122,7 +122,9 @@ _LATER = ("derived", "hdf5", "reader", "shard", "verification", "writer", "copyi
 
 
 def __getattr__(name: str) -> Any:
-    for module in _LATER if name in __all__ else ():
+    """Return a name of one of the modules `_LATER`, which Python asks for if it is not imported above."""
+    is_public = name in __all__
+    for module in _LATER if is_public else ():
         if value := getattr(import_module(f"{__name__}.{module}"), name, None):
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -79,7 +79,7 @@ class _Part:
 class DataSpec(_Part):
     """The prepared data of an entry in row order."""
 
-    digest: str  # of the data, for imported features without their data: of ``origin`` and of the labels
+    digest: str  # of the data; for imported features without their data, of ``origin`` and of the labels
     rows: Mapping[str, int]  # number of rows of each split, at least 1
     # digest of the data that imported features come from, if only labels came with them; None otherwise
     origin: str | None = None
