@@ -13,7 +13,7 @@ crc32_of = import_module("isal.isal_zlib").crc32 if find_spec("isal") else zlib.
 
 def joined_crc32(first: int, second: int, size: int) -> int:
     """Return the CRC-32 of two joined pieces from those of each; the second piece has ``size`` bytes."""
-    # As in zlib's crc32_combine: the first CRC-32, moved by the linear map of ``size`` zero bytes, plus (xor) the second.
+    # As in zlib's crc32_combine: the first one, moved by the linear map of ``size`` zero bytes, plus (xor) the second.
     return _sum_of_set_bits(first, _after_zeros(size)) ^ second
 
 
