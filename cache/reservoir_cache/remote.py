@@ -53,8 +53,8 @@ def _shown(url: str) -> str:
 def _userinfo(after_scheme: str) -> str:
     """Return ``user:password`` of a URL without its scheme, an empty text if it has none."""
     before_slash = after_scheme.partition("/")[0]
-    # S3's secret keys may contain '/', so a password may go on after the first '/', and ends at the URL's last '@'. What
-    # follows a colon is such a password, unless it is the number of a port.
+    # S3's secret keys may contain '/', so a password may go on after the first '/', and ends at the URL's last '@'.
+    # What follows a colon is such a password, unless it is the number of a port.
     _, colon, after_colon = before_slash.rpartition(":")
     has_password = bool(colon) and not after_colon.isdigit()
     has_userinfo = "@" in before_slash or has_password
