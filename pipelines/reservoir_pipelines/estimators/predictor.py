@@ -61,7 +61,7 @@ class ArraySource(Samples[KnownSplit]):
         return self._columns
 
     def blocks(self, split: KnownSplit) -> Iterator[Block]:
-        """Yield features (n, w) and labels (n, outputs) of the training samples as a single block; for valid nothing."""
+        """Yield features (n, w) and labels (n, outputs) of all training samples as one block; nothing for valid."""
         y = self.labels(split)
         if len(y):
             features = [self._array_columns.features(column) for column in self._columns]
@@ -255,9 +255,7 @@ class ReservoirPredictor(ReservoirEstimator):
         is_number_of_folds = isinstance(self.cv, int)
         if self.cv is not None and (group_of_sample is None or not is_number_of_folds):
             y_of_splitter = y if labels is None else labels
-            fold_of_sample = fold_numbers(
-                self.cv, x, y_of_splitter, group_of_sample, classifier=classifier
-            )
+            fold_of_sample = fold_numbers(self.cv, x, y_of_splitter, group_of_sample, classifier=classifier)
             return fold_of_sample[:, None]
         # Otherwise folds are drawn here: a number of folds of groups once, or those of the plan, of which there are
         # at most as many as samples or groups.
@@ -274,7 +272,7 @@ class ReservoirPredictor(ReservoirEstimator):
 
     def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: ArrayLike) -> np.ndarray:
         """Return what ``method`` of the readout, such as ``LinearReadout.predict``, returns for new sequences."""
-        features = self._together(self._rows(x), parse_columns(self.column_))
+        features = self._joined_features(self._rows(x), parse_columns(self.column_))
         return method(self.readout_, features)
 
 
