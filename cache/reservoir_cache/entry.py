@@ -90,10 +90,10 @@ class Manifest:
         return replace(self, shards=tuple(shards), columns={**self.columns, **columns})
 
     def without(self, files: set[str]) -> "Manifest":
-        """Return the manifest without the named files and the columns that only they held."""
+        """Return the manifest without the named files and the columns that only they have."""
         shards = tuple(shard for shard in self.shards if shard.file not in files)
-        stored = {name for shard in shards for name in shard.columns}
-        columns = {name: shape for name, shape in self.columns.items() if name in stored}
+        remaining_columns = {name for shard in shards for name in shard.columns}
+        columns = {name: shape for name, shape in self.columns.items() if name in remaining_columns}
         targets = None if self.targets and self.targets.file in files else self.targets
         return replace(self, shards=shards, columns=columns, targets=targets)
 
@@ -231,7 +231,7 @@ class Entry:
                 # Another process may have created the entry while this one waited for the mutex.
                 if not (path / SPEC_FILE).exists():
                     _remove_manifests(path)
-                    mark_last(path, new=True)
+                    mark_last(path, new=True)  # within `untracked` it is marked as never last
                     content = {"spec": spec.to_json(), "key": spec.key, "layout": layout.to_dict()}
                     publish_json(path / SPEC_FILE, content | {"made_with": {**made_with}}, indent=2)
         entry = cls.open(path)

@@ -27,10 +27,9 @@ from reservoir_cache.publish import process_identity, publish_json, read_json
 from reservoir_cache.spec import SPEC_FILE
 
 LOCK_FILE = "lock"  # its name in the folder of an entry
-MUTEX_BYTE, FIRST_BLOCK_BYTE = (
-    0,
-    1,
-)  # bytes of the lock file; block n of the entry has byte FIRST_BLOCK_BYTE + n
+# Bytes of the lock file. Block n of the entry has byte FIRST_BLOCK_BYTE + n.
+MUTEX_BYTE = 0
+FIRST_BLOCK_BYTE = 1
 RECORDS = "runs"  # folder with one record per process at work
 # Modification time of the lock file of an entry that only another command has needed (`untracked`).
 NEVER_LAST = 0
@@ -98,7 +97,9 @@ def is_locked_elsewhere(path: Path) -> bool:
         # A shared lock is refused exactly if another process has the exclusive one. It ends when the file is closed.
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, length)
     except OSError as error:
-        return error.errno in _TAKEN
+        return (
+            error.errno in _TAKEN
+        )  # any other error, such as of a file system without locks, shows no lock
     else:
         return False
     finally:
@@ -251,9 +252,8 @@ class EntryLocks:
         """Write and lock a record of this process in the folder, and remove what dead processes left there."""
         with self.mutex(needs_spec=needs_spec):  # so that no other process registers itself meanwhile
             record_of_this_process = _record_path(self._folder)
-            publish_json(
-                record_of_this_process, _own_record(), durable=False
-            )  # no process survives a power loss
+            # Not durable, because no process survives a power loss.
+            publish_json(record_of_this_process, _own_record(), durable=False)
             self._record = os.open(record_of_this_process, os.O_RDWR)
             lock_byte(self._record, 0, wait=True)
             # A record that nobody locks belongs to a dead process, as do the temporary files with its identity. That is
@@ -340,9 +340,8 @@ def processes_at_work(folder: Path) -> list[dict[str, Any]]:
         if path == _record_path(folder):
             records.append(_own_record())
         elif is_locked_elsewhere(path):
-            with suppress(
-                FileNotFoundError, CacheError
-            ):  # the process may have ended since it was found alive
+            # The process may have ended since it was found alive.
+            with suppress(FileNotFoundError, CacheError):
                 records.append(read_json(path))
     return records
 

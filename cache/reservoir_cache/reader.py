@@ -151,7 +151,8 @@ class SplitFeatures:
         return out
 
     def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
-        """Yield the blocks of a column in row order, each (rows, tokens, width) of float32."""
+        """Return an iterator over the blocks of a column in row order, each (rows, tokens, width) of float32."""
+        # Not in the iterator, which would raise the error only at the first block.
         self._require_column(column)
         return (self.block(column, block) for block in range(len(self._ranges)))
 

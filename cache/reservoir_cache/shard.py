@@ -152,9 +152,8 @@ class Encoded:
     """Some rows of a column as they are stored, usually those of a block."""
 
     values: NDArray  # (rows, tokens, width), little-endian, of a type of `STORED_DTYPE`
-    offset: (
-        NDArray[np.float32] | None
-    )  # (offsets, width), one for each group of rows; None if values are float32
+    # (offsets, width), one for each group of rows; None if values are float32
+    offset: NDArray[np.float32] | None
 
     @classmethod
     def joined(cls, parts: Sequence["Encoded"]) -> "Encoded":
@@ -231,17 +230,17 @@ def encode(
     """
     x = np.ascontiguousarray(x, dtype="<f4")
     rows, _, width = x.shape
-    step = offset_rows or rows
+    group_rows = offset_rows or rows
     values: NDArray = x if store == "float32" else np.empty(x.shape, STORED_DTYPE[store])
-    offsets = np.empty((-(-rows // step), width), "<f4")  # rounded up: the last group of rows may be short
+    groups = -(-rows // group_rows)  # rounded up: the last group of rows may be short
+    offsets = np.empty((groups, width), "<f4")
     # An offset is the mean of its rows and tokens in float64; what is stored is the rounded difference from it.
     with np.errstate(invalid="ignore", over="ignore"):
-        for offset, low in zip(offsets, range(0, rows, step), strict=True):
-            group = x[low : low + step].reshape(-1, width)
+        for offset, low in zip(offsets, range(0, rows, group_rows), strict=True):
+            group = x[low : low + group_rows].reshape(-1, width)
             mean = group.mean(axis=0, dtype=np.float64)
-            if not np.isfinite(
-                mean
-            ).all():  # so some value is not: a float64 sum of finite float32 values is finite
+            # A float64 sum of finite float32 values is finite, so if it is not, some value is not.
+            if not np.isfinite(mean).all():
                 index = _first_index(~np.isfinite(x))
                 raise CacheError(
                     f"{_position_text(index, column, first_row)}: {x[index]} is not finite and cannot be stored; the "
@@ -249,7 +248,7 @@ def encode(
                 )
             if store != "float32":
                 offset[...] = mean
-                _round(group - offset, store, out=values[low : low + step].reshape(group.shape))
+                _round(group - offset, store, out=values[low : low + group_rows].reshape(group.shape))
     if store == "float32":
         return Encoded(values, None)
     # A difference that overflows has been rounded to infinity. The bits of floats, as signed numbers, are largest for
@@ -260,7 +259,7 @@ def encode(
     if overflows:
         index = _first_index(bits & infinity == infinity)
         row, _, channel = index
-        distance = abs(x[index] - offsets[row // step, channel])
+        distance = abs(x[index] - offsets[row // group_rows, channel])
         wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
         where = _position_text(index, column, first_row)
         problem = f"{where}: {x[index]:g} differs by {distance:.3g} from its channel's mean"
@@ -273,11 +272,11 @@ def decode(
 ) -> NDArray[np.float32]:
     """Return the features (rows, tokens, width) as float32, in ``out`` if it is given; the inverse of `encode`."""
     out = np.empty(encoded.values.shape, np.float32) if out is None else out
-    step = offset_rows or len(out)
+    group_rows = offset_rows or len(out)
     # Decode slab by slab. Each slab holds whole groups of rows that share an offset.
     values_per_row = math.prod(out.shape[1:])
-    groups = max(1, _SLAB_VALUES // (step * values_per_row))
-    slab_rows = groups * step
+    groups = max(1, _SLAB_VALUES // (group_rows * values_per_row))
+    slab_rows = groups * group_rows
     for low in range(0, len(out), slab_rows):
         stored = encoded.values[low : low + slab_rows]
         slab = out[low : low + slab_rows]
@@ -287,10 +286,12 @@ def decode(
         else:
             slab[...] = stored
         if encoded.offset is not None:
-            # One offset broadcasts over the slab. Of several, each is repeated for the rows of its group, without the
-            # rows that a short last group lacks; None is the axis of tokens.
-            offsets = encoded.offset[low // step : (low + slab_rows) // step]
-            slab += offsets if len(offsets) == 1 else np.repeat(offsets, step, axis=0)[: len(slab), None]
+            offsets = encoded.offset[low // group_rows : (low + slab_rows) // group_rows]
+            if len(offsets) == 1:
+                slab += offsets  # broadcasts over rows and tokens
+            else:
+                # Repeat each offset for the rows of its group. The last group may be short; None is the axis of tokens.
+                slab += np.repeat(offsets, group_rows, axis=0)[: len(slab), None]
     return out
 
 

@@ -44,9 +44,8 @@ class _Part:
     Optional fields were added over time, and keys of entries that were made before must not change.
     """
 
-    more: Mapping[str, Json] = field(
-        default_factory=dict
-    )  # fields that this version does not know, kept for the key
+    # Fields that this version does not know, which are part of the key all the same.
+    more: Mapping[str, Json] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, name: str, values: object) -> Self:

@@ -175,9 +175,7 @@ class ShardWriter:
 
     def _work(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
         """Encode and write a block, in a thread of the writer; after an error, blocks are only released."""
-        written: _Written | None = (
-            None  # None if the block is not written, because of this or an earlier error
-        )
+        written: _Written | None = None  # None if an error, of this or an earlier block, keeps it unwritten
         try:
             if self._error is None:
                 encoded = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)

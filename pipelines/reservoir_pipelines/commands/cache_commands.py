@@ -77,9 +77,7 @@ def verify(
     """
     root = cache_root(**options)
     entries = [_find_entry(entry, root)] if entry else store.list_entries(root)
-    problems = (
-        [] if entry else store.broken_entries(root)
-    )  # a broken folder is no entry that could be named
+    problems = [] if entry else store.broken_entries(root)
     for stored in entries:
         problems += store.verify(stored)
     records = [

@@ -98,9 +98,7 @@ def extract(
     return Answer(api.extract(task, **options))
 
 
-ENTRY_OPTIONS = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {
-    "data"
-}
+ENTRY_FLAGS = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options of `fit` that choose among a task's entries; the folder ``data`` is no property of an entry."""
 
 SIGNIFICANT = 0.05  # the p-value below which a difference counts, as usual
@@ -132,9 +130,9 @@ def fit(
     # Divide the options: those that choose an entry, and what remains for the readouts.
     root = cache_root(options.pop("cache", None))
     data = options.pop("data", None)  # only --seeds reads it, to extract new reservoirs
-    entry_options = {name: options.pop(name) for name in ENTRY_OPTIONS & options.keys()}
+    entry_flags = {name: options.pop(name) for name in ENTRY_FLAGS & options.keys()}
     # A wrong name is reported before torch is imported, which takes seconds.
-    stored = [find_entry(root, entry, labelled=True, **entry_options) for entry in entries]
+    stored = [find_entry(root, entry, labelled=True, **entry_flags) for entry in entries]
     if seeds:
         return _fit_seeds(stored, seeds, options, data)
     result = api.fit([entry.path for entry in stored], **options)
@@ -181,9 +179,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
     """Return the scores of two fits on the same test rows, and their difference."""
     # A table of both scores.
     metric = comparison.metric
-    over = over_groups(
-        comparison.groups
-    )  # what the intervals are drawn over, if rows have groups; else empty
+    over = over_groups(comparison.groups)  # such as " over 12 groups"; empty if the rows have none
     fits = (
         (comparison.first, comparison.first_score, comparison.first_interval),
         (comparison.second, comparison.second_score, comparison.second_interval),
@@ -246,9 +242,8 @@ def predict(
     predictions = api.predict(readout, file, **options)
     tally = Tally()
     prints_rows_to_terminal = not out and not json and sys.stdout.isatty()
-    watched = tally.watch(
-        predictions, progress=not prints_rows_to_terminal
-    )  # printed rows are the progress
+    # On a terminal, printed rows are the progress.
+    watched = tally.watch(predictions, progress=not prints_rows_to_terminal)
     columns = None  # of the predictions, with --json
     if out:
         write_predictions(out, watched, predictions.absent)
@@ -260,10 +255,8 @@ def predict(
     # Say what the predictions are worth, on stderr.
     evaluation = tally.evaluation()  # None if the file has no labels
     if tally.empty_sets:
-        least_probability = 1 - (predictions.radius or 0)
-        reason = (
-            f"no class has the probability of {least_probability:.3g} that a set at this coverage needs"
-        )
+        required = 1 - (predictions.radius or 0)
+        reason = f"no class has the probability of {required:.3g} that a set at this coverage needs"
         notify(
             f"{tally.empty_sets:,} of {tally.rows:,} sets are empty, because {reason}; "
             "these rows are less clear than most validation rows"
@@ -346,10 +339,12 @@ def backbone(
 
 
 def training_answer(run: Training) -> Answer | None:
-    """Return the facts of a run, the runs of a sweep, and the scores on test; None in all processes but the first."""
-    is_first_process = (
-        os.environ.get("RANK", "0") == "0"
-    )  # torchrun sets RANK; without it there is one process
+    """Return the facts of a run, the runs of a sweep, and the scores on test; None in all processes but the first.
+
+    So only one of the processes of a distributed run prints an answer.
+    """
+    # torchrun sets RANK; without it there is one process.
+    is_first_process = os.environ.get("RANK", "0") == "0"
     if not is_first_process:
         return None
     return Answer(

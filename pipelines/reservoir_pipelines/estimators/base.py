@@ -245,8 +245,8 @@ class ReservoirEstimator(BaseEstimator):
         checked, lengths = self._checked(x, reset=False)
         rows = as_rows(checked, lengths, self.vocabulary_, self.missing)
         if rows.channels != self.n_channels_in_:
-            fitted = f"{type(self).__name__} was fitted on {self.n_channels_in_}"
-            raise ValueError(f"X has {rows.channels} channels, but {fitted}")
+            problem = f"X has {rows.channels} channels, but {type(self).__name__} was fitted on"
+            raise ValueError(f"{problem} {self.n_channels_in_}")
         return rows.scaled(self._scaling)
 
     def _features(self, rows: PaddedRows) -> Callable[[Column | Baseline], np.ndarray]:
@@ -263,7 +263,7 @@ class ReservoirEstimator(BaseEstimator):
 
         @cache
         def features_of_raw_input() -> np.ndarray:
-            return raw_features(self._task, None, rows.x, rows.lengths)
+            return raw_features(self._task, None, rows.x, rows.lengths)  # None: the rows are scaled already
 
         def features(column: Column | Baseline) -> np.ndarray:
             return features_of_raw_input() if column == RAW else features_of_columns()[str(column)]

@@ -90,9 +90,8 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the probability of each class, (n_samples, n_classes)."""
-        probabilities = self._apply(
-            LinearReadout.probabilities, X
-        )  # (n_samples, outputs, classes of an output)
+        # (n_samples, outputs, classes of an output)
+        probabilities = self._apply(LinearReadout.probabilities, X)
         # With several labels, each is an output of two classes: 0 and 1. Otherwise there is one output.
         return probabilities[:, :, 1] if self._is_multilabel else probabilities[:, 0]
 

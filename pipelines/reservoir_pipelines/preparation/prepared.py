@@ -111,7 +111,7 @@ class PreparedSplit:
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}: it has {len(self)} rows")
         arrays = []
         for (path, rows), start in zip(self.files, self.starts, strict=True):
-            # The wanted rows of this file, by their numbers in it. The end is before the first if it has none of them.
+            # The wanted rows of this file, by their numbers in it; the end is not above the first if it has none.
             first = max(lo - start, 0)
             end = min(hi - start, rows)
             has_wanted_rows = first < end

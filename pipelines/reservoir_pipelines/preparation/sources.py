@@ -82,7 +82,7 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
                 f"{address}/{path.name}", str(path), sha256, progress=sys.stderr.isatty()
             )
         except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: checksum mismatch
-            failures.append(f"{address}: {error}")
+            failures.append(f"{address}: {error}")  # the next address may have the file
     raise InputError(
         f"{path.name} could not be downloaded ({'; '.join(failures)})",
         "try again, or download it yourself and give --data DIR",
