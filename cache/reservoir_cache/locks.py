@@ -97,9 +97,8 @@ def is_locked_elsewhere(path: Path) -> bool:
         # A shared lock is refused exactly if another process has the exclusive one. It ends when the file is closed.
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, length)
     except OSError as error:
-        return (
-            error.errno in _TAKEN
-        )  # any other error, such as of a file system without locks, shows no lock
+        # Any other error, such as that of a file system without locks, shows no lock.
+        return error.errno in _TAKEN
     else:
         return False
     finally:
