@@ -122,9 +122,11 @@ _LATER = ("derived", "hdf5", "reader", "shard", "verification", "writer", "copyi
 
 
 def __getattr__(name: str) -> Any:
-    for module in _LATER if name in __all__ else ():
-        if value := getattr(import_module(f"{__name__}.{module}"), name, None):
-            return value
+    """Return what a public name stands for in a module of `_LATER`; Python asks for names that are not found above."""
+    if name in __all__:
+        for module in _LATER:
+            if value := getattr(import_module(f"{__name__}.{module}"), name, None):
+                return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

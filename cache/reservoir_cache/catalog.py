@@ -18,8 +18,10 @@ from reservoir_cache.publish import sync
 from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
 
 ENTRY_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{16}")
-_FILE_OVERHEAD = 4096  # superblock, root group and attributes of a shard
-# upper bound of a column's groups, object headers and line in the manifest, as measured
+"""The form of the name of an entry's folder: <name>-<first 16 digits of the key>."""
+
+_FILE_OVERHEAD = 4096  # bytes of the superblock, root group and attributes of a shard
+# Upper bound of the bytes of a column's groups, object headers and line in the manifest, as measured.
 _COLUMN_OVERHEAD = 3072
 
 
@@ -33,7 +35,7 @@ class EntrySummary:
     used: datetime  # when it was last extracted or read; reads of an entry of another user are not recorded
     columns: tuple[str, ...]  # columns that any block has, sorted
     blocks_done: int  # blocks that have all columns, see ``Entry.progress``
-    blocks: int
+    blocks: int  # all blocks of all splits
     fault: str | None  # why a manifest cannot be read; None if all can
 
     @property
@@ -62,8 +64,8 @@ def last_entry(
 
 
 def summarize(entry: Entry) -> EntrySummary:
-    """Return size, dates, columns and progress of an entry; a damaged manifest sets ``fault``."""
-    fault = None
+    """Return size, dates, columns and progress of an entry; with a damaged manifest, its ``fault`` and no progress."""
+    fault: str | None = None
     columns = set[str]()
     finished_blocks = 0
     try:
@@ -72,11 +74,13 @@ def summarize(entry: Entry) -> EntrySummary:
         finished_blocks = sum(finished for finished, _ in entry.progress(manifests).values())
     except CacheError as error:
         fault = str(error)
+    created, _ = _times(entry.path / SPEC_FILE)
+    extracted, read = _times(entry.path / LOCK_FILE)
     return EntrySummary(
         entry=entry,
         bytes=folder_bytes(entry.path),
-        created=datetime.fromtimestamp(_times(entry.path / SPEC_FILE)[0] / 1e9, UTC),
-        used=datetime.fromtimestamp(max(_times(entry.path / LOCK_FILE)) / 1e9, UTC),
+        created=datetime.fromtimestamp(created / 1e9, UTC),
+        used=datetime.fromtimestamp(max(extracted, read) / 1e9, UTC),
         columns=tuple(sorted(columns)),
         blocks_done=finished_blocks,
         blocks=sum(map(entry.block_count, entry.splits)),
@@ -87,15 +91,21 @@ def summarize(entry: Entry) -> EntrySummary:
 def remove(path: Path) -> None:
     """Delete an entry's folder, even a broken one; a symbolic link is deleted, not followed."""
     path = Path(path)
+    # The folder must be <root>/features/<task>/<name>-<digits>: nothing else is ever deleted.
     refuse_links(*path.parents[:2])
-    named = path.parent.parent.name == "features" and ENTRY_FOLDER.fullmatch(path.name)
-    if not named or not (path.is_symlink() or path.is_dir()):
+    has_path_of_entry = (
+        path.parent.parent.name == "features" and ENTRY_FOLDER.fullmatch(path.name) is not None
+    )
+    exists = path.is_symlink() or path.is_dir()
+    if not (has_path_of_entry and exists):
         raise CacheError(f"{path}: not an entry of the cache; list the entries with 'reservoir cache list'")
     try:
         if path.is_symlink():
             path.unlink()  # its target does not belong to the cache
             return
-        with entry_locks(path).removal() if is_regular(path / LOCK_FILE) else nullcontext():
+        # A broken entry may have no lock file, and so no lock to take.
+        has_lock = is_regular(path / LOCK_FILE)
+        with entry_locks(path).removal() if has_lock else nullcontext():
             # The specification goes first and the lock last: a half-removed folder is not an entry and never unlocked.
             (path / SPEC_FILE).unlink(missing_ok=True)
             sync(path)
@@ -118,19 +128,21 @@ def prunable(
 
     Entries that were not used for longer than ``older`` are chosen, and others until the remaining
     entries need at most ``keep_bytes``; unfinished entries only with ``unfinished``, after the
-    finished ones, and no entry that a run uses.
+    finished ones, and no entry that a run uses. None for ``older`` or ``keep_bytes`` sets no such limit.
     """
-    now, chosen = datetime.now(UTC), list[EntrySummary]()
-    entries = sorted(
+    now = datetime.now(UTC)
+    finished_first = sorted(
         map(summarize, list_entries(root)), key=lambda summary: (not summary.finished, summary.used)
     )
-    remaining = sum(summary.bytes for summary in entries)
-    for summary in entries:
-        old = older is not None and now - summary.used > older
-        crowded = keep_bytes is not None and remaining > keep_bytes
-        if (old or crowded) and (summary.finished or unfinished) and not summary.entry.running():
+    chosen = list[EntrySummary]()
+    remaining_bytes = sum(summary.bytes for summary in finished_first)
+    for summary in finished_first:
+        is_old = older is not None and now - summary.used > older
+        is_cache_too_large = keep_bytes is not None and remaining_bytes > keep_bytes
+        may_be_removed = (summary.finished or unfinished) and not summary.entry.running()
+        if (is_old or is_cache_too_large) and may_be_removed:
             chosen.append(summary)
-            remaining -= summary.bytes
+            remaining_bytes -= summary.bytes
     return chosen
 
 
@@ -142,13 +154,14 @@ def required_bytes(
     ``rows`` maps each split to its number of rows to extract, and ``shapes`` maps each column to
     (tokens, width).
     """
-    per_row = sum(tokens * width for tokens, width in shapes.values()) * STORES[spec.store]
-    per_block = _FILE_OVERHEAD + len(shapes) * _COLUMN_OVERHEAD
-    per_offset = sum(4 * width for _, width in shapes.values())
-    return sum(
-        count * per_row + layout.count(count) * per_block + -(-count // layout.offset_rows) * per_offset
-        for count in rows.values()
-    )
+    row_bytes = sum(tokens * width for tokens, width in shapes.values()) * STORES[spec.store]
+    block_overhead = _FILE_OVERHEAD + len(shapes) * _COLUMN_OVERHEAD
+    offset_bytes = sum(4 * width for _, width in shapes.values())  # of one float32 offset of each column
+    total = 0
+    for count in rows.values():
+        offsets = -(-count // layout.offset_rows)  # rounded up
+        total += count * row_bytes + layout.count(count) * block_overhead + offsets * offset_bytes
+    return total
 
 
 def check_space(
@@ -156,9 +169,11 @@ def check_space(
     needed: int,
     remedy: str = "extract less (--limit, --layers, --pool), or choose another disk",
 ) -> None:
-    """Raise CacheError if the disk of ``root``, which need not exist yet, lacks ``needed`` bytes."""
+    """Raise CacheError, which ends in ``remedy``, if the disk of ``root`` lacks ``needed`` bytes."""
     root = Path(root).absolute()
-    free = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists())).free
+    # The cache need not exist yet: its disk is that of the nearest folder above it that does.
+    existing_folder = next(folder for folder in (root, *root.parents) if folder.exists())
+    free = shutil.disk_usage(existing_folder).free
     if free < needed:
         problem = f"{root}: {needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB are free"
         raise CacheError(f"{problem}; {remedy} with --cache")
@@ -167,33 +182,33 @@ def check_space(
 def folder_bytes(folder: Path | str) -> int:
     """Return the total size in bytes of all files below a folder; links are not followed."""
     total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
+    for parent, _, names_of_files in os.walk(folder):
+        for name in names_of_files:
             with suppress(FileNotFoundError):  # a run may remove its temporary files meanwhile
-                status = Path(place, name).lstat()
-                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+                status = Path(parent, name).lstat()
+                if stat.S_ISREG(status.st_mode):
+                    total += status.st_size
     return total
 
 
 def _scan(root: Path) -> Iterator[Entry | Problem]:
-    """Yield each entry of a cache, and what is wrong with each folder at the place of one that is none."""
+    """Yield each folder where entries lie, sorted by path: as an entry, or as a problem if it cannot be opened."""
     for folder in sorted(Path(root).glob("features/*/*")):
-        if folder.is_dir() or folder.is_symlink():
+        # A link is a problem, even if it leads to a folder.
+        if not (folder.is_dir() or folder.is_symlink()):
+            continue
+        try:
+            yield Entry.open(folder)
+        except CacheError as error:
             # `remove` takes only folders with the name of an entry.
-            has_name_of_entry = ENTRY_FOLDER.fullmatch(folder.name) is not None
-            remedy = (
-                "run 'reservoir cache remove' on it, then extract or copy again"
-                if has_name_of_entry
-                else "move it elsewhere"
-            )
-            try:
-                yield Entry.open(folder)
-            except CacheError as error:
-                yield Problem.of(folder, error, remedy)
+            remedy = "move it elsewhere"
+            if ENTRY_FOLDER.fullmatch(folder.name):
+                remedy = "run 'reservoir cache remove' on it, then extract or copy again"
+            yield Problem.of(folder, error, remedy)
 
 
 def _times(path: Path) -> tuple[int, int]:
-    """Return modification and access time in nanoseconds, 0 if the file has just been removed."""
+    """Return modification and access time in nanoseconds, both 0 if the file does not exist."""
     try:
         status = path.stat()
     except FileNotFoundError:

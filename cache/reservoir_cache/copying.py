@@ -15,7 +15,7 @@ from reservoir_cache.catalog import ENTRY_FOLDER, check_space
 from reservoir_cache.derived import fault
 from reservoir_cache.entry import Entry, Shard, TargetFile, page_name
 from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last
+from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last, process_text
 from reservoir_cache.paths import file_crc32, is_regular, read_regular, refuse_links
 from reservoir_cache.publish import make_folder, publish, replacing
 from reservoir_cache.remote import RemoteError, RemoteFolder
@@ -31,73 +31,74 @@ Progress = Callable[[int], AbstractContextManager[Callable[[], object]]]
 """Is called with the number of files, and returns a context whose value is called after each of them."""
 
 
+def _no_progress(_files: int) -> AbstractContextManager[Callable[[], object]]:
+    """Return a `Progress` context that shows nothing."""
+    return nullcontext(lambda: None)
+
+
 @dataclass(frozen=True)
 class Copied:
     """The result of a copy."""
 
     entry: Path  # folder of the entry in the cache
     url: str  # of the entry's copy, without credentials
-    files: int  # copied files of features and labels
-    skipped: int  # files that had been copied before
-    bytes: int  # size of the copied files
+    files: int  # number of copied files of features and labels
+    skipped: int  # number of files that had been copied before
+    bytes: int  # total size of the copied files
 
 
 @dataclass(frozen=True)
 class _Documents:
     """The specification and the manifests of a finished entry, in a folder of their own that has no other files."""
 
-    entry: Entry
+    entry: Entry  # in the folder of the documents
     names: tuple[str, ...]  # paths in the folder: the pages of all manifests, then spec.json
 
     @property
     def files(self) -> dict[str, Shard | TargetFile]:
         """Every file that the manifests list, by its path in the entry."""
-        return {
-            f"{split}/{file}": line
-            for split in self.entry.splits
-            for file, line in self.entry.manifest(split).files.items()
-        }
+        return _listed_files(self.entry)
 
     def content(self, name: str) -> bytes:
-        """Return a document."""
+        """Return the content of the document that is called ``name`` in `names`."""
         return (self.entry.path / name).read_bytes()
 
 
-def copy_to(
-    entry: Entry, url: str, progress: Progress = lambda _files: nullcontext(lambda: None)
-) -> Copied:
+def copy_to(entry: Entry, url: str, progress: Progress = _no_progress) -> Copied:
     """Copy a finished entry into the folder ``url``, as ``<task>/<name of the entry's folder>``.
 
     Raises CacheError if the entry is unfinished, damaged or in use, if the URL cannot be written, or if it holds a
     copy with files that this entry lacks. The entry is not changed or locked.
     """
-    # Refuse an entry that cannot be copied, and a folder that is not for copies.
-    if not ENTRY_FOLDER.fullmatch(entry.path.name):
-        raise CacheError(f"{entry.path}: not named <name>-<first 16 digits of its key>; rename the folder")
-    for user in entry.running():
-        name = f"process {user.get('pid')} on {user.get('host')} since {user.get('started')}"
-        raise CacheError(f"{entry.path}: used by {name}; copy it when that process has ended")
+    _refuse_unfit_entry(entry)
     folder = RemoteFolder.open(url).below(entry.spec.task_name, entry.path.name)
-    if folder.size(LOCK_FILE) is not None:
+    is_in_a_cache = folder.size(LOCK_FILE) is not None  # copies have no lock file
+    if is_in_a_cache:
         raise CacheError(
             f"{folder.title}: belongs to a cache that processes may use; to copy into it, pass its root as --cache"
         )
-    # Find the files that the copy lacks, send them, and then the documents that list them.
     with TemporaryDirectory() as temporary:
-        documents = _documents(
-            _reader_of_entry(entry.path), str(entry.path), entry.path, Path(temporary, "own")
-        )
+        # Find the files that the copy lacks.
+        read = _reader_of_entry(entry.path)
+        documents = _documents(read, str(entry.path), entry.path, Path(temporary, "entry"))
         existing = _existing_copy(folder, entry.path, Path(temporary, "copy"))
-        missing = _missing_files(folder, documents, existing)
-        if existing and not missing and _same_documents(documents, existing):
-            return Copied(entry.path, folder.title, 0, len(documents.files), 0)
-        # Without its specification, the copy is none until all its files are there.
+        if existing:
+            _refuse_further_files(folder, documents, existing)
+        missing = {
+            file: line
+            for file, line in documents.files.items()
+            if not folder.holds(file, line.bytes, line.crc32)
+        }
+        if existing and not missing and _are_equal(documents, existing):
+            return _result(entry.path, folder, documents, missing)
+        # Send these files, then the documents that list them. The specification is removed first and written last:
+        # without it, no reader takes the folder for a copy.
         folder.remove(SPEC_FILE)
         with progress(len(missing)) as advance:
             for file, line in missing.items():
                 path = entry.path / file
-                if what := fault(path, vars(line)):
-                    raise CacheError(f"{path}: {what}; {repair_command(entry.key)}")
+                if problem := fault(path, vars(line)):
+                    raise CacheError(f"{path}: {problem}; {repair_command(entry.key)}")
                 folder.send(path, file)
                 advance()
         for name in documents.names:
@@ -105,31 +106,31 @@ def copy_to(
         return _result(entry.path, folder, documents, missing)
 
 
-def copy_from(
-    url: str, name: str, root: Path, progress: Progress = lambda _files: nullcontext(lambda: None)
-) -> Copied:
+def copy_from(url: str, name: str, root: Path, progress: Progress = _no_progress) -> Copied:
     """Copy an entry from the folder ``url`` into the cache ``root``, and make it the last entry of its task.
 
     ``name`` is its task, the name of its folder, or the first digits of its key. Every file is compared with the
     checksum of the manifest before it appears in the cache. Raises CacheError if the copy is unfinished or damaged,
     or if the cache has this entry with other files.
     """
-    # The copy, whose specification and manifests are checked before anything is written.
     copy = _find(RemoteFolder.open(url), name)
     folder = copy.folder
     path = Path(root) / "features" / copy.task / copy.name
     with TemporaryDirectory() as temporary:
+        # The specification and the manifests of the copy are checked before anything is written to the cache.
         documents = _documents(folder.read, folder.title, path, Path(temporary))
         entry = documents.entry
         if entry.spec.task_name != copy.task or not copy.name.endswith(f"-{entry.key[:16]}"):
             raise CacheError(
                 f"{folder.title}: holds an entry of another task or key; copy the entry there again"
             )
-        # An entry that exists keeps its files, which must be those of the copy.
+        # Neither the entry's folder, nor the two folders above it (of the task, and of all features), nor those of its
+        # splits may be links, which could lead out of the cache.
         refuse_links(path, *path.parents[:2], *(path / split for split in entry.splits))
+        # An entry that exists keeps its files, which must be those of the copy.
         if (path / SPEC_FILE).exists():
             _refuse_other_files(Entry.open(path), documents, folder)
-            return Copied(path, folder.title, 0, len(documents.files), 0)
+            return _result(path, folder, documents, missing={})
         # Files appear first, and the documents that name them last, so that an interrupted copy is not an entry.
         make_folder(path)
         locks = entry_locks(path, create=True)
@@ -150,12 +151,35 @@ def copy_from(
         return _result(path, folder, documents, missing)
 
 
+def _listed_files(entry: Entry) -> dict[str, Shard | TargetFile]:
+    """Return the line of each file that the manifests of an entry list, by its path in the entry."""
+    return {
+        f"{split}/{file}": line
+        for split in entry.splits
+        for file, line in entry.manifest(split).files.items()
+    }
+
+
+def _refuse_unfit_entry(entry: Entry) -> None:
+    """Raise CacheError for an entry whose folder has another name than a copy may have, or that a process uses."""
+    if not ENTRY_FOLDER.fullmatch(entry.path.name):
+        raise CacheError(f"{entry.path}: not named <name>-<first 16 digits of its key>; rename the folder")
+    if processes := entry.running():
+        process = process_text(processes[0])
+        raise CacheError(f"{entry.path}: used by {process}; copy it when that process has ended")
+
+
 def _result(
     path: Path, folder: RemoteFolder, documents: _Documents, missing: dict[str, Shard | TargetFile]
 ) -> Copied:
-    """Return the result of copying the ``missing`` files; the others were there already."""
-    size = sum(line.bytes for line in missing.values())
-    return Copied(path, folder.title, len(missing), len(documents.files) - len(missing), size)
+    """Return the result of copying the ``missing`` files; the other listed files had been copied before."""
+    return Copied(
+        entry=path,
+        url=folder.title,
+        files=len(missing),
+        skipped=len(documents.files) - len(missing),
+        bytes=sum(line.bytes for line in missing.values()),
+    )
 
 
 def _documents(
@@ -163,27 +187,32 @@ def _documents(
 ) -> _Documents:
     """Return the specification and manifests that ``read`` returns, checked as those of an entry at ``path``.
 
-    They are written to ``folder``, so that the code that opens entries checks every name and number in them. ``title``
-    says in messages where they come from. Raises CacheError unless the entry is finished.
+    ``read`` takes the path of a document in the entry and the most bytes that it may have, and returns its content, or
+    None if it does not exist. The documents are written to ``folder``, so that the code that opens entries checks every
+    name and number in them. ``title`` says in messages where they come from. Raises CacheError unless the entry is
+    finished.
     """
-    # The parents of the copy have the names of those of the entry, which are checked when it is opened.
+    # The name of an entry's folder and of the two folders above it must be those of an entry, here too.
     copy = folder / "features" / path.parent.name / path.name
-    remaining = DOCUMENT_BYTES  # that may still be read
+    remaining_bytes = DOCUMENT_BYTES  # that may still be read
 
     def store(name: str) -> bool:
-        nonlocal remaining
-        content = read(name, remaining)
-        if content is not None:
-            remaining -= len(content)
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes(content)
-        return content is not None
+        """Read a document and write it to the folder; return whether it exists."""
+        nonlocal remaining_bytes
+        content = read(name, remaining_bytes)
+        if content is None:
+            return False
+        remaining_bytes -= len(content)
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(content)
+        return True
 
     try:
         if not store(SPEC_FILE):
             raise CacheError(
                 f"{title}: not a finished copy, because it has no {SPEC_FILE}; copy the entry again"
             )
+        # The specification says which pages there may be; a page that does not exist lists nothing.
         entry = Entry.open(copy)
         pages: list[str] = []
         for split in entry.splits:
@@ -191,19 +220,21 @@ def _documents(
             pages += [name for name in names if store(name)]
         progress = entry.progress()
     except RemoteError:
-        raise
+        raise  # its message names the URL already
     except CacheError as error:
+        # The message names the temporary folder, about which the user knows nothing.
         raise CacheError(str(error).replace(str(copy), title)) from error
-    finished, blocks = (sum(counts) for counts in zip(*progress.values(), strict=True))
-    if finished < blocks:
+    finished_blocks = sum(finished for finished, _ in progress.values())
+    blocks = sum(count for _, count in progress.values())
+    if finished_blocks < blocks:
         raise CacheError(
-            f"{title}: not finished, {finished} of {blocks} blocks exist; finish it with its extract"
+            f"{title}: not finished, {finished_blocks} of {blocks} blocks exist; finish it with its extract"
         )
     return _Documents(entry, (*pages, SPEC_FILE))
 
 
 def _reader_of_entry(path: Path) -> Callable[[str, int], bytes | None]:
-    """Return what reads the documents of an entry in a cache."""
+    """Return the function ``read`` of `_documents` for the entry at ``path``, whose documents may have any size."""
 
     def read(name: str, _limit: int) -> bytes | None:
         try:
@@ -216,30 +247,29 @@ def _reader_of_entry(path: Path) -> Callable[[str, int], bytes | None]:
     return read
 
 
-def _existing_copy(folder: RemoteFolder, path: Path, place: Path) -> _Documents | None:
-    """Return the documents of a finished copy of the entry at ``path``, None if there is none."""
+def _existing_copy(folder: RemoteFolder, path: Path, documents_folder: Path) -> _Documents | None:
+    """Return the documents of a finished copy of the entry at ``path``, None if there is none.
+
+    They are written to ``documents_folder``.
+    """
     try:
-        return _documents(folder.read, folder.title, path, place)
+        return _documents(folder.read, folder.title, path, documents_folder)
     except RemoteError:
-        raise
+        raise  # without access to the URL, nobody knows whether there is a copy
     except CacheError:
         return None  # damaged or unfinished, so that nothing is lost by writing it again
 
 
-def _missing_files(
-    folder: RemoteFolder, documents: _Documents, existing: _Documents | None
-) -> dict[str, Shard | TargetFile]:
-    """Return the files that a copy lacks or has with other content; refuse a copy with files of its own."""
-    files = documents.files
-    others = existing.files.keys() - files.keys() if existing else set()
-    if others:
-        raise CacheError(
-            f"{folder.title}: has {len(others)} files that this entry lacks, such as {min(others)}; copy to another URL"
-        )
-    return {file: line for file, line in files.items() if not folder.holds(file, line.bytes, line.crc32)}
+def _refuse_further_files(folder: RemoteFolder, documents: _Documents, existing: _Documents) -> None:
+    """Raise CacheError if the existing copy lists files that the entry, whose ``documents`` these are, lacks."""
+    further_files = existing.files.keys() - documents.files.keys()
+    if further_files:
+        problem = f"has {len(further_files)} files that this entry lacks, such as {min(further_files)}"
+        raise CacheError(f"{folder.title}: {problem}; copy to another URL")
 
 
-def _same_documents(first: _Documents, second: _Documents) -> bool:
+def _are_equal(first: _Documents, second: _Documents) -> bool:
+    """Return whether there are the same documents with the same content."""
     return first.names == second.names and all(
         first.content(name) == second.content(name) for name in first.names
     )
@@ -247,22 +277,24 @@ def _same_documents(first: _Documents, second: _Documents) -> bool:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy of an entry: its folder, the task, and the name of the folder, which ends in digits of the key."""
+    """A copy of an entry below a URL."""
 
     folder: RemoteFolder
     task: str
-    name: str
+    name: str  # of the folder: <name>-<first 16 digits of the key>
 
     def is_named(self, name: str) -> bool:
         """Return whether a name is that of the task or of the folder, or at least 6 first digits of the key."""
-        digits = self.name.rpartition("-")[2]
-        may_be_digits = len(name) > 5
-        return name in (self.task, self.name) or (may_be_digits and digits.startswith(name[:16]))
+        first_digits_of_key = self.name.rpartition("-")[2]
+        # A user may give all 64 digits of a key, of which the folder has 16.
+        may_be_digits = len(name) >= 6
+        has_these_digits = may_be_digits and first_digits_of_key.startswith(name[:16])
+        return name in (self.task, self.name) or has_these_digits
 
 
 def _find(folder: RemoteFolder, name: str) -> _Copy:
-    """Return the one copy that ``name`` selects in a folder of copies."""
-    # Other folders may lie beside the copies; a name of another form is never used.
+    """Return the copy that ``name`` selects in a folder of copies; raises CacheError unless it is exactly one."""
+    # Folders that are no copies may lie beside them; they do not have the name of an entry's folder.
     copies = [
         _Copy(folder.below(task, entry), task, entry)
         for task in folder.folders()
@@ -280,21 +312,21 @@ def _find(folder: RemoteFolder, name: str) -> _Copy:
 
 
 def _refuse_other_files(entry: Entry, documents: _Documents, folder: RemoteFolder) -> None:
-    """Raise CacheError unless the cache has every file of a copy, undamaged."""
-    own = {
-        f"{split}/{file}": line
-        for split in entry.splits
-        for file, line in entry.manifest(split).files.items()
-    }
+    """Raise CacheError unless the entry in the cache has every file of a copy, undamaged.
+
+    ``documents`` are those of the copy, and ``folder`` is its folder.
+    """
+    files_in_cache = _listed_files(entry)
     for file, line in documents.files.items():
-        if own.get(file) != line:
+        if files_in_cache.get(file) != line:
             problem = f"{entry.path}: the cache has this entry with other files than {folder.title}"
             raise CacheError(f"{problem}; remove it first, or copy to another --cache")
-        if what := fault(entry.path / file, vars(line)):
-            raise CacheError(f"{entry.path / file}: {what}; {repair_command(entry.key)}")
+        if problem := fault(entry.path / file, vars(line)):
+            raise CacheError(f"{entry.path / file}: {problem}; {repair_command(entry.key)}")
 
 
 def _is_stored(path: Path, line: Shard | TargetFile) -> bool:
+    """Return whether a file exists with the size and checksum of its line in a manifest."""
     return is_regular(path, line.bytes) and file_crc32(path) == line.crc32
 
 
@@ -311,7 +343,7 @@ def _unless_created(path: Path) -> Iterator[None]:
 
 
 def _fetch(folder: RemoteFolder, file: str, line: Shard | TargetFile, path: Path) -> None:
-    """Publish a file of a copy after comparing its size and its checksum with its line in the manifest."""
+    """Copy a file from ``folder`` to ``path``; it appears only if size and checksum match its line in the manifest."""
     make_folder(path.parent)
     with replacing(path) as temporary:
         with temporary.open("r+b") as target:

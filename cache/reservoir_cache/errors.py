@@ -12,17 +12,18 @@ class CacheError(ValueError):
 class Problem:
     """Damage on disk: the file or folder, what is wrong with it, and how to repair it."""
 
-    path: Path
-    what: str
-    repair: str
+    path: Path  # of the damaged file or folder
+    what: str  # what is wrong with it
+    repair: str  # what to do
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}; {self.repair}"
 
     @classmethod
     def of(cls, path: Path, error: CacheError, repair: str) -> "Problem":
-        """Make a problem from an error message of the form 'where: what; what to do'."""
-        return cls(path, str(error).partition(": ")[2].partition(";")[0], repair)
+        """Return the problem at ``path`` that an error of the form 'where: what; what to do' describes."""
+        what = str(error).partition(": ")[2].partition(";")[0]
+        return cls(path, what, repair)
 
 
 def repair_command(key: str) -> str:

@@ -13,7 +13,7 @@ def open_hdf5(path: Path) -> h5py.File:
     folders of ``HDF5_PLUGIN_PATH``, and runs the libraries that it finds there. Filters that the process has
     registered itself still work.
     """
-    # The list of folders is cleared each time, because other code may have added to it.
+    # The list of plugin folders is cleared each time, because other code may have added to it.
     for _ in range(h5pl.size()):
         h5pl.remove(0)
     return h5py.File(path, "r", locking=False)

@@ -35,8 +35,8 @@ def file_crc32(path: Path) -> str:
     """Return the CRC-32 of a whole file as 8 hexadecimal digits."""
     crc = 0
     with path.open("rb") as file:
-        while part := file.read(READ_BYTES):
-            crc = crc32_of(part, crc)
+        while content := file.read(READ_BYTES):
+            crc = crc32_of(content, crc)
     return f"{crc:08x}"
 
 
@@ -50,16 +50,21 @@ def is_regular(path: Path, size: int | None = None) -> bool:
 
 
 def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:
-    """Return how a file, and with ``contents`` its checksum, differs from its line in a manifest."""
+    """Return in words how a file differs from its line in a manifest, or None if it does not.
+
+    ``line`` has its size, ``bytes``, and its CRC-32, ``crc32``. Without ``contents``, the file is not read, and only
+    the sizes are compared.
+    """
     try:
         if not is_regular(path):
             return "missing, or not a regular file"
         if (size := path.stat().st_size) != line["bytes"]:
             return f"has {size} bytes instead of {line['bytes']}"
-        sound = not contents or file_crc32(path) == line["crc32"]
-        return None if sound else "damaged: its checksum does not match"
+        if contents and file_crc32(path) != line["crc32"]:
+            return "damaged: its checksum does not match"
     except OSError as error:
         return f"unreadable ({error.strerror})"
+    return None
 
 
 def refuse_links(*paths: Path) -> None:
@@ -70,11 +75,15 @@ def refuse_links(*paths: Path) -> None:
 
 
 def path_below(root: Path, *names: str) -> Path:
-    """Return the path of a file or folder below a root; raises CacheError if a name leads elsewhere or is a link."""
-    # the user chose the root, which may be a link; its content may come from other people
+    """Return the path of a file or folder below a root, by the name of each folder on the way and its own.
+
+    Raises CacheError if a name leads elsewhere or is a link.
+    """
+    # The root itself may be a link, because the user chose it; what is in it may come from other people.
     path = Path(root)
     for name in names:
-        if "/" in name or name in ("", ".", ".."):
+        leads_elsewhere = "/" in name or name in ("", ".", "..")
+        if leads_elsewhere:
             raise CacheError(
                 f"{path}: {name!r} is not the name of a file or folder in it; remove what contains it"
             )

@@ -15,7 +15,6 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from reservoir_cache.checksums import crc32_of
 from reservoir_cache.errors import CacheError
 from reservoir_cache.paths import READ_BYTES, read_regular
 
+# .<final name>.<number>.<host>-<process number>-<8 random digits>.tmp, as `_temporary_path` makes it
 _TEMPORARY = re.compile(r"\..+\.[0-9]+\.(?P<host>[A-Za-z0-9-]+)-(?P<process>[0-9]+)-[0-9a-f]{8}\.tmp")
 _numbers = itertools.count()  # of the temporary names of this process
 _identity = ""  # set below, and in each forked child; the part of a temporary name that says who writes it
@@ -39,21 +39,23 @@ def replacing(final: Path, *, durable: bool = True, sync_folder: bool = True) ->
     temporary = _temporary_path(final)
     try:
         with _naming(final):
-            # fails if the file exists, so that two processes never write the same one
+            # Mode x fails if the file exists, so that two processes never write the same one.
             temporary.open("xb").close()
             yield temporary
+            # The content reaches the disk before the name, which must never stand for a part of the content.
             if durable:
                 sync(temporary)
             temporary.replace(final)
             if durable and sync_folder:
                 sync(final.parent)
     finally:
+        # After success the temporary name is gone. After a failure, its error matters more than one of this step.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
-    """Replace a file with what ``write`` writes to the path that it gets.
+    """Replace a file with what ``write`` writes to the path that it gets; remove what dead processes left beside it.
 
     Files of a `new_folder` need not be ``durable``, because the whole folder is forced to the disk at its end.
     """
@@ -69,10 +71,11 @@ def publish(
     durable: bool = True,
     sync_folder: bool = True,
 ) -> tuple[int, str]:
-    """Replace a file of the cache with some pieces, after reading them back; return its size and CRC-32.
+    """Replace a file of the cache with some pieces of ``content``, after reading them back.
 
-    Folders are created as needed. For ``durable`` and ``sync_folder`` see `replacing`. Raises CacheError if the file
-    cannot be written or read back.
+    Returns its size in bytes, and its CRC-32 as 8 hexadecimal digits. The CRC-32 is computed, unless the caller knows
+    it and passes it as a number. Folders are created as needed. For ``durable`` and ``sync_folder`` see `replacing`.
+    Raises CacheError if the file cannot be written or read back.
     """
     try:
         make_folder(final.parent)
@@ -82,31 +85,41 @@ def publish(
             if not _holds(temporary, *content):
                 raise CacheError(f"{final}: does not read back as written; check the disk")
     except OSError as error:
-        why = " ".join(str(error).split())
-        raise CacheError(f"{final}: cannot be written ({why}); check free space and permissions") from error
-    crc = reduce(lambda crc, piece: crc32_of(piece, crc), content, 0) if crc32 is None else crc32
-    return sum(map(len, content)), f"{crc:08x}"
+        reason = " ".join(str(error).split())  # in one line
+        raise CacheError(
+            f"{final}: cannot be written ({reason}); check free space and permissions"
+        ) from error
+    if crc32 is None:
+        crc32 = 0
+        for piece in content:
+            crc32 = crc32_of(piece, crc32)
+    return sum(map(len, content)), f"{crc32:08x}"
 
 
 def publish_json(
     final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True
 ) -> None:
-    """Publish a JSON document with the CRC-32 of its compact text."""
-    publish(final, _text({**content, "crc32": _checksum(content)}, indent).encode("ascii"), durable=durable)
+    """Publish a JSON document with the CRC-32 of its compact text; without white space if ``indent`` is None."""
+    document = {**content, "crc32": _checksum(content)}
+    publish(final, _text(document, indent).encode("ascii"), durable=durable)
 
 
 def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
-    """Read what ``publish_json`` wrote; raises CacheError if a single byte has changed."""
+    """Return the content that ``publish_json`` wrote with the same ``indent``, without its checksum.
+
+    Raises CacheError if a single byte has changed, and FileNotFoundError if there is no file.
+    """
     try:
         text = read_regular(path).decode("ascii")
         content = json.loads(text)
         crc = content.pop("crc32")
-        sound = crc == _checksum(content) and text == _text({**content, "crc32": crc}, indent)
+        # The checksum shows a change of the values. Only the text shows one that JSON allows, such as of white space.
+        is_sound = crc == _checksum(content) and text == _text({**content, "crc32": crc}, indent)
     except FileNotFoundError:
-        raise
+        raise  # an OSError, but many callers read a missing file as an empty document
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CacheError(f"{path}: unreadable ({error})") from error
-    if not sound:
+    if not is_sound:
         raise CacheError(f"{path}: damaged, its checksum does not match its content")
     return content
 
@@ -121,11 +134,12 @@ def new_folder(final: Path, *, keep_existing: bool = False) -> Iterator[Path]:
     make_folder(final.parent)
     with temporary_folder(final) as temporary, _naming(final):
         yield temporary
+        # All content reaches the disk before the name does.
         for path in (*temporary.rglob("*"), temporary):
             sync(path)
         try:
             temporary.rename(final)
-        except OSError:
+        except OSError:  # for example, a folder of this name exists and is not empty
             if not (keep_existing and final.is_dir()):
                 raise
         sync(final.parent)
@@ -133,7 +147,10 @@ def new_folder(final: Path, *, keep_existing: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(final: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``final``, which is removed at the end, as leftovers of dead processes are."""
+    """Yield a new folder beside ``final``, which is removed at the end unless it was renamed.
+
+    Folders and files that dead processes left there are removed first.
+    """
     remove_leftovers(final.parent)
     temporary = _temporary_path(final)
     temporary.mkdir()
@@ -151,7 +168,11 @@ def remove_leftovers(folder: Path, *, locked: bool = False) -> None:
     """
     for path in folder.glob(".*.tmp"):
         writer = _TEMPORARY.fullmatch(path.name)
-        if writer and (locked or (writer["host"] == _host() and not _is_alive(int(writer["process"])))):
+        if writer is None:
+            continue  # a file of another program
+        # Only of processes of this machine can it be known whether they are alive.
+        is_writer_dead = writer["host"] == _host() and not _is_alive(int(writer["process"]))
+        if locked or is_writer_dead:
             with suppress(OSError):  # it may belong to another user
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -162,11 +183,11 @@ def process_identity() -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents, and sync each; raises OSError on failure."""
+    """Create a folder with its parents, and force the name of each new one to the disk; raises OSError on failure."""
     if not path.is_dir():
         if not path.parent.exists():
             make_folder(path.parent)
-        path.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=True)  # another process may have created it meanwhile
         sync(path.parent)
 
 
@@ -195,28 +216,31 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _holds(path: Path, *content: bytes | memoryview) -> bool:
-    """Return whether a file consists of these pieces."""
+    """Return whether a file consists of these pieces, one after the other."""
     with path.open("rb") as file:
         for piece in content:
             for low in range(0, len(piece), READ_BYTES):
-                part = bytes(piece[low : low + READ_BYTES])  # comparing two memoryviews is slow
-                if file.read(len(part)) != part:
+                expected = bytes(piece[low : low + READ_BYTES])  # comparing two memoryviews is slow
+                if file.read(len(expected)) != expected:
                     return False
-        return not file.read(1)
+        return not file.read(1)  # whether the file ends here
 
 
 def _checksum(content: dict[str, Any]) -> str:
+    """Return the CRC-32 of the compact text of a document without its checksum, as 8 hexadecimal digits."""
     return f"{crc32_of(_text(content, None).encode()):08x}"
 
 
 def _text(content: dict[str, Any], indent: int | None) -> str:
+    """Return the text of a document with sorted keys and a line feed; without white space if ``indent`` is None."""
     separators = (",", ":") if indent is None else None
     return json.dumps(content, sort_keys=True, indent=indent, separators=separators, allow_nan=False) + "\n"
 
 
 def _is_alive(process: int) -> bool:
+    """Return whether there is a process of this number on this machine."""
     try:
-        os.kill(process, 0)
+        os.kill(process, 0)  # signal 0 is not sent; the call only checks that it could be
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -227,17 +251,20 @@ def _is_alive(process: int) -> bool:
 def _host() -> str:
     """Return the beginning of this host's name, and 8 digits that identify it and its space of process numbers."""
     name = socket.gethostname()
-    space = ""
-    with suppress(OSError):  # a container, which may have the name of its host, has its own process numbers
-        space = str(Path("/proc/self/ns/pid").readlink())
-    digits = hashlib.sha256(f"{name} {space}".encode()).hexdigest()[:8]
-    return f"{re.sub('[^A-Za-z0-9-]', '-', name)[:16] or 'host'}-{digits}"
+    # A container, which may have the name of its host, has its own process numbers. Only Linux has this link.
+    process_space = ""
+    with suppress(OSError):
+        process_space = str(Path("/proc/self/ns/pid").readlink())
+    digits = hashlib.sha256(f"{name} {process_space}".encode()).hexdigest()[:8]
+    readable_name = re.sub("[^A-Za-z0-9-]", "-", name)[:16] or "host"
+    return f"{readable_name}-{digits}"
 
 
-def _identify() -> None:
+def _set_identity() -> None:
+    """Set the identity of this process, which a forked child must not share with its parent."""
     global _identity  # noqa: PLW0603
     _identity = f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-_identify()
-os.register_at_fork(after_in_child=_identify)
+_set_identity()
+os.register_at_fork(after_in_child=_set_identity)

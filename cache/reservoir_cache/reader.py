@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
-from reservoir_cache.entry import NAME, Entry, Shard, TargetFile, has_listed_size
+from reservoir_cache.entry import MANIFEST_FILE, Entry, Shard, TargetFile, has_listed_size
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import mark_used
@@ -33,12 +33,12 @@ from reservoir_cache.shard import (
 if TYPE_CHECKING:
     from dask.array import Array
 
-FEW = 1 / 8  # rows are read one by one if they are less than this share of a block
+SHARE_READ_SINGLY = 1 / 8  # rows are read one by one if they are less than this share of a block
 Stamp = tuple[int, int, int, int]
 """Device, inode, modification time and size of a file, which change with its content."""
 
-# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the whole file. A
-# process verifies a column once, however many readers open it.
+# What this process has verified: the stamp of a file, and the name of one of its columns, or "" for the whole file. A
+# process verifies a checksum once, however many readers open the file.
 _checked: set[tuple[int, int, int, int, str]] = set()
 
 
@@ -48,17 +48,18 @@ class FeatureStore:
     def __init__(self, entry: Entry | Path | str) -> None:
         self.entry = entry if isinstance(entry, Entry) else Entry.open(Path(entry))
         mark_used(self.entry.path)
-        self._splits: dict[str, SplitFeatures] = {}
+        self._splits: dict[str, SplitFeatures] = {}  # those that have been opened
 
     @property
     def splits(self) -> list[str]:
         """The splits that have features, sorted."""
-        return [split for split in self.entry.splits if (self.entry.path / split / NAME).exists()]
+        return [split for split in self.entry.splits if (self.entry.path / split / MANIFEST_FILE).exists()]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.splits)
 
     def __getitem__(self, split: str) -> "SplitFeatures":
+        """Return the columns and labels of a split, one object per split; raises CacheError if it does not exist."""
         if split not in self._splits:
             self._splits[split] = SplitFeatures(self.entry, split)
         return self._splits[split]
@@ -73,13 +74,15 @@ class SplitFeatures:
 
     def __init__(self, entry: Entry, split: str) -> None:
         self.split = split
-        # Not public, because whoever has one split must not come to the others by it.
+        # The entry is not public: code that gets only this split must not reach the others through it.
         self._entry = entry
         self._folder = entry.path / split
         self._manifest = entry.manifest(split)
-        self._ranges = entry.blocks(split)
-        self._shards = self._manifest.held()
+        self._ranges = entry.blocks(split)  # of each block, its first row and the row after its last
+        self._shards = self._manifest.stored_columns()  # the shard by block, then by column
+        # Where each dataset lies in a file, by the file's name and stamp, then by the dataset's name.
         self._extents: dict[tuple[str, Stamp], dict[str, Extent]] = {}
+        # Compare sizes now, which is cheap; checksums are compared when a column is read.
         for line in self._manifest.files.values():
             if not has_listed_size(self._folder, line):
                 problem = f"{self._folder / line.file}: missing, or not of {line.bytes} bytes"
@@ -93,12 +96,14 @@ class SplitFeatures:
     @cached_property
     def columns(self) -> list[str]:
         """The columns that every block has, sorted."""
-        blocks = [self._shards.get(block, {}) for block in range(len(self._ranges))]
-        return sorted(name for name in self._manifest.columns if all(name in shards for shards in blocks))
+        columns = set(self._manifest.columns)
+        for block in range(len(self._ranges)):
+            columns &= self._shards.get(block, {}).keys()
+        return sorted(columns)
 
     def shape(self, column: str) -> tuple[int, int]:
         """Return (tokens, width) of a column."""
-        self._require(column)
+        self._require_column(column)
         shape = self._manifest.columns[column]
         return shape.tokens, shape.width
 
@@ -111,42 +116,44 @@ class SplitFeatures:
 
     def read(self, column: str) -> NDArray[np.float32]:
         """Return all rows of a column, (rows, tokens, width)."""
-        self._require(column)
-        out = np.empty(0, np.float32)
+        self._require_column(column)
+        out = np.empty(0, np.float32)  # replaced below: a split has at least one row, and so a block
         for block, (low, high) in enumerate(self._ranges):
             encoded = self._encoded(block, column)
-            # allocate only after reading a block, because a damaged file may claim any number of rows
-            if not block:
+            # Allocate only after reading a block, because a damaged file may claim any number of rows.
+            if block == 0:
                 out = np.empty((self.rows, *encoded.values.shape[1:]), np.float32)
             self._decode(encoded, out[low:high])
         return out
 
     def gather(self, column: str, rows: NDArray[np.integer]) -> NDArray[np.float32]:
         """Return some rows of a column, (len(rows), tokens, width), in the order of ``rows``."""
-        self._require(column)
+        self._require_column(column)
         shape = self.shape(column)
-        block_rows = self._entry.layout.block_rows
-        store = self._entry.spec.store
+        layout = self._entry.layout
         out = np.empty((len(rows), *shape), np.float32)
         if not len(rows):
             return out
-        # The positions in `rows` are sorted by block and cut where the block changes, so that each block is read once.
-        blocks = rows // block_rows
+        # Sort the positions in `rows` by block, and cut them where the block changes, so that each block is read once.
+        blocks = rows // layout.block_rows
         order = np.argsort(blocks, kind="stable")
-        for positions in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1):
+        first_of_each_block = np.flatnonzero(np.diff(blocks[order])) + 1  # except the first block
+        for positions in np.split(order, first_of_each_block):
             block = int(blocks[positions[0]])
-            rows_in_block = rows[positions] - block * block_rows
+            rows_in_block = rows[positions] - block * layout.block_rows
             encoded = self._encoded(block, column, rows_in_block)
-            # Neighbouring values may have different offsets, so each row gets the offset of its own part of the block.
-            values = decode(Encoded(encoded.values, None), store)
+            # Decode the values without their offsets: `decode` adds an offset to consecutive rows, but these rows may
+            # come from anywhere in the block. Each gets the offset of its group of rows; None is the axis of tokens.
+            values = decode(Encoded(encoded.values, None), self._entry.spec.store)
             if encoded.offset is not None:
-                values += encoded.offset[rows_in_block // self._entry.layout.offset_rows, None]
+                values += encoded.offset[rows_in_block // layout.offset_rows, None]
             out[positions] = values
         return out
 
     def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
-        """Yield the blocks of a column in row order, each (rows, tokens, width) of float32."""
-        self._require(column)
+        """Return an iterator over the blocks of a column in row order, each (rows, tokens, width) of float32."""
+        # Not in the iterator, which would raise the error only at the first block.
+        self._require_column(column)
         return (self.block(column, block) for block in range(len(self._ranges)))
 
     def block(self, column: str, block: int) -> NDArray[np.float32]:
@@ -154,8 +161,8 @@ class SplitFeatures:
         return self._decode(self._encoded(block, column))
 
     def stored(self, column: str, block: int) -> Encoded:
-        """Return one block of a column as it is stored; `offset_rows` rows after each other share an offset."""
-        self._require(column)
+        """Return one block of a column as it is stored; every `offset_rows` consecutive rows share an offset."""
+        self._require_column(column)
         return self._encoded(block, column)
 
     @property
@@ -165,7 +172,10 @@ class SplitFeatures:
 
     @cached_property
     def _targets(self) -> dict[str, NDArray]:
-        """The arrays of labels, lengths, ids and groups; their file is verified on the first read in a process."""
+        """The arrays of labels, lengths, ids and groups by name; optional ones may be absent.
+
+        Their file is verified on the first read in a process.
+        """
         line = self._manifest.targets
         if line is None:
             raise CacheError(
@@ -173,21 +183,22 @@ class SplitFeatures:
             )
         path = self._folder / line.file
         try:
-            stamp = (*_stamp(path.stat()), "")
-            if stamp not in _checked and file_crc32(path) != line.crc32:
+            whole_file = (*_stamp(path.stat()), "")
+            if whole_file not in _checked and file_crc32(path) != line.crc32:
                 raise self._damaged(line)
             with open_hdf5(path) as file:
                 names = [name for name in TARGET_RANKS if name not in OPTIONAL_TARGETS or name in file]
                 arrays = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
+        # A matching checksum does not make the shapes valid. Arrays with an item per text are checked together below.
         for name, array in arrays.items():
-            is_by_text = name in TEXT_TARGETS
-            if array.ndim not in TARGET_RANKS[name] or (not is_by_text and len(array) != self.rows):
+            may_have_this_length = name in TEXT_TARGETS or len(array) == self.rows
+            if array.ndim not in TARGET_RANKS[name] or not may_have_this_length:
                 raise self._damaged(line)
-        if not _divides(arrays, self.rows):
+        if not _has_valid_texts(arrays, self.rows):
             raise self._damaged(line)
-        _checked.add(stamp)
+        _checked.add(whole_file)
         return arrays
 
     @property
@@ -202,7 +213,7 @@ class SplitFeatures:
 
     @property
     def lengths(self) -> NDArray:
-        """Number of real tokens of each row, (rows,)."""
+        """Number of tokens of each row that are not padding, (rows,)."""
         return self._targets["lengths"]
 
     @property
@@ -214,22 +225,25 @@ class SplitFeatures:
     def ids(self) -> NDArray:
         """What names each row in its source, (rows,) of texts or int64: an id, a file name or a row number from 0.
 
-        If the entry stores no ids, they are the numbers of `index`. If rows are tokens, these are the names of texts.
+        If rows are words or tokens, each has the id of its text. If the entry stores no ids, they are those of `index`.
         """
-        stored, line = self._targets.get("ids"), self._manifest.targets
+        ids_of_rows = self._targets.get("ids")
+        ids_of_texts = self._targets.get("text_ids")
+        line = self._manifest.targets
         assert line  # `_targets` refuses a split without labels
         try:
-            if (of_texts := self._targets.get("text_ids")) is not None:
-                return np.repeat(ids_of_numbers(of_texts), np.diff(self._targets["pointers"]))
-            return self.index if stored is None else ids_of_numbers(stored)
+            if ids_of_texts is not None:
+                rows_of_texts = np.diff(self._targets["pointers"])
+                return np.repeat(ids_of_numbers(ids_of_texts), rows_of_texts)
+            return self.index if ids_of_rows is None else ids_of_numbers(ids_of_rows)
         except UNREADABLE as error:
             raise self._damaged(line) from error
 
     @property
     def pointers(self) -> NDArray[np.int64] | None:
-        """The first row of each text, and the number of rows, (texts + 1,), if rows are words or tokens of texts.
+        """The first row of each text, and last the number of rows, (texts + 1,), if rows are words or tokens of texts.
 
-        None if they are not. ``rows[pointers[t] : pointers[t + 1]]`` are those of text t.
+        None if they are not. The rows of text t are those from ``pointers[t]`` to before ``pointers[t + 1]``.
         """
         return self._targets.get("pointers")
 
@@ -248,16 +262,17 @@ class SplitFeatures:
     def tokens_of(self, text: int) -> range:
         """Return the rows of the words or tokens of a text, by its number from 0 in this split."""
         pointers = self._require_texts()
-        text = range(len(pointers) - 1)[text]  # a wrong number is an IndexError
+        # Indexing a range turns a negative number into one from 0, and a wrong number into an IndexError.
+        text = range(len(pointers) - 1)[text]
         return range(int(pointers[text]), int(pointers[text + 1]))
 
     def token(self, column: str, text: int, number: int) -> NDArray[np.float32]:
         """Return the features of a word or token, (width,), by its number in its text, from 0."""
         row = self.tokens_of(text)[number]
-        return self.gather(column, np.array([row]))[0, 0]
+        return self.gather(column, np.array([row]))[0, 0]  # of the one row, its one token
 
     def _require_texts(self) -> NDArray[np.int64]:
-        """Return `pointers`; refuse an entry whose rows are not words or tokens."""
+        """Return `pointers`; raises CacheError if the rows of the entry are not words or tokens."""
         if self.pointers is None:
             raise CacheError(
                 f"{self._entry.path}: its rows are not words or tokens of texts; extract texts with labels of these"
@@ -270,64 +285,76 @@ class SplitFeatures:
         return self._targets.get("groups")
 
     def _decode(self, encoded: Encoded, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Return the values of a block as float32, (rows, tokens, width), in ``out`` if it is given."""
         return decode(encoded, self._entry.spec.store, self._entry.layout.offset_rows, out)
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
-        """Return a block of a column as stored, or some of its rows; verify its checksum once."""
+        """Return a block of a column as stored, with all of its rows or those of the numbers ``rows`` in the block.
+
+        All offsets of the block come with them. The checksum of the block is verified once in a process.
+        """
         shard = self._shards[block][column]
-        store = self._entry.spec.store
         layout = self._entry.layout
-        (low, high), described = self._ranges[block], self._manifest.columns[column]
-        shape = high - low, described.tokens, described.width
+        low, high = self._ranges[block]
+        listed = self._manifest.columns[column]
+        shape = (high - low, listed.tokens, listed.width)
         try:
             with (self._folder / shard.file).open("rb", buffering=0) as file:
                 stamp = _stamp(os.fstat(file.fileno()))
-                # the structure is read once for all columns of the file
+                # The structure of the file is read once for all of its columns.
                 if (shard.file, stamp) not in self._extents:
                     with open_hdf5(self._folder / shard.file) as opened:
                         self._extents[shard.file, stamp] = find_columns(opened, shard.columns)
                 extents = self._extents[shard.file, stamp]
-                if not is_stored(extents, column, shape, store, layout.offset_rows):
+                if not is_stored(extents, column, shape, self._entry.spec.store, layout.offset_rows):
                     raise self._damaged(shard, column)
-                # Some rows are read alone only after the checksum of the whole column has been verified.
-                verified = (*stamp, column) in _checked
-                few = verified and rows is not None and len(rows) < FEW * shape[0]
-                encoded = read_column(file, extents, column, rows if few else None)
+                # A checksum needs all rows, so rows are read one by one only after the column has been verified.
+                was_verified = (*stamp, column) in _checked
+                reads_singly = (
+                    was_verified and rows is not None and len(rows) < SHARE_READ_SINGLY * shape[0]
+                )
+                encoded = read_column(file, extents, column, rows if reads_singly else None)
         except UNREADABLE as error:
             raise self._damaged(shard, column) from error
-        if not verified and encoded.crc32 != shard.columns[column]:
+        if not was_verified and encoded.crc32 != shard.columns[column]:
             raise self._damaged(shard, column)
         _checked.add((*stamp, column))
-        return encoded if few or rows is None else Encoded(encoded.values[rows], encoded.offset)
+        if rows is None or reads_singly:
+            return encoded
+        return Encoded(encoded.values[rows], encoded.offset)
 
-    def _require(self, column: str) -> None:
+    def _require_column(self, column: str) -> None:
+        """Raise CacheError unless every block has a column."""
         if column in self.columns:
             return
-        what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
         if column in self._manifest.columns:
-            what = f"column {column} of {self.split} is missing in some blocks"
+            problem = f"column {column} of {self.split} is missing in some blocks"
+        else:
+            problem = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
         raise CacheError(
-            f"{self._entry.path}: {what}; run its extract again with this column (--layers, --pool)"
+            f"{self._entry.path}: {problem}; run its extract again with this column (--layers, --pool)"
         )
 
     def _damaged(self, line: Shard | TargetFile, column: str = "") -> CacheError:
+        """Return the error of a damaged file, for the caller to raise; it names the ``column``, if one is given."""
         where = f" (column {column})" if column else ""
         return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self._entry.key)}")
 
 
-def _divides(arrays: dict[str, NDArray], rows: int) -> bool:
-    """Return whether the pointers, if there are any, divide rows among texts, and all other arrays fit to them."""
-    by_token = {"token_ids", "spans"} & arrays.keys()
+def _has_valid_texts(arrays: dict[str, NDArray], rows: int) -> bool:
+    """Return whether the arrays of texts are absent, or complete and consistent with the number of ``rows``."""
+    token_arrays = {"token_ids", "spans"} & arrays.keys()
     if "pointers" not in arrays:
-        return not by_token and "text_ids" not in arrays
+        return not token_arrays and "text_ids" not in arrays
     pointers = arrays["pointers"]
-    is_complete = len(by_token) == 2 and arrays["spans"].shape[1] == 2 and pointers.dtype.kind == "i"
+    is_complete = len(token_arrays) == 2 and arrays["spans"].shape[1] == 2 and pointers.dtype.kind == "i"
+    # The pointers ascend from 0 to the number of rows. Equal ones belong to a text without rows.
     if not is_complete or not len(pointers) or pointers[0] != 0 or pointers[-1] != rows:
         return False
+    is_ascending = bool((np.diff(pointers) >= 0).all())
     texts = len(pointers) - 1
-    sizes = {name: texts + more for name, more in TEXT_TARGETS.items() if name in arrays}
-    return bool((np.diff(pointers) >= 0).all()) and all(
-        len(arrays[name]) == size for name, size in sizes.items()
+    return is_ascending and all(
+        len(arrays[name]) == texts + more for name, more in TEXT_TARGETS.items() if name in arrays
     )
 
 
@@ -341,29 +368,26 @@ class FeatureColumn(NDArrayOperatorsMixin):
 
     def __init__(self, split: SplitFeatures, name: str) -> None:
         tokens, width = split.shape(name)
-        self._split, self._name = split, name
+        self._split = split
+        self._name = name
+        # What NumPy and torch ask of an array.
         self.shape = (split.rows, width) if tokens == 1 else (split.rows, tokens, width)
-        self.dtype, self.ndim = np.dtype(np.float32), len(self.shape)
+        self.ndim = len(self.shape)
+        self.dtype = np.dtype(np.float32)
 
     def to_dask(self) -> "Array":
         """Return the column as a ``dask.array`` with one chunk per shard, which is read when it is computed."""
         import dask.array
         from dask.delayed import delayed
 
-        split, read = self._split, delayed(_read_block, pure=True)
-        chunks = [
-            dask.array.from_delayed(
-                read(
-                    split,
-                    self._name,
-                    block,
-                    dask_key_name=f"{split._entry.key}-{split.split}-{self._name}-{block}",
-                ),
-                (high - low, *self.shape[1:]),
-                self.dtype,
-            )
-            for block, (low, high) in enumerate(split._entry.blocks(split.split))
-        ]
+        split = self._split
+        read_block = delayed(_read_block, pure=True)
+        chunks = []
+        for block, (low, high) in enumerate(split._entry.blocks(split.split)):
+            # Equal names of a chunk in two graphs mean equal values, so the name has everything that decides them.
+            name = f"{split._entry.key}-{split.split}-{self._name}-{block}"
+            values = read_block(split, self._name, block, dask_key_name=name)
+            chunks.append(dask.array.from_delayed(values, (high - low, *self.shape[1:]), self.dtype))
         return dask.array.concatenate(chunks)
 
     def __len__(self) -> int:
@@ -383,19 +407,28 @@ class FeatureColumn(NDArrayOperatorsMixin):
         return np.empty(0).__dlpack_device__()
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        plain = [
+        """Return what NumPy's function, such as that of an operator, returns for the arrays of columns."""
+        arrays = [
             np.asarray(operand) if isinstance(operand, FeatureColumn) else operand for operand in inputs
         ]
-        return getattr(function, method)(*plain, **kwargs)
+        return getattr(function, method)(*arrays, **kwargs)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, tuple) or index is Ellipsis or index is None or np.ndim(index) > 1:
+        """Return what indexing the array returns; only the rows of a number, a slice, a list or a mask are read."""
+        # Other indices may select tokens and features or add axes: NumPy applies them to the whole array.
+        selects_only_rows = not (
+            isinstance(index, tuple) or index is Ellipsis or index is None or np.ndim(index) > 1
+        )
+        if not selects_only_rows:
             return np.asarray(self)[index]
-        numbers = np.arange(len(self))[index]
-        values = self._split.gather(self._name, numbers.ravel())
-        return values.reshape(*numbers.shape, *self.shape[1:])
+        rows = np.arange(len(self))[index]  # () of a single number, or (n,)
+        values = self._split.gather(self._name, rows.ravel())
+        return values.reshape(*rows.shape, *self.shape[1:])
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the array, such as ``mean``; called only for names that this class lacks."""
+        # Private names are not looked up: copy and pickle ask for some before the object has its fields, without which
+        # it has no array.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
@@ -416,7 +449,7 @@ class FeatureRows:
 
     def __init__(self, split: SplitFeatures, columns: Sequence[str]) -> None:
         self._split = split
-        self._shapes = {column: split[column].shape[1:] for column in columns}
+        self._shapes = {column: split[column].shape[1:] for column in columns}  # of a row of each column
 
     def __len__(self) -> int:
         return self._split.rows
@@ -425,18 +458,20 @@ class FeatureRows:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, NDArray]]:
-        """Return some rows, which a loader asks for at once if there is this method."""
+        """Return some rows; a loader that finds this method asks for all rows of a batch at once."""
+        # Indexing a range turns a negative number into one from 0, and a wrong number into an IndexError.
         row_range = range(len(self))
-        numbers = np.array([row_range[row] for row in rows], np.int64)  # a wrong number is an IndexError
+        numbers = np.array([row_range[row] for row in rows], np.int64)
         values = {
             column: self._split.gather(column, numbers).reshape(len(rows), *shape)
             for column, shape in self._shapes.items()
         }
-        # An ellipsis makes a label an array: torch would collate NumPy's floats as float64.
-        return [
-            {**{column: values[column][position] for column in values}, "y": self._split.y[row, ...]}
-            for position, row in enumerate(numbers)
-        ]
+        items = []
+        for position, row in enumerate(numbers):
+            features = {column: values[column][position] for column in values}
+            # An ellipsis makes a label an array: torch would collate NumPy's floats as float64.
+            items.append({**features, "y": self._split.y[row, ...]})
+        return items
 
 
 def _read_block(split: SplitFeatures, column: str, block: int) -> NDArray[np.float32]:
@@ -446,4 +481,5 @@ def _read_block(split: SplitFeatures, column: str, block: int) -> NDArray[np.flo
 
 
 def _stamp(status: os.stat_result) -> Stamp:
+    """Return the `Stamp` of a file from what ``os.stat`` says of it."""
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

@@ -20,7 +20,7 @@ from reservoir_cache.spec import NAME_FORM
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-HIDDEN = "***"
+HIDDEN = "***"  # what messages show instead of a secret
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _MESSAGE_LENGTH = 200  # characters of another library's error in a message, which is one line
 
@@ -40,28 +40,34 @@ def without_credentials(text: str) -> str:
 
 
 def _shown(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    place, *query = re.split("[?#]", rest, maxsplit=1)
+    """Return a URL without its user, password, query and fragment, for messages."""
+    scheme, _, after_scheme = url.partition("://")
+    address, *query = re.split("[?#]", after_scheme, maxsplit=1)
     # An '@' after a '?' may end a password that contains '?', so nothing of this URL is safe to show.
     is_ambiguous = bool(query) and "@" in query[0]
-    return f"{scheme}://{HIDDEN if is_ambiguous else place.removeprefix(f'{_userinfo(place)}@')}"
+    if is_ambiguous:
+        return f"{scheme}://{HIDDEN}"
+    return f"{scheme}://{address.removeprefix(f'{_userinfo(address)}@')}"
 
 
-def _userinfo(rest: str) -> str:
-    """Return ``user:password`` of a URL without its scheme, empty if it has none; S3's secret keys may contain '/'."""
-    authority = rest.partition("/")[0]
-    _, colon, port = authority.rpartition(":")
-    has_password = bool(colon) and not port.isdigit()
-    return rest.rpartition("@")[0] if "@" in authority or has_password else ""
+def _userinfo(after_scheme: str) -> str:
+    """Return ``user:password`` of a URL without its scheme, an empty text if it has none."""
+    before_slash = after_scheme.partition("/")[0]
+    # S3's secret keys may contain '/', so a password may go on after the first '/', and ends at the URL's last '@'.
+    # What follows a colon is such a password, unless it is the number of a port.
+    _, colon, after_colon = before_slash.rpartition(":")
+    has_password = bool(colon) and not after_colon.isdigit()
+    has_userinfo = "@" in before_slash or has_password
+    return after_scheme.rpartition("@")[0] if has_userinfo else ""
 
 
 @dataclass(frozen=True)
 class RemoteFolder:
     """A folder of a file system of fsspec. Its files are named by their path in it, such as ``train/00000-0.h5``."""
 
-    title: str  # the URL without credentials
-    path: str  # as the file system has it
-    filesystem: "AbstractFileSystem"
+    title: str  # the URL without credentials, for messages
+    path: str  # of the folder, as the file system names it
+    filesystem: "AbstractFileSystem"  # fsspec's object for the kind of the URL
     secrets: tuple[str, ...]  # texts that no message may contain
 
     @classmethod
@@ -75,11 +81,14 @@ class RemoteFolder:
             raise CacheError(
                 f"{title}: a URL with '::', '?' or '#' is not the URL of a folder; give one such as s3://bucket/folder"
             )
-        parts = [url, userinfo, *userinfo.split(":")]
-        secrets = tuple(dict.fromkeys(text for part in parts for text in (part, unquote(part)) if text))
+        # The URL, user and password are secret, also as another library may show them: with %-codes decoded.
+        as_written = [url, userinfo, *userinfo.split(":")]
+        decoded = [unquote(text) for text in as_written]
+        secrets = tuple(dict.fromkeys(text for text in (*as_written, *decoded) if text))
         with _reported(title, "be opened", secrets):
             filesystem, path = fsspec.url_to_fs(url)
             filesystem.invalidate_cache()  # other processes may have written since this one has listed it
+        # A file system that does not know users takes user and password for a part of the path.
         if userinfo and f"{userinfo}@" in path:
             raise CacheError(
                 f"{title}: this kind of URL takes no user or password; set them in the environment, as its package says"
@@ -87,9 +96,9 @@ class RemoteFolder:
         return cls(title.rstrip("/"), path.rstrip("/"), filesystem, secrets)
 
     def below(self, *names: str) -> "RemoteFolder":
-        """Return a folder in this one."""
+        """Return the folder in this one that ``names`` lead to; raises CacheError if one of them is a link."""
         folder = replace(self, title="/".join((self.title, *names)), path="/".join((self.path, *names)))
-        if self._is_local:
+        if self._is_local:  # elsewhere paths cannot be checked
             refuse_links(*(Path(self.path, *names[:depth]) for depth in range(1, len(names) + 1)))
         return folder
 
@@ -100,14 +109,13 @@ class RemoteFolder:
                 items = self.filesystem.ls(self.path, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-            names = [
-                item["name"].rstrip("/").rpartition("/")[2] for item in items if item["type"] == "directory"
-            ]
+            paths = [item["name"].rstrip("/") for item in items if item["type"] == "directory"]
+        names = [path.rpartition("/")[2] for path in paths]
         return sorted(name for name in names if NAME_FORM.fullmatch(name))
 
     def size(self, file: str) -> int | None:
         """Return the size of a file, None if it does not exist; raises CacheError for a link, a pipe or a device."""
-        self._folder_of(file)
+        self._folder_of(file)  # called for its check
         with self._reported("be read", file):
             try:
                 info = self.filesystem.info(f"{self.path}/{file}")
@@ -124,15 +132,15 @@ class RemoteFolder:
         size = self.size(file)
         if size is None:
             raise CacheError(f"{self.title}/{file}: missing; copy the entry there again")
+        # Check the limit twice: what a server sends need not have the size that it has announced.
         read_bytes = 0
         with self._reported("be read", file), self.filesystem.open(f"{self.path}/{file}", "rb") as opened:
             source: Any = opened  # its type does not say that it reads bytes
-            # What a server sends need not have the size that it has announced.
-            while size <= limit and (part := source.read(READ_BYTES)):
-                read_bytes += len(part)
+            while size <= limit and (content := source.read(READ_BYTES)):
+                read_bytes += len(content)
                 if read_bytes > limit:
                     break
-                yield bytes(part)
+                yield bytes(content)
         if max(size, read_bytes) > limit:
             raise CacheError(
                 f"{self.title}/{file}: larger than {limit:,} bytes; copy the entry there again"
@@ -147,14 +155,14 @@ class RemoteFolder:
         if self.size(file) != size:
             return False
         crc = 0
-        for part in self.parts(file, size):
-            crc = crc32_of(part, crc)
+        for content in self.parts(file, size):
+            crc = crc32_of(content, crc)
         return f"{crc:08x}" == crc32
 
     def send(self, source: Path, file: str) -> None:
         """Write a file with the content of a local one; raises CacheError for a link, which would be followed."""
-        self.size(file)
-        self._make_room(file)
+        self.size(file)  # called for its check that an existing file is no link
+        self._make_folder_of(file)
         with self._reported("be written", file):
             self.filesystem.put_file(str(source), f"{self.path}/{file}")
         expected = source.stat().st_size
@@ -169,10 +177,11 @@ class RemoteFolder:
             with self._reported("be removed", file):
                 self.filesystem.rm_file(f"{self.path}/{file}")
 
-    def _make_room(self, file: str) -> None:
-        """Create the folder of a file. Object stores, whose paths begin with a bucket, have no folders."""
+    def _make_folder_of(self, file: str) -> None:
+        """Create the folder of a file, if the file system has folders."""
         folder = self._folder_of(file)
-        if folder.path.startswith("/"):
+        has_folders = folder.path.startswith("/")  # the paths of object stores begin with a bucket
+        if has_folders:
             with self._reported("be written", file):
                 self.filesystem.makedirs(folder.path, exist_ok=True)
 
@@ -182,19 +191,24 @@ class RemoteFolder:
 
     @property
     def _is_local(self) -> bool:
+        """Whether the files lie in the file system of this machine."""
         return bool(getattr(self.filesystem, "local_file", False))
 
     def _reported(self, action: str, file: str = "") -> Any:
+        """Return the context `_reported` for an action on a file of this folder, by default on the folder itself."""
         return _reported(f"{self.title}/{file}" if file else self.title, action, self.secrets)
 
 
 @contextmanager
 def _reported(title: str, action: str, secrets: tuple[str, ...]) -> Iterator[None]:
-    """Raise each error of another library as a RemoteError in one line without what is secret."""
+    """Raise each error of another library as a RemoteError in one line without what is secret.
+
+    The message says what cannot be done: ``action`` is such as "be read", and ``title`` is the URL to show.
+    """
     try:
         yield
     except CacheError:
-        raise
+        raise  # our own message, which has no secrets
     except ImportError:
         # The packages are named in pyproject.toml; fsspec's own message names one without its version.
         problem = f"{title}: its package is not installed"
@@ -209,6 +223,7 @@ def _reported(title: str, action: str, secrets: tuple[str, ...]) -> Iterator[Non
 def _safe_reason(error: Exception, secrets: tuple[str, ...]) -> str:
     """Return the beginning of an error's message with secrets hidden, or its type if it has no message."""
     text = " ".join(str(error).split())
-    for secret in sorted(secrets, key=len, reverse=True):  # a short one may be part of a long one
+    # The longest first: a short secret may be part of a long one, whose remainder would then be shown.
+    for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return without_credentials(text)[:_MESSAGE_LENGTH] or type(error).__name__

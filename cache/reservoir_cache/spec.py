@@ -17,12 +17,15 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value of a JSON document."""
 
 FORMAT = 1
+"""Version of the file format, which FORMAT.md describes."""
+
 BLOCK_BYTES = 2**24
 """Size of a shard in bytes: many small files are slow to write, and a killed run loses the current block."""
 
 SPEC_FILE = "spec.json"
-# the data types on disk, and the bytes of a value in each
+
 STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
+"""The data types on disk, and the bytes of a value in each."""
 
 RESERVED = ("moments", "runs")
 """Folders of an entry that hold no split, so that no split may have their names.
@@ -31,6 +34,7 @@ Derived arrays lie in ``moments`` (see `derived`), and the records of processes 
 """
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""The form of all names that are parts of a path in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +44,25 @@ class _Part:
     Optional fields were added over time, and keys of entries that were made before must not change.
     """
 
-    more: Mapping[str, Json] = field(default_factory=dict)  # fields of other versions
+    # Fields that this version does not know, which are part of the key all the same.
+    more: Mapping[str, Json] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, name: str, values: object) -> Self:
         """Return the part called ``name`` from its JSON; raises CacheError for missing fields and other types."""
-        own = {item.name: item for item in fields(cls) if item.name != "more"}
-        required = [item.name for item in own.values() if _is_required(item)]
+        known_fields = {item.name: item for item in fields(cls) if item.name != "more"}
+        required = [item.name for item in known_fields.values() if _is_required(item)]
         if not isinstance(values, dict) or not {*required} <= values.keys():
             raise CacheError(
                 f"specification: {name} must be a mapping with {', '.join(required)}, not {values!r}"
             )
         arguments = {
-            key: _checked(f"{name}.{key}", values[key], own[key].type) for key in own if key in values
+            key: _checked(f"{name}.{key}", values[key], item.type)
+            for key, item in known_fields.items()
+            if key in values
         }
-        return cls(**arguments, more={key: value for key, value in values.items() if key not in own})
+        more = {key: value for key, value in values.items() if key not in known_fields}
+        return cls(**arguments, more=more)
 
     def to_json(self) -> dict[str, Json]:
         """Return the fields as JSON values, without optional fields that have their default."""
@@ -70,12 +78,14 @@ class _Part:
 class DataSpec(_Part):
     """The prepared data of an entry in row order."""
 
-    digest: str
-    rows: Mapping[str, int]  # of each split
-    # digest of the data that imported features come from, if only labels came with them
+    digest: str  # of the data; for imported features without their data, of ``origin`` and of the labels
+    rows: Mapping[str, int]  # number of rows of each split, at least 1
+    # digest of the data that imported features come from, if only labels came with them; None otherwise
     origin: str | None = None
 
     def __post_init__(self) -> None:
+        """Check the splits and their numbers of rows; raises CacheError if one is invalid."""
+        # A copy, so that the caller's mapping can change. A frozen dataclass allows no plain assignment.
         object.__setattr__(self, "rows", dict(self.rows))
         if not self.rows:
             raise CacheError("specification: data.rows must map each split to its number of rows")
@@ -92,49 +102,52 @@ class DataSpec(_Part):
 class BackboneSpec(_Part):
     """Architecture and weights of the frozen model."""
 
-    family: str
+    family: str  # name of the architecture, such as gpt2
     digest: str  # of the weights; for imported features, of the features
-    gelu: str | None = None  # how GELU's tanh form is computed, for models that have it
-    device: str | None = None  # "cuda" if a GPU computed the features
-    compiled: str | None = None  # "blocks" if compiled blocks and poolings computed them
+    gelu: str | None = None  # how GELU's tanh form is computed; None for models without it
+    device: str | None = None  # "cuda" if a GPU computed the features; None for a CPU
+    compiled: str | None = None  # "blocks" if compiled blocks and poolings computed them; None otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitSpec(_Part):
     """Where the frozen weights come from."""
 
-    kind: str
-    seed: int
+    kind: str  # such as pretrained, random or imported
+    seed: int  # of random weights; 0 for others
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec(_Part):
     """The fixed input layer, and how a sequence is cut into tokens."""
 
-    kind: str
-    seed: int
-    gain: float
-    patch: int
-    stride: int
-    dilations: tuple[int, ...] = (1,)
-    pad: str = "valid"
-    normalise: str = "channel"
-    tokenizer: str | None = None  # SHA-256 of a native input's tokenizer, processor and embeddings
+    kind: str  # such as gaussian, native or imported
+    seed: int  # of a random layer; 0 for others
+    gain: float  # scale of the layer
+    patch: int  # values of a token
+    stride: int  # values from the start of a token to that of the next
+    dilations: tuple[int, ...] = (1,)  # steps between the values of a token; several concatenate windows
+    pad: str = "valid"  # "valid": windows inside the sequence, or "same": centred at each step
+    normalise: str = "channel"  # how values are scaled before they enter the layer
+    # SHA-256 of the files of a model's own input layer (kind "native"); None if it has no such file.
+    tokenizer: str | None = None
     processor: str | None = None
     embeddings: str | None = None
-    template: str | None = None  # SHA-256 of the chat template, if the texts are chats
-    long: str | None = None  # how texts are read that are longer than the model reads at once
+    template: str | None = None  # of the chat template; None if the texts are not chats
+    long: str | None = (
+        None  # how texts that are longer than the model reads at once are read; None if there are none
+    )
 
     @property
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of each file of a native input, by its kind."""
-        named = {
+        """The SHA-256 of each file of a native input, by the name of its field."""
+        digests = {
             "tokenizer": self.tokenizer,
             "processor": self.processor,
             "embeddings": self.embeddings,
             "template": self.template,
         }
-        return {kind: digest for kind, digest in named.items() if digest is not None}
+        return {name: digest for name, digest in digests.items() if digest is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +162,14 @@ class Spec:
     backbone: BackboneSpec
     init: InitSpec
     input: InputSpec
-    padding: str
-    compute: str
-    store: str
+    padding: str  # the padding and mask rule
+    compute: str  # precision of the forward pass
+    store: str  # data type on disk, one of `STORES`
     format: int = FORMAT
 
     def __post_init__(self) -> None:
+        """Check the task's name and ``store``; raises CacheError if one is invalid."""
+        # A copy in JSON types, as it is read back. A frozen dataclass allows no plain assignment.
         object.__setattr__(self, "task", _plain(self.task))
         if not isinstance(self.task, dict) or "name" not in self.task:
             raise CacheError(f"specification: task must be a mapping with name, not {self.task!r}")
@@ -167,11 +182,9 @@ class Spec:
         """Return a specification from its JSON; raises CacheError for missing, unknown and mistyped fields."""
         content = _plain(values)
         names = {item.name for item in fields(cls)}
-        if (
-            not isinstance(content, dict)
-            or not content.keys() <= names
-            or not names - {"format"} <= content.keys()
-        ):
+        required = names - {"format"}
+        has_valid_fields = isinstance(content, dict) and required <= content.keys() <= names
+        if not has_valid_fields:
             raise CacheError(f"specification: must have the fields {', '.join(sorted(names))}")
         return cls(
             task=content["task"],
@@ -201,7 +214,7 @@ class Spec:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the canonical JSON, 64 hexadecimal digits."""
+        """The key of the entry: SHA-256 of the canonical JSON, 64 hexadecimal digits."""
         return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
 
     @property
@@ -219,49 +232,58 @@ class Spec:
 class Layout:
     """The division of an entry into files, chosen when it is created and stored in it; not part of the key."""
 
-    # rows of one forward pass; later runs keep this number, because it changes the last bits
+    # Rows of one forward pass. Later runs keep this number, because it changes the last bits of features.
     batch_rows: int
     block_rows: int = 256  # rows of one shard
-    offset_rows: int = 0  # rows that are computed together and share an offset; by default all of a block
+    # Consecutive rows of a block that are computed together and share an offset. The argument 0 stands for all rows of
+    # the block; the field is from 1 to ``block_rows``.
+    offset_rows: int = 0
 
     def __post_init__(self) -> None:
+        """Check that all fields are positive numbers, and replace 0 in ``offset_rows``; raises CacheError if not."""
         for name, value in vars(self).items():
             least = 0 if name == "offset_rows" else 1
-            if type(value) is not int or value < least:
+            if type(value) is not int or value < least:  # a boolean is an int to isinstance
                 raise CacheError(
                     f"layout: {name} must be a whole number of at least {least}, not {value!r}"
                 )
-        # 0 stands for a whole block, and no offset is shared by two blocks.
-        object.__setattr__(self, "offset_rows", min(self.offset_rows or self.block_rows, self.block_rows))
+        # No offset is shared by two blocks. A frozen dataclass allows no plain assignment.
+        offset_rows = min(self.offset_rows or self.block_rows, self.block_rows)
+        object.__setattr__(self, "offset_rows", offset_rows)
 
     def to_dict(self) -> dict[str, int]:
-        """Return the fields; ``offset_rows``, which old versions refuse, only if a block has several offsets."""
-        return {
-            name: rows
-            for name, rows in vars(self).items()
-            if name != "offset_rows" or rows < self.block_rows
-        }
+        """Return the fields as they are stored in the entry.
+
+        ``offset_rows``, which old versions refuse, is left out if a block has one offset, which readers assume then.
+        """
+        values = dict(vars(self))
+        if self.offset_rows == self.block_rows:
+            del values["offset_rows"]
+        return values
 
     def count(self, rows: int) -> int:
-        """Return the number of blocks of a split."""
-        return -(-rows // self.block_rows)
+        """Return the number of blocks of a split with this number of rows."""
+        return -(-rows // self.block_rows)  # rounded up: the last block may be short
 
     def block(self, rows: int, block: int) -> tuple[int, int]:
-        """Return the row range [low, high) of one block of a split."""
-        return block * self.block_rows, min((block + 1) * self.block_rows, rows)
+        """Return the row range [low, high) of one block of a split with this number of rows."""
+        low = block * self.block_rows
+        return low, min(low + self.block_rows, rows)
 
     def blocks(self, rows: int) -> list[tuple[int, int]]:
-        """Return the row ranges [low, high) of the blocks of a split."""
+        """Return the row ranges [low, high) of the blocks of a split with this number of rows."""
         return [self.block(rows, block) for block in range(self.count(rows))]
 
 
 def rows_per_block(row_bytes: int, unit: int, most: int, block_bytes: int | None = None) -> int:
-    """Return the number of rows of a block of ``block_bytes``, by default `BLOCK_BYTES`.
+    """Return how many rows of ``row_bytes`` bytes a block of ``block_bytes`` holds, by default `BLOCK_BYTES`.
 
-    It is a multiple of ``unit``, at most ``most`` but at least one unit.
+    The number is a multiple of ``unit``, and at most ``most`` rows, but at least one unit.
     """
     block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
-    return max(1, min(block_bytes // max(row_bytes, 1), most) // unit) * unit
+    rows = min(block_bytes // max(row_bytes, 1), most)
+    units = max(1, rows // unit)
+    return units * unit
 
 
 def canonical_json(value: object) -> str:
@@ -270,7 +292,7 @@ def canonical_json(value: object) -> str:
 
 
 def check_name(name: object, what: str) -> str:
-    """Return a name that is safe as a part of a path; raises CacheError for any other."""
+    """Return a name that is safe as a part of a path; raises CacheError, which calls it ``what``, for any other."""
     if not isinstance(name, str) or not NAME_FORM.fullmatch(name):
         raise CacheError(
             f"{what} {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit"
@@ -279,10 +301,13 @@ def check_name(name: object, what: str) -> str:
 
 
 def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
-    """Read an entry's ``spec.json``; raises CacheError if it is absent or damaged, or has another format or key."""
+    """Return the specification, the layout and ``made_with`` from an entry's ``spec.json``.
+
+    Raises CacheError if the file is absent or damaged, or has another format or key.
+    """
     path = folder / SPEC_FILE
+    # Check the format before anything else in the file is used.
     try:
-        # Check the format before anything else in the file is used.
         version = json.loads(read_regular(path))["spec"]["format"]
     except (FileNotFoundError, NotADirectoryError) as error:
         problem = f"{folder}: not an entry of the cache, because it has no {SPEC_FILE}"
@@ -294,15 +319,18 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         raise CacheError(f"{start} of reservoir-features, or extract again with another --cache")
     try:
         content = read_json(path, indent=2)
-        spec, layout = Spec.from_json(content["spec"]), Layout(**content["layout"])
-        key, made_with = content["key"], content["made_with"]
-        objects = (
+        spec = Spec.from_json(content["spec"])
+        layout = Layout(**content["layout"])
+        key = content["key"]
+        made_with = content["made_with"]
+        # These parts of made_with are optional, and programs that read them need objects.
+        must_be_objects = (
             made_with,
             made_with.get("call", {}),
             made_with.get("kept", {}),
             made_with.get("reservoir", {}),
         )
-        if not isinstance(key, str) or not all(isinstance(value, dict) for value in objects):
+        if not isinstance(key, str) or not all(isinstance(value, dict) for value in must_be_objects):
             raise TypeError("its key is not a string, or a part of made_with is not an object")
         if spec.key != key:
             raise CacheError(f"it hashes to {spec.key[:16]}, not to its key {key[:16]}")
@@ -314,21 +342,25 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
 
 
 def _is_required(item: Field[Any]) -> bool:
+    """Return whether a field of a dataclass has no default."""
     return item.default is MISSING and item.default_factory is MISSING
 
 
 def _checked(name: str, value: object, kind: Any) -> Any:
-    """Return a JSON value as a field of type ``kind`` has it; raises CacheError for a value of another type."""
+    """Return a JSON value in the type ``kind`` of its field; raises CacheError for a value of another type.
+
+    ``name`` is the name of the field in the message.
+    """
     if kind == tuple[int, ...]:
-        fits = isinstance(value, list) and all(type(number) is int for number in value)
+        has_type = isinstance(value, list) and all(type(number) is int for number in value)
         value = tuple(value) if isinstance(value, list) else value
     elif kind == Mapping[str, int]:
-        fits = isinstance(value, dict)  # `DataSpec` checks the counts
+        has_type = isinstance(value, dict)  # `DataSpec` checks the counts
     else:
-        # A whole number may stand for a float, but a boolean for neither.
+        # A whole number may stand for a float, but a boolean, which is an int to isinstance, for neither.
         allowed = int | float if kind is float else kind
-        fits = isinstance(value, allowed) and not isinstance(value, bool)
-    if not fits:
+        has_type = isinstance(value, allowed) and not isinstance(value, bool)
+    if not has_type:
         raise CacheError(f"specification: {name} is {value!r}, which has another type")
     return value
 
@@ -344,5 +376,6 @@ def _plain(value: object) -> Any:
 
 
 def _number(text: str) -> int | float:
+    """Return the number that a decimal with a point or an exponent stands for; an int if it is whole."""
     value = float(text)
     return int(value) if value.is_integer() else value

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_cache import derived
-from reservoir_cache.entry import NAME, Entry, Manifest, Shard, block_of, page_name, page_of
+from reservoir_cache.entry import MANIFEST_FILE, Entry, Manifest, Shard, block_of, page_name, page_of
 from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.paths import fault, file_crc32, is_regular
@@ -20,40 +20,46 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     `Entry.progress` defines finished splits; an `Entry.intermediate` entry needs none. Without
     ``contents``, files are not read; only their sizes are compared.
     """
-    # The files that the pages of each manifest list, and the pages themselves.
     problems: list[Problem] = []
-    remedy = repair_command(entry.key)
     for split in entry.splits:
-        folder = entry.path / split
-        pages_with_files: set[int] = set()  # those that must list a file
-        for path in folder.glob("*.h5"):
-            with suppress(CacheError):  # a file that no page can list
-                pages_with_files.add(page_of(path.name))
-        for page in range(entry.page_count(split)):
-            path = folder / page_name(page)
-            try:
-                lines = {file: vars(line) for file, line in entry.page(split, page).files.items()}
-            except CacheError as error:
-                problems.append(Problem.of(path, error, remedy))
-            else:
-                files_exist = page in pages_with_files
-                problems += _damage(path, lines, remedy, files_exist=files_exist, contents=contents)
-    damaged = {problem.path.parent.name for problem in problems}
-    # Arrays that were derived from the features, such as moments, which have a list of their own.
-    path = entry.path / derived.FOLDER / NAME
+        problems += _damage_of_split(entry, split, contents=contents)
+    damaged_splits = {problem.path.parent.name for problem in problems}
+    # Arrays that were derived from the features, such as moments, which have a manifest of their own.
+    manifest = entry.path / derived.FOLDER / MANIFEST_FILE
     remedy = "it is computed again when needed"
-    lines = derived.listed(path.parent)
+    lines = derived.listed(manifest.parent)
     if lines is None:
-        problems.append(Problem(path, "damaged", remedy))
+        problems.append(Problem(manifest, "damaged", remedy))
     else:
-        problems += _damage(
-            path, lines, remedy, files_exist=any(path.parent.glob("*.h5")), contents=contents
-        )
+        files_exist = any(manifest.parent.glob("*.h5"))
+        problems += _damage(manifest, lines, remedy, files_exist=files_exist, contents=contents)
+    # Splits that are not finished, although none of their files is damaged.
     with suppress(CacheError):  # a damaged manifest has been reported above
         for split, (finished, count) in entry.progress().items():
-            if finished < count and split not in damaged and not entry.intermediate:
-                what = f"not finished: {finished} of {count} blocks exist"
-                problems.append(Problem(entry.path / split, what, "run the same extract again"))
+            if finished < count and split not in damaged_splits and not entry.intermediate:
+                problem = f"not finished: {finished} of {count} blocks exist"
+                problems.append(Problem(entry.path / split, problem, "run the same extract again"))
+    return problems
+
+
+def _damage_of_split(entry: Entry, split: str, *, contents: bool) -> list[Problem]:
+    """Return the damaged pages of a split's manifest, and the damaged files that they list; see `verify`."""
+    folder = entry.path / split
+    remedy = repair_command(entry.key)
+    pages_with_files: set[int] = set()  # a page must list a file if the folder has one of its blocks
+    for path in folder.glob("*.h5"):
+        with suppress(CacheError):  # a file that no page can list
+            pages_with_files.add(page_of(path.name))
+    problems: list[Problem] = []
+    for page in range(entry.page_count(split)):
+        manifest = folder / page_name(page)
+        try:
+            lines = {file: vars(line) for file, line in entry.page(split, page).files.items()}
+        except CacheError as error:
+            problems.append(Problem.of(manifest, error, remedy))
+        else:
+            files_exist = page in pages_with_files
+            problems += _damage(manifest, lines, remedy, files_exist=files_exist, contents=contents)
     return problems
 
 
@@ -65,7 +71,10 @@ def _damage(
     files_exist: bool,
     contents: bool,
 ) -> list[Problem]:
-    """Compare files with the lines of their manifest, which must not be empty if ``files_exist``."""
+    """Return the files that differ from their lines in a manifest, which must not be empty if ``files_exist``.
+
+    ``lines`` has the size and the CRC-32 of each file by its name; ``remedy`` is what to do about a problem.
+    """
     if not lines and files_exist:
         return [Problem(manifest, "missing, although files exist that it should list", remedy)]
     paths = {manifest.with_name(file): line for file, line in lines.items()}
@@ -83,45 +92,55 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
     repaired = []
     for problem in verify(entry) if problems is None else problems:
         folder, file = problem.path.parent, problem.path.name
-        if folder.parent != entry.path:  # an unfinished split
+        is_unfinished_split = folder.parent != entry.path  # the path of any other problem is that of a file
+        if is_unfinished_split:
             continue
         locks = entry_locks(entry.path)
         with locks.at_work(), locks.mutex():
             if folder.name == derived.FOLDER:
                 derived.forget(folder, file)
-            elif not _repair(entry, folder.name, file):
-                continue
-        repaired.append(problem)
+                is_repaired = True
+            else:
+                is_repaired = _repair(entry, folder.name, file)
+        if is_repaired:
+            repaired.append(problem)
     return repaired
 
 
 def _repair(entry: Entry, split: str, file: str) -> bool:
-    """Rebuild a damaged page, or remove a damaged file; return False if it is sound or another run is writing it."""
-    folder, locks, page = entry.path / split, entry_locks(entry.path), page_of(file)
-    if file == page_name(page):
-        _rebuild(entry, split, page).write(folder, page)
+    """Rebuild a damaged page, or remove a damaged file; return False if it is sound or another run is writing it.
+
+    The caller holds the entry's mutex.
+    """
+    folder = entry.path / split
+    page_number = page_of(file)
+    if file == page_name(page_number):
+        _rebuild(entry, split, page_number).write(folder, page_number)
         return True
-    manifest = entry.page(split, page)
-    line = manifest.files.get(file)
+    # Check the file again, because another run may have repaired it since it was found damaged.
+    page = entry.page(split, page_number)
+    line = page.files.get(file)
     if line is None or not fault(folder / file, vars(line)):
         return False
-    with ExitStack() as claim:
+    with ExitStack() as claim:  # releases the block at the end, if there is one
         if isinstance(line, Shard):
-            number = entry.block_number(split, line.block)
-            if not locks.claim(number):
+            locks = entry_locks(entry.path)
+            block_number = entry.block_number(split, line.block)
+            if not locks.claim(block_number):
                 return False
-            claim.callback(locks.release, number)
-        manifest.without({file}).write(folder, page)
+            claim.callback(locks.release, block_number)
+        # The line goes before the file: a page never lists a file that does not exist.
+        page.without({file}).write(folder, page_number)
         (folder / file).unlink(missing_ok=True)
     return True
 
 
 def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
-    """Return the manifest of a page with its undamaged shards, without labels, which extract writes again."""
+    """Return page ``page`` of a manifest with its undamaged shards, without labels, which extract writes again."""
     folder = entry.path / split
     manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
     for path in sorted(folder.glob("*.h5")):
-        # Only regular files of this page count, which describe themselves as blocks of this entry.
+        # Leave out files that are not shards of this page, and damaged ones.
         try:
             block = block_of(path.name)
             if not is_regular(path) or block >= entry.block_count(split) or page_of(path.name) != page:
@@ -129,10 +148,11 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
             shard = inspect_shard(path, entry.spec.store, entry.layout.offset_rows)
         except UNREADABLE:
             continue
-        # Each column of a block is listed once; an older shard may hold it, too.
-        listed_columns = manifest.held().get(block, {}).keys()
-        columns_are_new = shard.crc32s and listed_columns.isdisjoint(shard.crc32s)
-        if shard.header == entry.header(split, block) and columns_are_new:
+        # The shard must describe itself as this block of this entry. A page lists each column of a block once, so a
+        # shard with a column that an earlier shard has is left out, as is one without columns.
+        listed_columns = manifest.stored_columns().get(block, {}).keys()
+        has_new_columns = bool(shard.crc32s) and listed_columns.isdisjoint(shard.crc32s)
+        if has_new_columns and shard.header == entry.header(split, block):
             line = Shard(path.name, block, path.stat().st_size, file_crc32(path), shard.crc32s)
             manifest = manifest.with_shard(line, shard.columns)
     return manifest

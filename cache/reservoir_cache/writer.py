@@ -41,10 +41,9 @@ Arrays = Mapping[str, NDArray[np.float32] | Encoded]
 
 WRITERS = 3  # threads that encode and write blocks: one may wait for the disk while the others compute
 ID_DATASETS = ("ids", "text_ids")  # the names of rows, or of the texts whose tokens are rows
-PENDING = 6  # blocks in memory that are not on disk yet
-GROUP_BYTES = (
-    2**26
-)  # of shards that a page lists at once, because pages take three of the four fsyncs of a shard
+PENDING = 6  # blocks that may be in memory and not on disk yet
+# Size of the shards that are listed in one write of their page, because pages take three of the four fsyncs of a shard.
+GROUP_BYTES = 2**26
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
@@ -62,10 +61,13 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
         return  # without a lock, because taking one needs write permission
     locks = entry_locks(entry.path)
     with locks.at_work(), locks.mutex():
-        page = entry.page(split, 0)
-        if page.targets:  # the page never lists a checksum of other content, even after a crash
+        page = entry.page(split, 0)  # the first page lists the labels
+        # If the file is replaced, the page first stops listing it, so that after a crash it never lists a checksum of
+        # other content.
+        if page.targets:
             replace(page, targets=None).write(folder, 0)
-        line = TargetFile(TARGETS_FILE, *publish(folder / TARGETS_FILE, *file_content(arrays)))
+        size, crc32 = publish(folder / TARGETS_FILE, *file_content(arrays))
+        line = TargetFile(TARGETS_FILE, size, crc32)
         replace(page, targets=line).write(folder, 0)
 
 
@@ -87,9 +89,9 @@ class _Written:
     """A shard whose content is on disk, and that no page lists yet."""
 
     split: str
-    line: Shard
-    shapes: dict[str, Column]
-    unsound: set[str]  # damaged files of the block, which the page will no longer list
+    line: Shard  # what the page will list
+    shapes: dict[str, Column]  # of the columns of the shard
+    unsound: set[str]  # names of damaged files of the block, which the page will no longer list
 
 
 class ShardWriter:
@@ -109,15 +111,15 @@ class ShardWriter:
         self._room = threading.Semaphore(PENDING)  # one for each further block that memory may hold
         self._claimed = set[int]()  # numbers of the blocks that this run has claimed
         self._sizes = list[int]()  # bytes of the shards that have been written
-        self._error: BaseException | None = None  # the last error of a thread
-        self._guard = threading.Lock()  # of the two fields below
-        self._group = list[_Written]()  # blocks to be listed together
-        self._unwritten = 0  # blocks that are queued, or that a thread writes
+        self._error: BaseException | None = None  # the last error of a thread; None while there is none
+        self._guard = threading.Lock()  # held while the two fields below are read and changed
+        self._group = list[_Written]()  # written blocks that are to be listed together
+        self._unwritten = 0  # number of blocks that are queued, or that a thread writes
 
     def __enter__(self) -> "ShardWriter":
         self._at_work.__enter__()
-        # All threads start here: one that Ctrl-C meets while ``put`` starts it would not be waited
-        # for on leaving.
+        # All threads start here: one that Ctrl-C meets while ``put`` starts it would not be waited for on leaving. Each
+        # thread takes one of these calls, because the barrier holds it until all threads have come.
         started = threading.Barrier(WRITERS)
         list(self._threads.map(lambda _: started.wait(), range(WRITERS)))
         return self
@@ -125,14 +127,16 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._threads.shutdown()
-        # Blocks are left if the caller was interrupted after it counted a block and before it queued it, because the
+        self._threads.shutdown()  # waits for the queued blocks
+        # The group still has blocks if ``put`` was interrupted after it counted a block and before it queued it: the
         # group then waits for that block.
         self._list(self._group)
         self._group = []
+        # Claims of blocks that were never queued.
         for number in self._claimed:
             self._locks.release(number)
         self._at_work.__exit__(None, None, None)
+        # An error of the caller goes first; it is raised after this method.
         if kind is None and self._error:
             raise self._error
 
@@ -142,19 +146,26 @@ class ShardWriter:
         return sum(self._sizes)
 
     def claim(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
-        """Claim a block until it is on disk; return the columns that it lacks, none if another run has claimed it."""
+        """Claim a block until it is on disk, and return which of the columns it lacks.
+
+        The result is empty, and the block is not claimed, if another run has claimed it or it lacks none.
+        """
         number = self._entry.block_number(split, block)
         if not self._locks.claim(number):
             return ()
         self._claimed.add(number)
-        lacking = self._entry.lacking(split, block, columns)  # another run may have just published it
+        # Only now nobody else changes the block; another run may have just published it.
+        lacking = self._entry.lacking(split, block, columns)
         if not lacking:
             self._release(split, block)
         return lacking
 
     def put(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
-        """Queue the columns that a claimed block lacks; a thread calls ``arrays`` if callable."""
-        self._room.acquire()  # waits while too many blocks are queued
+        """Queue the columns that a claimed block lacks; if ``arrays`` is a function, a thread of the writer calls it.
+
+        Raises the error of an earlier block, if a thread had one.
+        """
+        self._room.acquire()  # waits while too many blocks are queued; `_work` releases it
         if self._error:
             raise self._error
         with self._guard:
@@ -164,7 +175,7 @@ class ShardWriter:
 
     def _work(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
         """Encode and write a block, in a thread of the writer; after an error, blocks are only released."""
-        written = None
+        written: _Written | None = None  # None if an error, of this or an earlier block, keeps it unwritten
         try:
             if self._error is None:
                 encoded = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)
@@ -178,18 +189,24 @@ class ShardWriter:
         self._room.release()
 
     def _finished_group(self, written: _Written | None) -> list[_Written]:
-        """Add a block to the group, or None if it was not written; return the group if it ends here, else no block."""
+        """Count a block as written, and return the group of blocks to list now; it is empty while the group grows.
+
+        The block joins the group, unless ``written`` is None because of an error.
+        """
         with self._guard:
             self._unwritten -= 1
-            self._group += [written] if written else []
+            if written:
+                self._group.append(written)
             is_large = sum(block.line.bytes for block in self._group) >= GROUP_BYTES
-            if self._unwritten and not is_large:
+            more_blocks_come = self._unwritten > 0
+            if more_blocks_come and not is_large:
                 return []
-            group, self._group = self._group, []
-            return group
+            finished_group = self._group
+            self._group = []
+            return finished_group
 
     def _list(self, group: Sequence[_Written]) -> None:
-        """List the blocks of a group in their pages, and release them."""
+        """List the blocks of a group in their pages, and release them, after an error too."""
         try:
             _list_shards(self._entry, group)
         except BaseException as error:  # raised again by ``put`` or on leaving
@@ -199,13 +216,17 @@ class ShardWriter:
                 self._release(written.split, written.line.block)
 
     def _release(self, split: str, block: int) -> None:
+        """Give up the claim of a block."""
         number = self._entry.block_number(split, block)
         self._claimed.remove(number)
         self._locks.release(number)
 
 
 def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, Encoded]:
-    """Return the columns of a block as they are stored, sorted by name."""
+    """Return the columns of a block as they are stored, sorted by name; columns that are encoded stay as they are.
+
+    Raises CacheError for a column of another shape or type, or with a value that cannot be stored.
+    """
     low, high = entry.layout.block(entry.spec.rows[split], block)
     encoded = dict[str, Encoded]()
     for name, x in sorted(arrays.items()):
@@ -213,11 +234,12 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
         if isinstance(x, Encoded):
             encoded[name] = x
             continue
-        if x.dtype != np.float32 or x.ndim != 3 or len(x) != high - low or 0 in x.shape:
+        has_shape_of_block = x.ndim == 3 and len(x) == high - low and 0 not in x.shape
+        if x.dtype != np.float32 or not has_shape_of_block:
             expected = f"float32 of shape ({high - low}, tokens, width)"
             raise CacheError(f"column {name}: needs {expected}, not {x.dtype} {x.shape}")
-        step = entry.layout.offset_rows
-        encoded[name] = encode(x, entry.spec.store, column=name, first_row=low, offset_rows=step)
+        offset_rows = entry.layout.offset_rows
+        encoded[name] = encode(x, entry.spec.store, column=name, first_row=low, offset_rows=offset_rows)
     return encoded
 
 
@@ -229,30 +251,41 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     _check_shapes(page, shapes)
     # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a
     # repair makes the same names, and replaces an unlisted file of a killed run.
-    of_block = [shard for shard in page.shards if shard.block == block]
-    taken = {shard.file for shard in of_block if has_listed_size(folder, shard)}
-    file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
-    content, crc32 = shard_content(entry.header(split, block), encoded, entry.spec.store)
-    published = publish(folder / file, *content, crc32=crc32, sync_folder=False)
-    line = Shard(file, block, *published, {name: column.crc32 for name, column in encoded.items()})
-    return _Written(split, line, shapes, {shard.file for shard in of_block} - taken)
+    shards_of_block = [shard for shard in page.shards if shard.block == block]
+    undamaged_files = {shard.file for shard in shards_of_block if has_listed_size(folder, shard)}
+    damaged_files = {shard.file for shard in shards_of_block} - undamaged_files
+    part = 0
+    while (file := f"{block:05d}-{part}.h5") in undamaged_files:
+        part += 1
+    content, crc = shard_content(entry.header(split, block), encoded, entry.spec.store)
+    # `_list_shards` syncs the folder, once for several shards.
+    size, crc32 = publish(folder / file, *content, crc32=crc, sync_folder=False)
+    crc32_of_columns = {name: column.crc32 for name, column in encoded.items()}
+    line = Shard(file, block, size, crc32, crc32_of_columns)
+    return _Written(split, line, shapes, damaged_files)
 
 
 def _list_shards(entry: Entry, group: Sequence[_Written]) -> None:
-    """List shards in the pages of their splits, each of which is written once."""
-    by_page: dict[tuple[str, int], list[_Written]] = {}
+    """List shards in the pages of their splits, each of which is written once.
+
+    Raises CacheError if a column has another shape than in a page.
+    """
+    shards_of_page: dict[tuple[str, int], list[_Written]] = {}  # by split and number of the page
     for written in group:
-        by_page.setdefault((written.split, page_of(written.line.block)), []).append(written)
+        page_number = page_of(written.line.block)
+        shards_of_page.setdefault((written.split, page_number), []).append(written)
     # The names of the shards must be on disk before a page that lists them.
-    for split in dict.fromkeys(split for split, _ in by_page):
+    splits = dict.fromkeys(split for split, _ in shards_of_page)
+    for split in splits:
         sync(entry.path / split)
-    for (split, number), shards in by_page.items():
+    for (split, page_number), shards in shards_of_page.items():
         with entry_locks(entry.path).mutex():
-            page = entry.page(split, number)
+            page = entry.page(split, page_number)
             for written in shards:
+                # Another run may have listed a column of the page meanwhile.
                 _check_shapes(page, written.shapes)
                 page = page.without(written.unsound).with_shard(written.line, written.shapes)
-            page.write(entry.path / split, number)
+            page.write(entry.path / split, page_number)
 
 
 def _check_shapes(page: Manifest, shapes: Mapping[str, Column]) -> None:
@@ -260,8 +293,8 @@ def _check_shapes(page: Manifest, shapes: Mapping[str, Column]) -> None:
     for name, shape in shapes.items():
         listed = page.columns.get(name)
         if listed is not None and listed != shape:
-            own_shape = (shape.tokens, shape.width)
+            new_shape = (shape.tokens, shape.width)
             listed_shape = (listed.tokens, listed.width)
             raise CacheError(
-                f"column {name}: shape {own_shape} per row, but other blocks have {listed_shape}"
+                f"column {name}: shape {new_shape} per row, but other blocks have {listed_shape}"
             )

@@ -44,7 +44,7 @@ def passes(monkeypatch):
 def forget():
     """Forget all rows and models, as in a new process."""
     row_cache.row_cache.clear()
-    row_cache._loaded.cache_clear()
+    row_cache._loaded_model.cache_clear()
 
 
 @pytest.fixture

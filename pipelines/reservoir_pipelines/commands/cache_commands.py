@@ -22,7 +22,7 @@ Name = Annotated[
     str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")
 ]
 
-OTHERS = (
+OTHER_FOLDERS = (
     "prepared/*/*",
     "readouts/*/*",
     "runs/*/*",
@@ -31,7 +31,7 @@ OTHERS = (
     "attention/*",
     "reproductions/*",
 )
-"""Other folders below the cache's root."""
+"""Patterns of the folders below the cache's root that are not entries."""
 
 
 def list_(options: dict[str, Any]) -> Answer:
@@ -40,17 +40,21 @@ def list_(options: dict[str, Any]) -> Answer:
     notify(*map(str, store.broken_entries(root)))
     entries = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
     table = record_table(entries, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
-    folders = [
-        {"folder": str(path.relative_to(root)), "bytes": store.folder_bytes(path)} for path in _others(root)
+    tables = [table.titled(str(root))]
+    other_folders = [
+        {"folder": str(path.relative_to(root)), "bytes": store.folder_bytes(path)}
+        for path in _other_folders(root)
     ]
-    others = [record_table(folders, "folder", "bytes")] if folders else []
-    return Answer(entries, [table.titled(str(root)), *others])
+    if other_folders:
+        tables.append(record_table(other_folders, "folder", "bytes"))
+    return Answer(entries, tables)
 
 
 def show(entry: Name, options: dict[str, Any]) -> Answer:
     """Show everything about one entry."""
-    stored = _find(entry, cache_root(**options))
-    spec, made_with = stored.spec.to_json(), dict(stored.made_with)
+    stored = _find_entry(entry, cache_root(**options))
+    spec = stored.spec.to_json()
+    made_with = dict(stored.made_with)
     summary = _summary(store.summarize(stored)) | {"running": stored.running()}
     tables = [
         record_facts(summary),
@@ -72,13 +76,18 @@ def verify(
     The exit code is 1 if a file is damaged.
     """
     root = cache_root(**options)
-    entries = [_find(entry, root)] if entry else store.list_entries(root)
+    entries = [_find_entry(entry, root)] if entry else store.list_entries(root)
     problems = [] if entry else store.broken_entries(root)
-    problems += [problem for stored in entries for problem in store.verify(stored)]
-    records = [{"path": p.path, "what": p.what, "repair": p.repair} for p in problems]
-    complete = Facts([("complete", f"{len(entries)} entries, no damage")])
-    shown = record_table(records, "path", "what", "repair") if records else complete
-    return Answer({"entries": len(entries), "problems": records}, [shown], wrong=bool(problems))
+    for stored in entries:
+        problems += store.verify(stored)
+    records = [
+        {"path": problem.path, "what": problem.what, "repair": problem.repair} for problem in problems
+    ]
+    if records:
+        table = record_table(records, "path", "what", "repair")
+    else:
+        table = Facts([("complete", f"{len(entries)} entries, no damage")])
+    return Answer({"entries": len(entries), "problems": records}, [table], wrong=bool(problems))
 
 
 def repair(entry: Name, options: dict[str, Any]) -> Answer:
@@ -86,18 +95,23 @@ def repair(entry: Name, options: dict[str, Any]) -> Answer:
 
     The next extract computes them again.
     """
-    stored = _find(entry, cache_root(**options))
+    stored = _find_entry(entry, cache_root(**options))
     return Answer({"entry": stored.path, "removed": [problem.path for problem in store.repair(stored)]})
 
 
 def remove(entry: Name, options: dict[str, Any]) -> Answer:
     """Delete one entry, or another folder of the cache."""
     root = cache_root(**options)
-    others = [path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)]
-    paths = others or [_entry_folder(entry, root)]
+    # The argument is another folder if one has this path below the root, or is this folder; else it is an entry.
+    other_folders = [
+        path
+        for path in _other_folders(root)
+        if entry == str(path.relative_to(root)) or _is_same_folder(entry, path)
+    ]
+    paths = other_folders or [_entry_folder(entry, root)]
     size = sum(map(store.folder_bytes, paths))
     for path in paths:
-        shutil.rmtree(path) if others else store.remove(path)
+        shutil.rmtree(path) if other_folders else store.remove(path)
     return Answer({"removed": paths if len(paths) > 1 else paths[0], "bytes": size})
 
 
@@ -119,35 +133,40 @@ def prune(
     Unless --yes is passed, the entries are listed and you are asked first; without a terminal, nothing
     is removed.
     """
-    from dask.utils import parse_bytes
-
-    # Read the flags.
+    # Check the flags.
     if not older and not keep:
         raise InputError("cache prune: choose what to remove with --older 30d, --keep 20GB, or both")
     if older and (fault := span(older)):
         raise InputError(f"--older {older}: {fault}")
-    with as_input_error(f"--keep {keep}: not a size", "write one such as 500MB or 20GB"):
-        size = parse_bytes(keep) if keep else None
-        if keep and not keep[0].isdigit():  # parse_bytes accepts -5GB, and reads GB as 1GB
-            raise ValueError("it begins with no digit")
     # Ask about the entries that would be removed, and remove them.
     candidates = store.prunable(
         cache_root(**options),
         older=timedelta(seconds=seconds_of(older)) if older else None,
-        keep_bytes=size,
+        keep_bytes=_size_of(keep) if keep else None,
         unfinished=unfinished,
     )
     rows = [_summary(candidate) for candidate in candidates]
-    paths = [row["entry"] for row in rows]
-    total = sum(candidate.bytes for candidate in candidates)
+    total_bytes = sum(candidate.bytes for candidate in candidates)
     if candidates and not (dry_run or yes):
-        _ask(rows, f"{len(rows)} entries, {size_text(total)}")
-    for candidate in [] if dry_run else candidates:
-        store.remove(candidate.entry.path)
+        _confirm(rows, f"{len(rows)} entries, {size_text(total_bytes)}")
+    if not dry_run:
+        for candidate in candidates:
+            store.remove(candidate.entry.path)
+    # List them.
     key = "would_remove" if dry_run else "removed"
     title = f"{key.replace('_', ' ')}: {len(rows)} entries"
     table = record_table(rows, "entry", "bytes", "used").titled(title)
-    return Answer({key: paths, "bytes": total}, [table])
+    return Answer({key: [row["entry"] for row in rows], "bytes": total_bytes}, [table])
+
+
+def _size_of(keep: str) -> int:
+    """Return the bytes that ``--keep`` names, such as 20GB; raise `InputError` if it is not a size."""
+    from dask.utils import parse_bytes
+
+    with as_input_error(f"--keep {keep}: not a size", "write one such as 500MB or 20GB"):
+        if not keep[0].isdigit():  # parse_bytes accepts -5GB, and reads GB as 1GB
+            raise ValueError("it begins with no digit")
+        return parse_bytes(keep)
 
 
 def copy(
@@ -176,24 +195,27 @@ def copy(
         )
     if store.is_url(source):
         # Your own data is named by its path here, as for all commands, and by its file name behind the URL.
-        copied = store.copy_from(source, Path(destination).name, root, _copying)
+        copied = store.copy_from(source, Path(destination).name, root, _copy_progress)
     else:
-        copied = store.copy_to(_find(source, root), destination, _copying)
+        copied = store.copy_to(_find_entry(source, root), destination, _copy_progress)
     return Answer(vars(copied))
 
 
 @contextmanager
-def _copying(files: int) -> Iterator[Callable[[], object]]:
-    """Show the progress of copying some files."""
-    with meter(
-        "copy", max(files, 1), "files"
-    ) as bar:  # a copy that lacks only documents has no file to count
+def _copy_progress(files: int) -> Iterator[Callable[[], object]]:
+    """Show the progress of copying some files; yield the function to call after each of them."""
+    # A copy that lacks only documents has no file to count; it is shown as one.
+    with meter("copy", max(files, 1), "files") as bar:
         yield lambda: bar.advance(1)
 
 
-def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
-    """Show what will be removed and ask; raise `InputError` without a terminal."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+def _confirm(rows: Sequence[dict[str, Any]], what: str) -> None:
+    """Show the entries that will be removed, ask the user, and exit with code 1 if the answer is no.
+
+    Raise `InputError` without a terminal, where nobody can answer. ``what`` is their number and size in words.
+    """
+    has_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if not has_terminal:
         raise InputError(
             f"cache prune: {what} would be removed", "pass --yes to remove them, or --dry-run to list them"
         )
@@ -202,30 +224,29 @@ def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
         raise typer.Exit(1)
 
 
-def _others(root: Path) -> list[Path]:
+def _other_folders(root: Path) -> list[Path]:
     """Return the folders of prepared data, readouts, runs and so on, except folders behind symbolic links."""
-    folders = [path for pattern in OTHERS for path in root.glob(pattern)]
-    return sorted(
-        path
-        for path in folders
-        if path.is_dir() and path.resolve() == root.resolve() / path.relative_to(root)
-    )
+    folders = [path for pattern in OTHER_FOLDERS for path in root.glob(pattern) if path.is_dir()]
+    # The root itself may be behind a link, because the user chose it.
+    return sorted(path for path in folders if path.resolve() == root.resolve() / path.relative_to(root))
 
 
-def _same(name: str, path: Path) -> bool:
+def _is_same_folder(name: str, path: Path) -> bool:
+    """Return whether ``name`` is a path of the folder ``path``, perhaps in another form."""
     return Path(name).is_dir() and Path(name).resolve() == path.resolve()
 
 
 def _entry_folder(name: str, root: Path) -> Path:
     """Return the folder of an entry, even a broken one, which has no specification to find it by."""
     for problem in store.broken_entries(root):
-        if name == problem.path.name or _same(name, problem.path):
+        if name == problem.path.name or _is_same_folder(name, problem.path):
             return problem.path
-    return _find(name, root).path
+    return _find_entry(name, root).path
 
 
-def _find(name: str, root: Path) -> store.Entry:
-    from reservoir_pipelines.extraction.extract import find_entry
+def _find_entry(name: str, root: Path) -> store.Entry:
+    """Return the entry that a task, a key or a folder names, as `find_entry` does; raise `InputError` if none."""
+    from reservoir_pipelines.extraction.extract import find_entry  # slow to import
 
     return find_entry(root, name)
 
@@ -234,10 +255,16 @@ def _summary(summary: store.EntrySummary) -> dict[str, Any]:
     """Return what the list of entries shows of one, as JSON values."""
     from reservoir_pipelines.plots import layer_order
 
-    entry, spec = summary.entry, summary.entry.spec
-    whole = summary.blocks_done == summary.blocks
-    state = "complete" if whole else f"{summary.blocks_done} of {summary.blocks} blocks"
-    state = "used by another command" if entry.intermediate else state
+    entry = summary.entry
+    spec = entry.spec
+    if summary.fault:
+        state = f"unreadable: {summary.fault}"
+    elif entry.intermediate:
+        state = "used by another command"  # which may need some of the splits only
+    elif summary.blocks_done == summary.blocks:
+        state = "complete"
+    else:
+        state = f"{summary.blocks_done} of {summary.blocks} blocks"
     return {
         "entry": str(entry.path),
         "name": entry.path.name,
@@ -251,5 +278,5 @@ def _summary(summary: store.EntrySummary) -> dict[str, Any]:
         "created": summary.created.isoformat(timespec="seconds"),
         "used": summary.used.isoformat(timespec="seconds"),
         "finished": summary.finished,
-        "state": f"unreadable: {summary.fault}" if summary.fault else state,
+        "state": state,
     }

@@ -19,6 +19,7 @@ from reservoir_pipelines.output import size_text
 from reservoir_pipelines.tables import record_table
 
 MIN_FREE_BYTES = 10**9  # on the disk of the cache; with less, doctor names the command that prunes it
+# A package of each extra, whose presence shows that the extra is installed.
 EXTRAS = {
     "parquet": "pyarrow",
     "audio": "soundfile",
@@ -31,11 +32,11 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What was checked, the result, and what fixes the problem, if there is one."""
+    """The result of one check."""
 
-    what: str
-    found: str
-    remedy: str = ""
+    what: str  # what was checked
+    found: str  # the result
+    remedy: str = ""  # what fixes the problem; empty if there is none
 
 
 def doctor(options: dict[str, Any]) -> Answer:
@@ -45,11 +46,15 @@ def doctor(options: dict[str, Any]) -> Answer:
     """
     findings = list(_findings(**options))
     table = record_table(findings, "what", "found", "remedy")
-    return Answer([asdict(finding) for finding in findings], [table], wrong=any(f.remedy for f in findings))
+    has_problem = any(finding.remedy for finding in findings)
+    return Answer([asdict(finding) for finding in findings], [table], wrong=has_problem)
 
 
 def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[Finding]:
-    """Yield what was checked: Python, the device, the cache and its entries, the data of tasks, and extras."""
+    """Yield the findings on Python, the device, the cache and its entries, the data of tasks, and extras.
+
+    ``data`` is the folder of the files of named tasks.
+    """
     import torch
 
     from reservoir import devices
@@ -61,19 +66,22 @@ def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[F
     yield Finding("python", platform.python_version())
     yield Finding("device", f"{device.type}, {name}, torch {torch.__version__}")
     yield Finding("precision", choose_compute("auto", device))
-    yield from _cache(cache_root(cache))
-    yield from _entries(cache_root(cache))
-    rows = task_table(data=data, cache=cache)
-    without = [row["task"] for row in rows if row["remedy"]]
-    note = f"; without files: {', '.join(without)} (run reservoir tasks to see what to do)"
-    yield Finding("data", f"{len(rows) - len(without)} of {len(rows)} tasks{note if without else ''}")
-    missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
-    note = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')"
-    yield Finding("extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{note if missing else ''}")
+    yield from _findings_of_cache(cache_root(cache))
+    yield from _findings_of_entries(cache_root(cache))
+    # Missing data and extras are no problems: few users need all of them.
+    tasks = task_table(data=data, cache=cache)
+    without_files = [task["task"] for task in tasks if task["remedy"]]
+    note = f"; without files: {', '.join(without_files)} (run reservoir tasks to see what to do)"
+    available = f"{len(tasks) - len(without_files)} of {len(tasks)} tasks"
+    yield Finding("data", f"{available}{note if without_files else ''}")
+    missing_extras = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
+    note = f"; not installed: {', '.join(missing_extras)} (pip install 'reservoir-features[NAME]')"
+    installed = f"{len(EXTRAS) - len(missing_extras)} of {len(EXTRAS)}"
+    yield Finding("extras", f"{installed}{note if missing_extras else ''}")
 
 
-def _cache(root: Path) -> Iterator[Finding]:
-    """Yield whether the cache can be written and locked, and how much space is free there."""
+def _findings_of_cache(root: Path) -> Iterator[Finding]:
+    """Yield whether the cache can be written and locked, and if so, how much space is free there."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=root) as file:
@@ -88,19 +96,19 @@ def _cache(root: Path) -> Iterator[Finding]:
     yield Finding("disk", f"{size_text(free)} free", remedy)
 
 
-def _entries(root: Path) -> Iterator[Finding]:
+def _findings_of_entries(root: Path) -> Iterator[Finding]:
     """Yield the number and the size of the entries, and those that are damaged or not finished."""
-    entries = [store.summarize(entry) for entry in store.list_entries(root)]
-    yield Finding("entries", f"{len(entries)}, {size_text(sum(entry.bytes for entry in entries))}")
+    summaries = [store.summarize(entry) for entry in store.list_entries(root)]
+    total_bytes = sum(summary.bytes for summary in summaries)
+    yield Finding("entries", f"{len(summaries)}, {size_text(total_bytes)}")
     for problem in store.broken_entries(root):
         remedy = f"reservoir cache remove {quote(str(problem.path))}"
         yield Finding("entry", f"{problem.path}: {problem.what}", remedy)
-    for summary in entries:
+    for summary in summaries:
         key = summary.entry.key[:16]
         if summary.fault:
             yield Finding("entry", summary.fault, f"reservoir cache repair {key}")
         elif not summary.finished:
             state = f"{summary.entry.path.name}: {summary.blocks_done} of {summary.blocks} blocks"
-            yield Finding(
-                "entry", state, "run the same extract again to continue, or reservoir cache remove " + key
-            )
+            remedy = f"run the same extract again to continue, or reservoir cache remove {key}"
+            yield Finding("entry", state, remedy)

@@ -68,8 +68,9 @@ def tasks(options: dict[str, Any]) -> Answer:
 
     rows = task_table(**options)
     tables = [record_table(rows, "task", "input", "tokens", "labels_per_row", "classes", "splits", "data")]
-    if missing := [(row["task"], row["remedy"]) for row in rows if row["remedy"]]:
-        tables.append(ResultTable(texts("missing", "what to do"), missing))
+    missing_data = [(row["task"], row["remedy"]) for row in rows if row["remedy"]]
+    if missing_data:
+        tables.append(ResultTable(texts("missing", "what to do"), missing_data))
     return Answer(rows, tables)
 
 
@@ -97,8 +98,8 @@ def extract(
     return Answer(api.extract(task, **options))
 
 
-CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
-"""Options that choose among a task's entries."""
+ENTRY_FLAGS = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
+"""Options of `fit` that choose among a task's entries; the folder ``data`` is no property of an entry."""
 
 SIGNIFICANT = 0.05  # the p-value below which a difference counts, as usual
 
@@ -126,11 +127,12 @@ def fit(
     """
     from reservoir_pipelines.extraction.extract import find_entry
 
+    # Divide the options: those that choose an entry, and what remains for the readouts.
     root = cache_root(options.pop("cache", None))
     data = options.pop("data", None)  # only --seeds reads it, to extract new reservoirs
-    choosing = {name: options.pop(name) for name in CHOOSING & options.keys()}
-    # before torch is imported
-    stored = [find_entry(root, entry, labelled=True, **choosing) for entry in entries]
+    entry_flags = {name: options.pop(name) for name in ENTRY_FLAGS & options.keys()}
+    # A wrong name is reported before torch is imported, which takes seconds.
+    stored = [find_entry(root, entry, labelled=True, **entry_flags) for entry in entries]
     if seeds:
         return _fit_seeds(stored, seeds, options, data)
     result = api.fit([entry.path for entry in stored], **options)
@@ -138,10 +140,14 @@ def fit(
 
 
 def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: Path | None) -> Answer:
-    """Fit reservoirs with several seeds, and return each with the mean of their scores."""
+    """Fit reservoirs with ``seeds`` seeds from 0, and return the score of each, and their mean and deviation.
+
+    ``data`` is the folder of the files of named tasks, for reservoirs that are not cached.
+    """
     from reservoir_pipelines.fitting.fit import fit_seeds
 
-    readout, device = as_group(options, opt.FitOptions), as_group(options, opt.DeviceOptions)
+    readout = as_group(options, opt.FitOptions)
+    device = as_group(options, opt.DeviceOptions)
     results = fit_seeds(entries, seeds, readout, device, data=data)
     first = results.fits[0]
     rows = [readout_row(f"seed {seed}", fit.best) for seed, fit in enumerate(results.fits)]
@@ -154,26 +160,26 @@ def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: 
 
 def fit_tables(fit: Fit) -> list[Shown]:
     """Return the tables of a fit, and the files that it wrote."""
-    # While it runs, `fit` prints to stderr what a baseline does as well; one terminal shows it once.
-    against = [
-        comparison for comparison in fit.against if comparison.verdict == "adds" or not on_one_terminal()
-    ]
-    readouts = count_text(len(fit.table), "readout")
+    # While it runs, `fit` prints to stderr which baselines do as well as the readout. If stderr and stdout are one
+    # terminal, the tables leave these comparisons out.
+    shows_all = not on_one_terminal()
+    comparisons = [comparison for comparison in fit.against if shows_all or comparison.verdict == "adds"]
+    tried_readouts = count_text(len(fit.table), "readout")
     files = [
-        ("tried", f"{readouts} in {fit.seconds:.1f} s, all in {fit.results}"),
+        ("tried", f"{tried_readouts} in {fit.seconds:.1f} s, all in {fit.results}"),
         ("plot", fit.plot),
         ("readout", fit.saved),
         ("each row", str(fit.predictions)),
         ("new data", f"reservoir predict {quote(str(fit.saved.parent))} NEW"),
     ]
-    return [*FitScores.of(fit, against).tables(), Facts(files)]
+    return [*FitScores.of(fit, comparisons).tables(), Facts(files)]
 
 
 def comparison_answer(comparison: Comparison) -> Answer:
     """Return the scores of two fits on the same test rows, and their difference."""
     # A table of both scores.
     metric = comparison.metric
-    over = over_groups(comparison.groups)
+    over = over_groups(comparison.groups)  # such as " over 12 groups"; empty if the rows have none
     fits = (
         (comparison.first, comparison.first_score, comparison.first_interval),
         (comparison.second, comparison.second_score, comparison.second_interval),
@@ -185,19 +191,23 @@ def comparison_answer(comparison: Comparison) -> Answer:
     columns = (*texts(""), *numbers(metric), *texts(f"95% interval{over}"))
     scores = ResultTable(columns, rows, f"on the same {count_text(comparison.rows, 'test row')}")
     # Their difference, what it is worth, and the rows that were not compared.
-    ends = difference_ends(comparison.difference_interval, metric)
+    interval_ends = difference_ends(comparison.difference_interval, metric)  # empty without an interval
     unit = " points" if is_share(metric) else ""
-    spread = f" (paired 95% interval{over}: {ends})" if ends else ""
-    facts = [("difference", f"{signed_difference(comparison.difference, metric)}{unit}{spread}")]
+    interval = f" (paired 95% interval{over}: {interval_ends})" if interval_ends else ""
+    facts = [("difference", f"{signed_difference(comparison.difference, metric)}{unit}{interval}")]
     if comparison.p_value is None:
         facts.append(("p-value", "cannot be judged from so few rows or groups"))
     else:
-        chance = "more than" if comparison.p_value < SIGNIFICANT else "no more than"
-        facts.append(("p-value", f"{comparison.p_value:.2g}: {chance} chance can explain"))
-    left_out = ((comparison.first, comparison.only_first), (comparison.second, comparison.only_second))
-    for folder, number in left_out:
-        if number:
-            facts.append(("left out", f"{count_text(number, 'test row')} that only {folder} has"))
+        is_significant = comparison.p_value < SIGNIFICANT
+        verdict = "more than chance can explain" if is_significant else "no more than chance can explain"
+        facts.append(("p-value", f"{comparison.p_value:.2g}: {verdict}"))
+    rows_not_compared = (
+        (comparison.first, comparison.only_first),
+        (comparison.second, comparison.only_second),
+    )
+    for folder, count in rows_not_compared:
+        if count:
+            facts.append(("left out", f"{count_text(count, 'test row')} that only {folder} has"))
     return Answer(comparison, [scores, Facts(facts)])
 
 
@@ -227,12 +237,14 @@ def predict(
     from reservoir_pipelines.prediction.outputs import Tally, check_out, columns_of, write_predictions
 
     if out:
-        check_out(out)
+        check_out(out)  # before anything is computed
+    # The predictions are counted while they are written or printed: none of them stays in memory, except with --json.
     predictions = api.predict(readout, file, **options)
     tally = Tally()
-    columns = None
-    # No prediction stays in memory. On a terminal, printed rows are the progress.
-    watched = tally.watch(predictions, progress=bool(out or json or not sys.stdout.isatty()))
+    prints_rows_to_terminal = not out and not json and sys.stdout.isatty()
+    # On a terminal, printed rows are the progress.
+    watched = tally.watch(predictions, progress=not prints_rows_to_terminal)
+    columns = None  # of the predictions, with --json
     if out:
         write_predictions(out, watched, predictions.absent)
     elif json:
@@ -241,19 +253,19 @@ def predict(
         for prediction in watched:
             print_json(prediction.to_dict())
     # Say what the predictions are worth, on stderr.
-    evaluation = tally.evaluation()
+    evaluation = tally.evaluation()  # None if the file has no labels
     if tally.empty_sets:
-        least = 1 - (predictions.radius or 0)
-        why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
+        required = 1 - (predictions.radius or 0)
+        reason = f"no class has the probability of {required:.3g} that a set at this coverage needs"
         notify(
-            f"{tally.empty_sets:,} of {tally.rows:,} sets are empty, because {why}; "
+            f"{tally.empty_sets:,} of {tally.rows:,} sets are empty, because {reason}; "
             "these rows are less clear than most validation rows"
         )
-    if evaluation and not json:
-        (name, value), *others = evaluation_facts(evaluation)
-        ends = interval_text(evaluation.interval, name)
+    if evaluation and not json:  # the object of --json has the evaluation
+        (metric, score), *other_facts = evaluation_facts(evaluation)
+        ends = interval_text(evaluation.interval, metric)
         interval = f" (95% interval{over_groups(evaluation.groups)}: {ends})" if ends else ""
-        notify(f"{name}: {value}{interval}", *(f"{other}: {score}" for other, score in others))
+        notify(f"{metric}: {score}{interval}", *(f"{name}: {value}" for name, value in other_facts))
     if out:
         return Answer({"out": out, "rows": tally.rows, "evaluation": evaluation})
     # The predictions are printed above.
@@ -265,21 +277,24 @@ def explanation_answer(explanation: Explanation) -> Answer:
     scores = record_table(explanation.rows, "row", "label", "score")
     columns = (*scores.columns, *texts("largest drop per position if hidden"))
     rows = [
-        (*cells, _largest(row.occluded)) for cells, row in zip(scores.rows, explanation.rows, strict=True)
+        (*cells, _largest_text(row.occluded))
+        for cells, row in zip(scores.rows, explanation.rows, strict=True)
     ]
     plot = f"plot {explanation.plot}; " if explanation.plot.exists() else ""  # drawing it may have failed
     title = f"{plot}all scores in {explanation.unit}"
     return Answer(explanation, [ResultTable(columns, rows, title)])
 
 
-def _largest(values: Sequence[float]) -> str:
-    """Return the largest value with its position, or a dash if all are zero."""
-    position = max(range(len(values)), key=values.__getitem__, default=0)
-    return f"{values[position]:+.2g} at position {position}" if any(values) else "-"
+def _largest_text(values: Sequence[float]) -> str:
+    """Return the largest value with its position, such as "+0.3 at position 7", or a dash if all are zero."""
+    if not any(values):
+        return "-"
+    position = max(range(len(values)), key=values.__getitem__)
+    return f"{values[position]:+.2g} at position {position}"
 
 
 def plan_answer(estimate: Estimate) -> Answer:
-    """Return the expected cost of an extraction."""
+    """Return the expected cost of an extraction, with units in the table."""
     texts_of_fields = {
         "tokens": f"{estimate.tokens:,.0f} per row",
         "padding": f"{estimate.padding:.1%}",
@@ -290,6 +305,7 @@ def plan_answer(estimate: Estimate) -> Answer:
 
 def export_answer(export: Export) -> Answer:
     """Return the files of an export and the lengths of sequences that the model accepts."""
+    # The shortest and the longest length, once if they are equal.
     lengths = " to ".join(str(length) for length in dict.fromkeys(export.tokens))
     return Answer(export, [record_facts(vars(export) | {"tokens": f"{lengths} per sequence"})])
 
@@ -323,8 +339,13 @@ def backbone(
 
 
 def training_answer(run: Training) -> Answer | None:
-    """Return the facts of a run, the runs of a sweep, and the scores on test; None in all processes but the first."""
-    if os.environ.get("RANK", "0") != "0":
+    """Return the facts of a run, the runs of a sweep, and the scores on test; None in all processes but the first.
+
+    So only one of the processes of a distributed run prints an answer.
+    """
+    # torchrun sets RANK; without it there is one process.
+    is_first_process = os.environ.get("RANK", "0") == "0"
+    if not is_first_process:
         return None
     return Answer(
         vars(run) | {"train_score": run.train_score}, [training_facts(run), *training_tables(run)]

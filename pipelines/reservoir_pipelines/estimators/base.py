@@ -74,25 +74,32 @@ OPTIONS = (
     *fields(opt.DeviceOptions),
     *fields(opt.ComputeOptions),
 )
+"""The options of `extract` that are parameters of all estimators."""
 
 
 def with_parameters(*own: str) -> Any:
-    """Give a class a constructor with all options and the parameters ``own``, and document them."""
+    """Return a decorator that gives a class a constructor and documents its parameters.
+
+    They are `OPTIONS`, and the fields of `EstimatorOptions` that are named in ``own``.
+    """
     items = [*OPTIONS, *(item for item in fields(EstimatorOptions) if item.name in own)]
     defaults = {item.name: item.default for item in items}
 
     def decorate(kind: K) -> K:
         def __init__(self: Any, **parameters: Any) -> None:
-            for name in parameters.keys() - defaults.keys():
+            if unknown := parameters.keys() - defaults.keys():
+                name = min(unknown)
                 raise TypeError(f"{kind.__name__} has no parameter {name!r}{nearest(name, defaults)}")
             vars(self).update(defaults | parameters)
 
-        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        named = [keyword(name, default) for name, default in defaults.items()]
-        vars(__init__)["__signature__"] = inspect.Signature([first, *named])
+        # scikit-learn's `clone` and `get_params` read the names of parameters from the signature.
+        self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        keywords = [keyword(name, default) for name, default in defaults.items()]
+        vars(__init__)["__signature__"] = inspect.Signature([self_parameter, *keywords])
         kind.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
-        documented = "\n".join(["Parameters", "----------", *map(described, items)])
-        kind.__doc__ = (inspect.getdoc(kind) or "").replace("{parameters}", documented)
+        # The docstring of the class says by "{parameters}" where they are described.
+        section = "\n".join(["Parameters", "----------", *map(described, items)])
+        kind.__doc__ = (inspect.getdoc(kind) or "").replace("{parameters}", section)
         return kind
 
     return decorate
@@ -106,29 +113,38 @@ NO_Y = "no_validation"
 
 
 def refuse_missing(name: str, values: np.ndarray) -> None:
-    """Raise `ValueError` that names the first sample whose labels or group are missing."""
+    """Raise `ValueError` that names the first sample whose labels or group are missing.
+
+    ``values`` are (n,) or (n, outputs), and ``name`` is theirs in the message.
+    """
     from pandas import isna
 
-    if (missing := isna(values).reshape(len(values), -1).any(axis=1)).any():
+    is_missing = isna(values).reshape(len(values), -1).any(axis=1)  # (n,)
+    if is_missing.any():
         raise ValueError(
-            f"{name}[{missing.argmax()}] is missing; give every sample a value, or leave it out"
+            f"{name}[{is_missing.argmax()}] is missing; give every sample a value, or leave it out"
         )
 
 
 def _refuse_one_row(x: Any, values: int, channels: int, *, channels_first: bool) -> None:
-    """Refuse a single sequence in place of rows, for an estimator that was fitted on rows of (values, channels)."""
-    # Lists of numbers, or of the channels of each value, and columns of pandas are read as arrays.
+    """Raise `ValueError` for X that is a single sequence and not rows.
+
+    ``values`` and ``channels`` are those of the rows that the estimator was fitted on.
+    """
+    # A sequence may be an array, a column of pandas, a list of numbers, or a list of the channels of each value.
     is_column = hasattr(x, "to_numpy") and np.ndim(x) == 1
-    is_flat_list = isinstance(x, list) and len(x) > 0 and np.ndim(x[0]) == 0
-    is_list_of_values = isinstance(x, list) and channels > 1 and {*map(np.shape, x)} == {(channels,)}
-    array = np.asarray(x) if is_column or is_flat_list or is_list_of_values else x
+    is_list_of_numbers = isinstance(x, list) and len(x) > 0 and np.ndim(x[0]) == 0
+    is_list_of_channels = isinstance(x, list) and channels > 1 and {*map(np.shape, x)} == {(channels,)}
+    array = np.asarray(x) if is_column or is_list_of_numbers or is_list_of_channels else x
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-        return
+        return  # a list of sequences, a table, or no numbers: other checks judge these
     is_one_row = array.ndim == 1
     if array.ndim == 2:
-        is_one_row = array.shape[-2 if channels_first else -1] == channels
+        axis_of_channels = 0 if channels_first else 1
+        is_one_row = array.shape[axis_of_channels] == channels
         if channels == 1:
-            # An array of rows of one channel is (rows, values), so (values, 1) may also be rows of one value each.
+            # An array of rows of one channel is (rows, values), so (values, 1) may also be rows of one value each. It
+            # is one row only if it has as many values as the rows of `fit`, and these had more than one.
             is_one_row &= not channels_first and values > 1 and len(array) == values
     if is_one_row:
         # scikit-learn's checks of estimators look for its words "Reshape your data".
@@ -140,9 +156,11 @@ def _refuse_one_row(x: Any, values: int, channels: int, *, channels_first: bool)
 class ReservoirEstimator(BaseEstimator):
     """Base class of the estimators of raw sequences, which computes their features."""
 
-    vocabulary_: int | None
-    n_features_in_: int
+    # set by `fit`
+    vocabulary_: int | None  # number of symbols; None for values
+    n_features_in_: int  # values of the longest sequence
     _plan: Plan
+    # parameters
     vocabulary: int | None
     channels_first: bool
     missing: str
@@ -157,14 +175,14 @@ class ReservoirEstimator(BaseEstimator):
         return tags
 
     def _checked(self, x: Any, y: Any = NO_Y, *, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
-        """Return what scikit-learn's checks return, X or with a y the pair (X, y), and the length of each sequence.
+        """Return what scikit-learn's checks return, X or with a y the pair (X, y), and the lengths of sequences (n,).
 
         ``reset`` is True in `fit`, which records the columns and the number of values of X, and False for new data,
-        which must match them.
+        which must match them. ``checks`` are further arguments of scikit-learn's `check_array` or `check_X_y`.
         """
         # A table of series becomes a list of sequences, whose columns are channels.
         column_names = list(getattr(x, "columns", ()))
-        x, lengths = unnested(x), None
+        x = unnested(x)
         if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
             raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
         x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
@@ -172,16 +190,17 @@ class ReservoirEstimator(BaseEstimator):
         checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
         if reset:
             self._column_names = column_names
-        # Sequences in a list may have several lengths, and are padded. scikit-learn does not see the names of their
-        # channels, so their order is checked here.
+        lengths: np.ndarray | None = None  # None for an array, whose sequences all have its full length
         if is_list(x):
-            # Lists and arrays have no names, and the only channel of a table may have any name.
+            # scikit-learn does not see the names of the channels in a list, so their order is checked here. Lists and
+            # arrays have no names, and the only channel of a table may have any name.
             both_are_named = min(len(column_names), len(self._column_names)) > 1
             if both_are_named and column_names != self._column_names:
                 raise ValueError(
                     f"X has the columns {column_names}; "
                     f"give the columns of fit in their order: {self._column_names}"
                 )
+            # Sequences in a list may have several lengths, and are padded; new ones at least to the length of `fit`.
             x, lengths = pad_sequences(x, 0 if reset else self.n_features_in_)
             # New sequences may be longer, which `validate_data` refuses. Prediction has no y.
             if not reset:
@@ -196,7 +215,11 @@ class ReservoirEstimator(BaseEstimator):
     def _plan_and_scale(
         self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None
     ) -> PaddedRows:
-        """Resolve the plan for the data and learn the scale of values; return X as scaled rows."""
+        """Resolve the plan for the data and learn the scale of values; return X as scaled rows.
+
+        Both are stored as attributes. ``x`` is checked, ``lengths`` (n,) are in values, and ``weights`` (n,) are sample
+        weights.
+        """
         options = opt.ExtractOptions(
             **{item.name: getattr(self, item.name) for item in OPTIONS}, store="float32"
         )
@@ -205,7 +228,8 @@ class ReservoirEstimator(BaseEstimator):
         self.n_channels_in_ = rows.channels
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
         self._task = Task(name=TASK, form=form, max_tokens=x.shape[1], classes=0)
-        # Stored for predict, because another machine may choose another precision, or have other weights of this name.
+        # Plan and digest are stored for `predict`, because another machine may choose another precision, or have other
+        # weights of this name.
         self._plan = resolve(self._task, options, {"train": len(x)})
         self.columns_ = [str(column) for column in self._plan.columns]
         self._digest = self._model().digest
@@ -213,7 +237,7 @@ class ReservoirEstimator(BaseEstimator):
         return rows.scaled(self._scaling)
 
     def _rows(self, x: Any) -> PaddedRows:
-        """Return new sequences in the form of the sequences that the estimator was fitted on."""
+        """Return new sequences as scaled rows in the form of those of `fit`; raise `ValueError` for other forms."""
         check_is_fitted(self)
         # With missing="mask", every channel has a further one that marks its gaps.
         channels = self.n_channels_in_ // (2 if self.missing == "mask" else 1)
@@ -221,16 +245,16 @@ class ReservoirEstimator(BaseEstimator):
         checked, lengths = self._checked(x, reset=False)
         rows = as_rows(checked, lengths, self.vocabulary_, self.missing)
         if rows.channels != self.n_channels_in_:
-            fitted = f"{type(self).__name__} was fitted on {self.n_channels_in_}"
-            raise ValueError(f"X has {rows.channels} channels, but {fitted}")
+            problem = f"X has {rows.channels} channels, but {type(self).__name__} was fitted on"
+            raise ValueError(f"{problem} {self.n_channels_in_}")
         return rows.scaled(self._scaling)
 
     def _features(self, rows: PaddedRows) -> Callable[[Column | Baseline], np.ndarray]:
         """Return a function from a column, or the raw input, to its features (rows, width)."""
 
+        # Both functions are called only when needed, and once: the raw input needs no model.
         @cache
-        # loads the model when first called; the raw input needs none
-        def computed() -> dict[str, np.ndarray]:
+        def features_of_columns() -> dict[str, np.ndarray]:
             model = self._model()
             check_digest(model, self._digest, type(self).__name__)
             check_lengths(model, rows.lengths, "X, row")
@@ -238,15 +262,19 @@ class ReservoirEstimator(BaseEstimator):
             return row_cache.features(model, self._plan, rows.x, rows.lengths)
 
         @cache
-        def raw() -> np.ndarray:
-            return raw_features(self._task, None, rows.x, rows.lengths)
+        def features_of_raw_input() -> np.ndarray:
+            return raw_features(self._task, None, rows.x, rows.lengths)  # None: the rows are scaled already
 
-        return lambda column: raw() if column == RAW else computed()[str(column)]
+        def features(column: Column | Baseline) -> np.ndarray:
+            return features_of_raw_input() if column == RAW else features_of_columns()[str(column)]
 
-    def _together(self, rows: PaddedRows, columns: Columns) -> np.ndarray:
+        return features
+
+    def _joined_features(self, rows: PaddedRows, columns: Columns) -> np.ndarray:
         """Return the features (rows, width) of columns side by side."""
         features = self._features(rows)
         return np.concatenate([features(column) for column in columns], axis=1)
 
     def _model(self) -> LoadedModel:
+        """Return the model of the plan, which all estimators of this process share."""
         return shared_model(self._task, self._plan.reservoir, self.device, self._plan.compute)

@@ -72,24 +72,28 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     """
 
     def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
+        """Return the class numbers (n, outputs) and their coding; set ``classes_``."""
         self.classes_, codes, targets = code_labels(labels, vars(self)["class_weight"], weights)
-        self._several = labels.ndim == 2
+        self._is_multilabel = labels.ndim == 2  # whether a sample may have several labels
         return codes.reshape(len(codes), -1), targets
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Return the scores of sequences: (n_samples,) for two classes, else (n_samples, n_classes)."""
         scores = self._apply(LinearReadout.scores, X)
-        return scores[:, 0] if len(self.classes_) == 2 and not self._several else scores
+        is_binary = len(self.classes_) == 2 and not self._is_multilabel
+        return scores[:, 0] if is_binary else scores
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the labels (n_samples,) of sequences, or 0 and 1 (n_samples, n_classes) if they have several."""
-        labels = self._apply(LinearReadout.predict, X)
-        return labels if self._several else self.classes_[labels[:, 0]]
+        class_numbers = self._apply(LinearReadout.predict, X)  # (n_samples, outputs)
+        return class_numbers if self._is_multilabel else self.classes_[class_numbers[:, 0]]
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the probability of each class, (n_samples, n_classes)."""
+        # (n_samples, outputs, classes of an output)
         probabilities = self._apply(LinearReadout.probabilities, X)
-        return probabilities[:, :, 1] if self._several else probabilities[:, 0]
+        # With several labels, each is an output of two classes: 0 and 1. Otherwise there is one output.
+        return probabilities[:, :, 1] if self._is_multilabel else probabilities[:, 0]
 
     def __sklearn_tags__(self) -> Any:
         """Declare that a sample may have several labels."""
@@ -121,14 +125,15 @@ class ReservoirRegressor(RegressorMixin, ReservoirPredictor):
     _checks_of_y: ClassVar = {"multi_output": True, "y_numeric": True}
 
     def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
-        self._single = labels.ndim == 1
+        """Return the targets (n, n_targets) and their coding; they do not depend on the weights."""
+        self._has_single_target = labels.ndim == 1
         values = np.asarray(labels, np.float64).reshape(len(labels), -1)
-        return values, Targets(values.shape[1], 0)
+        return values, Targets(outputs=values.shape[1], classes=0)  # no classes: values
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the predictions, (n_samples,) or (n_samples, n_targets), of sequences."""
         scores = self._apply(LinearReadout.scores, X)
-        return scores[:, 0] if self._single else scores
+        return scores[:, 0] if self._has_single_target else scores
 
     def __sklearn_tags__(self) -> Any:
         """Declare that several targets are fitted at once."""
@@ -183,15 +188,18 @@ class ReservoirTransformer(TransformerMixin, ReservoirEstimator):
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """Return the features of sequences, (n_samples, n_features) of float32."""
-        return self._together(self._rows(X), self._plan.columns)
+        return self._joined_features(self._rows(X), self._plan.columns)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the name of each feature, such as ``block01/mean/17``; ``input_features`` is ignored."""
         check_is_fitted(self)
         shapes = column_shapes(self._task, self._model().fpt.backbone.width, self._plan.columns)
-        return np.array(
-            [f"{c}/{i}" for c, (tokens, width) in shapes.items() for i in range(tokens * width)], object
-        )
+        names = [
+            f"{column}/{number}"
+            for column, (tokens, width) in shapes.items()
+            for number in range(tokens * width)
+        ]
+        return np.array(names, object)
 
     def __sklearn_tags__(self) -> Any:
         """Declare that features are float32, whatever the type of X."""
@@ -205,27 +213,33 @@ def code_labels(
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Return the classes, the class number of each sample, and the coding of the labels.
 
-    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number.
-    Labels may be (n, classes), 1 for the classes of a sample and 0 for the others.
+    Labels are (n,) of any type, and the numbers are (n,). Classes whose samples all have weight 0 are left out, and
+    these samples get the number of another class. Or labels are (n, classes), 1 for the classes of a sample and 0 for
+    the others, which are the numbers; the classes are then the numbers of the columns. ``weights`` (n,) are sample
+    weights.
     """
     check_classification_targets(labels)
     if labels.ndim == 2:
-        if not np.isin(labels, (0, 1)).all() or class_weight is not None:
+        are_zeros_and_ones = np.isin(labels, (0, 1)).all()
+        if not are_zeros_and_ones or class_weight is not None:
             raise ValueError(
                 f"y has the shape {labels.shape}: give multilabel targets as 0 or 1, without class_weight, "
                 "or use MultiOutputClassifier of scikit-learn"
             )
-        return np.arange(labels.shape[1]), labels.astype(np.int64), Targets(labels.shape[1], classes=2)
-    # The classes of samples with a weight; a sample of another class gets the number of a neighbour.
-    counted = labels if weights is None else labels[weights > 0]
-    classes = np.unique(counted)
+        outputs = labels.shape[1]
+        return np.arange(outputs), labels.astype(np.int64), Targets(outputs, classes=2)
+    # The classes of samples with a weight. `searchsorted` gives a sample of another class the number of the class after
+    # it in order, or one too many.
+    weighted_labels = labels if weights is None else labels[weights > 0]
+    classes = np.unique(weighted_labels)
     if len(classes) < 2:
         raise ValueError(f"y has 1 class, {classes[0]!r}; a classifier needs at least two classes")
     codes = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
-    class_weights = None
+    class_weights: tuple[float, ...] | None = None
     if isinstance(class_weight, str) and class_weight == "balanced":
         # By the sample weights of each class, which scikit-learn's function does not take.
         class_weights = balanced_weights(np.bincount(codes, weights))
     elif class_weight is not None:
-        class_weights = tuple(compute_class_weight(class_weight, classes=classes, y=counted).tolist())
+        weights_in_order = compute_class_weight(class_weight, classes=classes, y=weighted_labels)
+        class_weights = tuple(weights_in_order.tolist())
     return classes, codes, Targets(1, len(classes), class_weights)

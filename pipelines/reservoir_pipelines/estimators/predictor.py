@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,13 +29,13 @@ from reservoir_pipelines.output import silenced
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArrayColumns:
-    """Columns to choose from, of rows in memory, with everything that belongs to the rows."""
+    """Columns to choose from, of n rows in memory, with everything that belongs to the rows."""
 
     features: Callable[[Column | Baseline], np.ndarray]  # returns the features (n, width) of a column
     y: np.ndarray  # labels (n, outputs) as numbers
-    units: np.ndarray  # (n,): the number of the row, or of its group
-    fold_of_sample: np.ndarray  # (n, repeats)
-    weights: np.ndarray | None  # (n,), all above 0
+    units: np.ndarray  # (n,): the number of the row's group, or of the row itself if there are no groups
+    fold_of_sample: np.ndarray  # (n, repeats): in each repetition, the fold that holds the row out
+    weights: np.ndarray | None  # (n,), all above 0; None if all rows count once
 
     def source(self, columns: Columns) -> ArraySource:
         """Return the samples of a column, or of several side by side."""
@@ -49,11 +49,11 @@ class ArrayColumns:
 class ArraySource(Samples[KnownSplit]):
     """Samples of arrays; all are training samples, because cross-validation chooses a readout."""
 
-    def __init__(self, known: ArrayColumns, columns: Columns) -> None:
-        self._known = known
+    def __init__(self, array_columns: ArrayColumns, columns: Columns) -> None:
+        self._array_columns = array_columns  # all columns, of which this object gives some
         self._columns = columns
-        self.sample_weights = known.weights
-        self.fold_of_sample = known.fold_of_sample
+        self.sample_weights = array_columns.weights
+        self.fold_of_sample = array_columns.fold_of_sample
 
     @property
     def columns(self) -> Columns:
@@ -61,11 +61,11 @@ class ArraySource(Samples[KnownSplit]):
         return self._columns
 
     def blocks(self, split: KnownSplit) -> Iterator[Block]:
-        """Yield a single block of training samples."""
+        """Yield features (n, w) and labels (n, outputs) of all training samples as one block; nothing for valid."""
         y = self.labels(split)
         if len(y):
-            parts = [self._known.features(column) for column in self._columns]
-            yield np.concatenate(parts, axis=1), y
+            features = [self._array_columns.features(column) for column in self._columns]
+            yield np.concatenate(features, axis=1), y
 
     def tokens(self) -> int:
         """Return 1: each row is a sample."""
@@ -77,7 +77,7 @@ class ArraySource(Samples[KnownSplit]):
 
     def labels(self, split: KnownSplit) -> np.ndarray:
         """Return the labels (n, outputs)."""
-        return self._known.y[self._rows(split)]
+        return self._array_columns.y[self._rows(split)]
 
     def counts(self, split: KnownSplit) -> np.ndarray:
         """Return 1 for each row."""
@@ -85,27 +85,31 @@ class ArraySource(Samples[KnownSplit]):
 
     def groups(self, split: KnownSplit) -> np.ndarray:
         """Return the unit of each row, (n,), which no two folds share."""
-        return self._known.units[self._rows(split)]
+        return self._array_columns.units[self._rows(split)]
 
     @cached_property
     def feature_weights(self) -> np.ndarray | None:
-        """The weight of each feature, (w,), if the raw input is one of several columns."""
+        """The weight of each feature, (w,), if the raw input is one of several columns, else None."""
         return balance_of(self._columns, self._widths)
 
     @property
     def _widths(self) -> list[int]:
-        return [self._known.features(column).shape[1] for column in self._columns]
+        """The number of features of each column."""
+        return [self._array_columns.features(column).shape[1] for column in self._columns]
 
     @staticmethod
     def _rows(split: KnownSplit) -> slice:
-        """Return the rows of a split: all are in train, and none in valid."""
+        """Return the rows of a split: all are in train, and none in valid; raise `OutOfReachError` for test."""
         if split not in KNOWN:
             raise OutOfReachError(f"{split} rows are out of reach here: arrays have no such rows")
         return slice(None) if split == "train" else slice(0)
 
 
 def _results_table(selection: Selection) -> dict[str, np.ndarray]:
-    """Return the column, the penalty and the score on held-out samples of each result, baselines included."""
+    """Return the column, the penalty and the score on held-out samples of each result, including baselines.
+
+    The arrays have the keys ``column``, ``alpha`` and ``score``.
+    """
     fits = [*selection.fits, *(baseline.fit for baseline in selection.baselines)]
     results = [result for fit in fits for result in fit.results]
     return {
@@ -118,11 +122,13 @@ def _results_table(selection: Selection) -> dict[str, np.ndarray]:
 class ReservoirPredictor(ReservoirEstimator):
     """Base of classifier and regressor, which chooses columns and penalty as `fit` does."""
 
+    # set by `fit`
     readout_: LinearReadout
-    column_: str
+    column_: str  # the columns of the readout, joined by a plus
+    # parameters
     alphas: Sequence[float] | None
     cv: Any
-    # labels (n, outputs) as numbers, and the coding of the targets
+    # Of subclasses: a method that returns labels (n, outputs) as numbers and their coding, from labels and weights.
     _coded: Callable[..., tuple[np.ndarray, Targets]]
     _checks_of_y: ClassVar[dict[str, bool]] = {}  # arguments of scikit-learn's `check_X_y`
 
@@ -152,27 +158,29 @@ class ReservoirPredictor(ReservoirEstimator):
         self : object
             The fitted estimator.
         """
-        # Check the arguments, as estimators of scikit-learn do.
+        # Check the arguments, as estimators of scikit-learn do. A y of one column is read as (n_samples,).
         shape = np.asarray(y).shape
-        checks = {"multi_output": len(shape) == 2 and shape[1] > 1} | self._checks_of_y
-        (checked, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **checks)
+        has_several_outputs = len(shape) == 2 and shape[1] > 1
+        checks = {"multi_output": has_several_outputs} | self._checks_of_y
+        (checked_x, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **checks)
         refuse_missing("y", labels)
-        weights = check_sample_weights(sample_weight, checked)
+        weights = check_sample_weights(sample_weight, checked_x)
         # Labels become numbers. The data decides the model and the columns, of which folds choose one.
         coded, targets = self._coded(labels, weights)
-        rows = self._plan_and_scale(checked, lengths, weights)
-        known = self._known_columns(rows, coded, targets, weights, groups)
-        selection = self._select(known, targets)
+        rows = self._plan_and_scale(checked_x, lengths, weights)
+        array_columns = self._array_columns(rows, coded, targets, weights, groups)
+        selection = self._select(array_columns, targets)
         choice = selection.choices[selection.saved]
         # Keep what `predict` needs, and what scikit-learn's search estimators show.
-        readout = choice.fit.readout
-        assert isinstance(readout, LinearReadout)
-        self.column_, self.readout_ = choice.fit.result.name, readout
-        self.alpha_, self.best_score_ = choice.fit.result.alpha, choice.fit.result.valid_score
+        assert isinstance(choice.fit.readout, LinearReadout)  # `RidgeFitter` fits no other
+        self.readout_ = choice.fit.readout
+        self.column_ = choice.fit.result.name
+        self.alpha_ = choice.fit.result.alpha
+        self.best_score_ = choice.fit.result.valid_score
         self.cv_results_ = _results_table(selection)
         return self
 
-    def _known_columns(
+    def _array_columns(
         self,
         rows: PaddedRows,
         coded: np.ndarray,
@@ -183,7 +191,10 @@ class ReservoirPredictor(ReservoirEstimator):
         """Return the columns to choose from, without the rows of weight 0."""
         features = self._features(rows)
         folds = self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0)
-        units = np.arange(len(coded)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        if groups is None:
+            units = np.arange(len(coded))
+        else:
+            _, units = np.unique(groups, return_inverse=True)
         if weights is None or weights.all():
             return ArrayColumns(
                 features=features, y=coded, units=units, fold_of_sample=folds, weights=weights
@@ -198,20 +209,23 @@ class ReservoirPredictor(ReservoirEstimator):
             weights=weights[has_weight],
         )
 
-    def _select(self, known: ArrayColumns, targets: Targets) -> Selection:
+    def _select(self, array_columns: ArrayColumns, targets: Targets) -> Selection:
         """Choose a readout as the stage `fit` does, with the raw input as the only baseline."""
-        alphas = DEFAULT_ALPHAS if self.alphas is None else np.array(self.alphas, np.float64, ndmin=1)
+        # The grid of penalties may grow and shrink only if the user has not given it.
+        has_default_alphas = self.alphas is None
+        alphas = DEFAULT_ALPHAS if has_default_alphas else np.array(self.alphas, np.float64, ndmin=1)
         fitter = RidgeFitter(
             classes=targets.classes,
             alphas=alphas,
-            widens=self.alphas is None,
-            narrows=self.alphas is None,
-            folds=int(known.fold_of_sample.max()) + 1,
-            repeats=known.fold_of_sample.shape[1],
+            widens=has_default_alphas,
+            narrows=has_default_alphas,
+            folds=int(array_columns.fold_of_sample.max()) + 1,
+            repeats=array_columns.fold_of_sample.shape[1],
             coding=targets,
         )
+        # If the folds have too few samples to choose by, the default columns are fitted with a fixed penalty.
         columns = self._plan.candidates
-        chooses = folds_can_choose(known.source(columns[0]), targets.classes)
+        chooses = folds_can_choose(array_columns.source(columns[0]), targets.classes)
         candidates = Candidates(
             all_columns=columns,
             default=default_columns(columns),
@@ -221,42 +235,55 @@ class ReservoirPredictor(ReservoirEstimator):
         )
         # The estimators print nothing, and rich cannot show the progress of several threads.
         with silenced():
-            return select(known, candidates, _fit_raw)
+            return select(array_columns, candidates, _fit_raw)
 
     def _fold_numbers(
         self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool
     ) -> np.ndarray:
-        """Return the fold of each sample in each repetition, (n, repeats)."""
-        group = None if groups is None else column_or_1d(groups)
-        check_consistent_length(x, group)
-        if group is not None:
-            refuse_missing("groups", group)
+        """Return the fold of each sample in each repetition, (n, repeats).
+
+        ``y`` (n, outputs) are labels as numbers, and ``groups`` (n,) are the groups of samples, if there are any.
+        """
+        group_of_sample = None if groups is None else column_or_1d(groups)
+        check_consistent_length(x, group_of_sample)
+        if group_of_sample is not None:
+            refuse_missing("groups", group_of_sample)
+        # Folds are stratified only by classes, and only if each sample has one.
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
-        # scikit-learn divides the samples once, by a splitter, or by a number of folds if there are no groups.
+        # scikit-learn divides the samples once, by a splitter, or by a number of folds if there are no groups: from a
+        # number it makes a splitter that ignores groups.
         is_number_of_folds = isinstance(self.cv, int)
-        if self.cv is not None and (group is None or not is_number_of_folds):
+        if self.cv is not None and (group_of_sample is None or not is_number_of_folds):
             y_of_splitter = y if labels is None else labels
-            folds_once = fold_numbers(self.cv, x, y_of_splitter, group, classifier=classifier)
-            return folds_once[:, None]
+            fold_of_sample = fold_numbers(self.cv, x, y_of_splitter, group_of_sample, classifier=classifier)
+            return fold_of_sample[:, None]
         # Otherwise folds are drawn here: a number of folds of groups once, or those of the plan, of which there are
         # at most as many as samples or groups.
         if self.cv is not None:
             folds, repeats = int(self.cv), 1
         else:
-            units = len(x) if group is None else len(np.unique(group))
+            units = len(x) if group_of_sample is None else len(np.unique(group_of_sample))
             folds, repeats = min(self._plan.folds, units), self._plan.repeats
-        draw = partial(draw_folds, len(x), folds, labels=labels, groups=group)
-        return np.stack([draw(repeat=number) for number in range(repeats)], axis=1)
+        fold_of_sample_by_repeat = [
+            draw_folds(len(x), folds, labels=labels, groups=group_of_sample, repeat=repeat)
+            for repeat in range(repeats)
+        ]
+        return np.stack(fold_of_sample_by_repeat, axis=1)
 
     def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: ArrayLike) -> np.ndarray:
-        """Return what a method of the readout returns for the features of new sequences."""
-        features = self._together(self._rows(x), parse_columns(self.column_))
+        """Return what ``method`` of the readout, such as ``LinearReadout.predict``, returns for new sequences."""
+        features = self._joined_features(self._rows(x), parse_columns(self.column_))
         return method(self.readout_, features)
 
 
-def _fit_raw(known: ArrayColumns, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
-    """Return the readout of the raw input; none if nothing can be chosen."""
-    raw = known.raw()
+def _fit_raw(
+    array_columns: ArrayColumns, fits: list[ColumnFit], fitter: Fitter, chooses: bool
+) -> list[Choice]:
+    """Return the readout of the raw input as the only baseline; none if nothing can be chosen.
+
+    The parameters are those that `select` passes; it calls this function after the columns have been fitted.
+    """
+    raw = array_columns.raw()
     return [Choice(fit_source(fitter, raw), raw, fitter)] if chooses else []
 
 
@@ -266,28 +293,35 @@ def check_sample_weights(sample_weight: ArrayLike | None, x: np.ndarray) -> np.n
         return None
     weights = column_or_1d(sample_weight, dtype=np.float64)
     check_consistent_length(x, weights)
-    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+    are_valid = np.isfinite(weights).all() and (weights >= 0).all() and weights.any()
+    if not are_valid:
         raise ValueError("sample_weight needs finite values of at least zero, not all of them zero")
     return weights
 
 
-def renumbered(fold: np.ndarray) -> np.ndarray:
-    """Return fold numbers (n, repeats) from 0 without gaps, for samples of which some were left out."""
-    return np.stack([np.unique(repeat, return_inverse=True)[1] for repeat in fold.T], axis=1)
+def renumbered(fold_of_sample: np.ndarray) -> np.ndarray:
+    """Return fold numbers (n, repeats) from 0 without gaps in each repetition, after some samples were left out."""
+    numbers = [np.unique(folds, return_inverse=True)[1] for folds in fold_of_sample.T]
+    return np.stack(numbers, axis=1)
 
 
 def fold_numbers(
     cv: Any, x: np.ndarray, labels: np.ndarray, groups: np.ndarray | None = None, *, classifier: bool
 ) -> np.ndarray:
-    """Return the fold of each sample, (n,); raise `ValueError` if a sample is not held out exactly once."""
-    fold, times = np.zeros(len(x), np.int64), np.zeros(len(x), np.int64)
+    """Return the fold of each sample, (n,), as scikit-learn's ``cv`` divides them.
+
+    Raise `ValueError` if a sample is not held out exactly once.
+    """
+    fold_of_sample = np.zeros(len(x), np.int64)
+    times_held_out = np.zeros(len(x), np.int64)
     splitter: Any = check_cv(cv, labels, classifier=classifier)
-    for k, (_, held_out) in enumerate(splitter.split(x, labels, groups)):
-        fold[held_out] = k
-        times[held_out] += 1
-    if (times != 1).any():
-        row = int(np.argmax(times != 1))
+    for fold, (_, held_out) in enumerate(splitter.split(x, labels, groups)):
+        fold_of_sample[held_out] = fold
+        times_held_out[held_out] += 1
+    if (times_held_out != 1).any():
+        sample = int(np.argmax(times_held_out != 1))
         raise ValueError(
-            f"cv={cv!r} holds sample {row} out {times[row]} times; use folds that hold each out once"
+            f"cv={cv!r} holds sample {sample} out {times_held_out[sample]} times; "
+            "use folds that hold each out once"
         )
-    return fold
+    return fold_of_sample

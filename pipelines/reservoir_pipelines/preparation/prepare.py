@@ -38,28 +38,28 @@ def prepare(
     last, with a note; your own data never does, because its files say which data is meant.
     """
     data_dir = download(task, cache=cache) if files.fetch else data_folder(options.data)
+    # Find the source files. Those of a named task may be missing, if its data was prepared before.
     source = open_source(task, data=data_dir, **options.given)
     source_files: Sequence[Path] = ()
-    missing: InputError | None = None
+    missing_files: InputError | None = None  # the error that names them, None if they are there
     try:
         source_files = source.files()
     except InputError as error:
         may_be_prepared = task in TASKS and not data_dir
         if not may_be_prepared:
             raise
-        missing = error
+        missing_files = error
     if model and isinstance(source, OwnData) and _reads_samples(model, source_files):
         source = replace(source, options=replace(source.options, waveform=True))
 
     # Equal parameters and equal source files give the same folder, which is reused unless it is damaged.
-    settings = source.settings()
-    # The name of own data is known before its rows are read, which its task needs.
+    # ``source.task`` would read the rows of own data, so its name is taken from the source.
     name = source.name if isinstance(source, OwnData) else source.task.name
-    settings_dir = settings_folder(name, settings, cache)
-    if missing:
+    settings_dir = settings_folder(name, source.settings(), cache)
+    if missing_files:
         earlier = latest(settings_dir)
         if earlier is None:
-            raise missing
+            raise missing_files
         note = f"task {task!r}: its files are not here; using the data prepared before, {earlier.path}"
         return replace(earlier, warnings=(*earlier.warnings, note))
     contents = source_contents(source_files, Path(task), settings_dir)
@@ -68,12 +68,13 @@ def prepare(
         try:
             return Prepared.open(final)
         except InputError:
-            shutil.rmtree(final)
+            shutil.rmtree(final)  # damaged: it is prepared again below
 
     # The folder gets its name when it is complete. Another process may prepare the same data meanwhile;
     # its folder is as good.
     with new_folder(final, keep_existing=True) as unfinished:
         write_prepared(source, contents, unfinished, cluster)
+        # A file that changed while it was read may have been read half in its old state, and half in its new one.
         contents_now = source_contents(source_files, Path(task), settings_dir)
         changed_files = [file["name"] for file in contents if file not in contents_now]
         if changed_files:
@@ -85,8 +86,9 @@ def prepare(
 
 
 def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
-    """Return whether files of sounds are for a model that was pretrained on samples of sounds."""
-    if not any(file.suffix.lower() in FILES["sounds"] for file in files):
+    """Return whether there are files of sounds, and the model was pretrained on samples of sounds."""
+    has_sounds = any(file.suffix.lower() in FILES["sounds"] for file in files)
+    if not has_sounds:
         return False
     from reservoir.loaded_model import reads_samples  # imports torch, which other data do not need
 
@@ -100,53 +102,55 @@ def settings_folder(name: str, settings: Mapping[str, Any], cache: Path | None =
 
 
 def latest(settings_dir: Path, *, verify: bool = True) -> Prepared | None:
-    """Return the most recently prepared data in a folder of `settings_folder`, if any."""
+    """Return the most recently prepared data in a folder of `settings_folder`, or None if there is none."""
+    # Folders whose name begins with a dot are not complete.
     indices = sorted(settings_dir.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
     return Prepared.open(indices[-1].parent, verify=verify) if indices else None
 
 
 def short_hash(value: Any) -> str:
-    """Return 16 digits of the SHA-256 of a value as JSON."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of a value as JSON; objects count as their attributes."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
 
 
 def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:
     """Return one row per named task, with its default parameters.
 
-    ``tokens`` is the length of the longest sequence, ``input`` the form of a token ("16 values", "25
-    symbols"), ``splits`` the rows of each split or None, and ``data`` "generated", "here", "prepared"
-    or "missing".
+    In a row, ``tokens`` is the length of the longest sequence, ``input`` the form of a token ("16 values", "25
+    symbols"), ``splits`` the rows of each split or None if they are not known, ``data`` "generated", "here",
+    "prepared" or "missing", and ``remedy`` what to do about missing files, else an empty text. The argument ``data`` is
+    the folder of the files of named tasks.
     """
     folder = data_folder(data)
-    table = []
-    for name in TASKS:
-        source = open_source(name, data=folder)
-        task = source.task
-        # Rows are known if the task was prepared, or from its parameters if it is generated. Files that are missing
-        # can perhaps be downloaded.
-        earlier = latest(settings_folder(name, source.settings(), cache), verify=False)
-        rows = earlier.rows if earlier else None
-        remedy = ""
-        try:
-            status = "here" if source.files() else "generated"
-        except InputError as error:
-            status = "prepared" if rows else "missing"
-            if not rows:
-                download_command = f"; or reservoir prepare {name} --download"
-                remedy = f"{error}{download_command if name in DOWNLOADS else ''}"
-        if rows is None and status == "generated" and "train_rows" in task.parameters:
-            rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
-        form = task.form
-        table.append(
-            {
-                "task": name,
-                "tokens": task.max_tokens,
-                "input": f"{form.vocabulary} symbols" if isinstance(form, Tokens) else f"{form.dim} values",
-                "classes": task.classes,
-                "labels_per_row": task.readout_tokens * task.outputs,
-                "splits": rows,
-                "data": status,
-                "remedy": remedy,
-            }
-        )
-    return table
+    return [_task_row(name, folder, cache) for name in TASKS]
+
+
+def _task_row(name: str, data: Path | None, cache: Path | None) -> dict[str, Any]:
+    """Return the row of a named task in `task_table`; ``data`` is the folder of the files of named tasks."""
+    source = open_source(name, data=data)
+    task = source.task
+    # Rows are known if the task was prepared, or from its parameters if it is generated.
+    earlier = latest(settings_folder(name, source.settings(), cache), verify=False)
+    rows = earlier.rows if earlier else None
+    remedy = ""
+    try:
+        status = "here" if source.files() else "generated"
+    except InputError as error:
+        status = "prepared" if rows else "missing"
+        if not rows:
+            can_be_downloaded = name in DOWNLOADS
+            download_command = f"; or reservoir prepare {name} --download" if can_be_downloaded else ""
+            remedy = f"{error}{download_command}"
+    if rows is None and status == "generated" and "train_rows" in task.parameters:
+        rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
+    form = task.form
+    return {
+        "task": name,
+        "tokens": task.max_tokens,
+        "input": f"{form.vocabulary} symbols" if isinstance(form, Tokens) else f"{form.dim} values",
+        "classes": task.classes,
+        "labels_per_row": task.readout_tokens * task.outputs,
+        "splits": rows,
+        "data": status,
+        "remedy": remedy,
+    }

@@ -24,46 +24,56 @@ from reservoir_pipelines.files import stamp
 if TYPE_CHECKING:
     import h5py
 
-GAP = 64  # gaps of up to this number of rows between two wanted rows are read too; longer gaps are skipped
-INDEX = "prepared.json"
+GAP = 64  # wanted rows at most this many rows apart are read together with those between them
+INDEX = "prepared.json"  # name of the index of a folder of prepared data
 REPEATS = "test rows repeat a sequence of the training or validation rows"  # in a warning of prepared data
 VERSION = 11  # version of the file format; part of the folder's name, so that other versions are not read
 
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """The rows of one split on disk: its files in row order, each with its number of rows.
+    """The rows of one split on disk.
 
-    ``stamps`` has the state of each file before its checksum was verified (see `stamp`); a file whose
-    state is another after it is read is refused.
+    A file whose state after reading is not the one of ``stamps`` is refused.
     """
 
     name: str
-    files: tuple[tuple[Path, int], ...]
+    files: tuple[tuple[Path, int], ...]  # in row order, each with its number of rows
+    # The state of each file before its checksum was verified (see `stamp`); of other files no change is noticed.
     stamps: Mapping[Path, list[int]] = field(default_factory=dict, hash=False)
 
     def __len__(self) -> int:
         return sum(rows for _, rows in self.files)
 
     def read(self, lo: int, hi: int) -> Split:
-        """Return the rows ``lo`` to ``hi`` (not included), each array in its stored type."""
-        x, y, lengths = (self._read(array, lo, hi) for array in ("x", "y", "lengths"))
-        return Split(x=x, y=y, lengths=lengths, groups=None if self.groups is None else self.groups[lo:hi])
+        """Return the rows ``lo`` to ``hi`` (not included), each array in its stored type, class numbers as int64."""
+        return Split(
+            x=self._read("x", lo, hi),
+            y=self._read("y", lo, hi),
+            lengths=self._read("lengths", lo, hi),
+            groups=None if self.groups is None else self.groups[lo:hi],
+        )
 
     def take(self, index: np.ndarray) -> Split:
-        """Return the rows of ascending numbers; long gaps between them are not read."""
+        """Return the rows of the ascending numbers ``index``; long gaps between them are not read."""
+        # The numbers are cut at long gaps. Each run of numbers is read with the rows in its short gaps.
         runs = np.split(index, np.flatnonzero(np.diff(index) > GAP) + 1)
 
         def read(array: str) -> np.ndarray:
-            parts = []
+            arrays = []
             for run in runs:
-                stretch = self._read(array, int(run[0]), int(run[-1]) + 1)
-                has_gaps = len(stretch) > len(run)
-                parts.append(stretch[run - run[0]] if has_gaps else stretch)
-            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+                first, last = int(run[0]), int(run[-1])
+                rows = self._read(array, first, last + 1)
+                has_gaps = len(rows) > len(run)
+                arrays.append(rows[run - first] if has_gaps else rows)
+            return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
-        x, y, lengths = map(read, ("x", "y", "lengths"))
-        return Split(x=x, y=y, lengths=lengths, groups=None if self.groups is None else self.groups[index])
+        return Split(
+            x=read("x"),
+            y=read("y"),
+            lengths=read("lengths"),
+            groups=None if self.groups is None else self.groups[index],
+        )
 
     @cached_property
     def y(self) -> np.ndarray:
@@ -72,7 +82,7 @@ class PreparedSplit:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Number of real tokens of each row, (rows,) of int32."""
+        """Number of tokens of each row that are not padding, (rows,) of int32."""
         return self._read("lengths", 0, len(self))
 
     @cached_property
@@ -86,23 +96,28 @@ class PreparedSplit:
         if not self._has("ids"):
             return np.arange(len(self))
         stored = self._read("ids", 0, len(self))
-        return np.char.decode(stored, "utf-8", "surrogatepass") if stored.dtype.kind == "S" else stored
+        are_texts = stored.dtype.kind == "S"  # in UTF-8; names of files need not be valid
+        return np.char.decode(stored, "utf-8", "surrogatepass") if are_texts else stored
 
     def _has(self, array: str) -> bool:
-        with _opened(self.files[0][0]) as file:
+        """Return whether the split has an optional array, as its first file shows."""
+        first_file, _ = self.files[0]
+        with _opened(first_file) as file:
             return array in file
 
     def _read(self, array: str, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` (not included) of one array, class numbers as int64."""
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}: it has {len(self)} rows")
-        parts = []
+        arrays = []
         for (path, rows), start in zip(self.files, self.starts, strict=True):
-            first, last = max(lo - start, 0), min(hi - start, rows)  # the rows of this file, from 0
-            has_none = first >= last
+            # The wanted rows of this file, by their numbers in it; the end is not above the first if it has none.
+            first = max(lo - start, 0)
+            end = min(hi - start, rows)
+            has_wanted_rows = first < end
             # An empty range is read from the first file, for its type and shape.
-            is_needed_for_type = lo == hi and not parts
-            if has_none and not is_needed_for_type:
+            is_needed_for_type = lo == hi and not arrays
+            if not has_wanted_rows and not is_needed_for_type:
                 continue
             with _opened(path) as file:
                 # Another file that this one refers to would not have been verified.
@@ -110,14 +125,14 @@ class PreparedSplit:
                     raise KeyError(f"{array} is not stored in this file alone")
                 if len(stored) != rows:
                     raise KeyError(f"{array} has {len(stored)} rows, not {rows}")
-                parts.append(stored[first : max(first, last)])
+                arrays.append(stored[first : max(first, end)])
                 self._refuse_changed(path)
-        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         are_classes = array == "y" and values.dtype.kind != "f"
         return values.astype(np.int64) if are_classes else values
 
     def _refuse_changed(self, path: Path) -> None:
-        """Refuse a file that is not as it was when its checksum was verified."""
+        """Raise `InputError` for a file that is not as it was when its checksum was verified."""
         if path in self.stamps and stamp(path) != self.stamps[path]:
             raise InputError(
                 f"{path}: the prepared data has changed since this command began", "run the command again"
@@ -125,7 +140,7 @@ class PreparedSplit:
 
     @cached_property
     def starts(self) -> list[int]:
-        """The number of each file's first row."""
+        """The number of each file's first row in the split."""
         return [0, *accumulate(rows for _, rows in self.files)][:-1]
 
 
@@ -169,17 +184,20 @@ class Prepared:
 
     @property
     def state(self) -> dict[str, tuple[int, int]]:
-        """Size and modification time of each file when it was opened, which are the same on all machines."""
-        stamps = [split.stamps for split in self.splits.values()]
+        """Size in bytes and modification time in ns of each file when it was opened, by its path in the folder.
+
+        Unlike the other parts of a stamp (inode and change time), they are the same on all machines.
+        """
         return {
             str(path.relative_to(self.path)): (size, modified)
-            for part in stamps
-            for path, (size, _, modified, _) in part.items()
+            for split in self.splits.values()
+            for path, (size, _, modified, _) in split.stamps.items()
         }
 
     def kept(self, split: str) -> float:
         """Return the share of a split's sequences that were not dropped as too long."""
-        return len(self.splits[split]) / (len(self.splits[split]) + self.dropped[split])
+        rows = len(self.splits[split])
+        return rows / (rows + self.dropped[split])
 
     @property
     def notes(self) -> list[str]:
@@ -198,7 +216,7 @@ class Prepared:
 
     @property
     def notes_on_letters(self) -> list[str]:
-        """The notes on letters that no training row has, which a model's own tokenizer may know nevertheless."""
+        """The notes on letters that no training row has; they do not matter to a model with its own tokenizer."""
         return [note for note in self.notes if UNSEEN in note]
 
     @property
@@ -207,7 +225,7 @@ class Prepared:
         return [note for note in self.notes if UNSEEN not in note]
 
     def notes_for(self, *, native: bool) -> list[str]:
-        """Return the notes that hold for a model, in their order; with ``native`` input it has its own tokenizer."""
+        """Return the notes that hold for a model, in their order; ``native`` says that it has its own tokenizer."""
         return self.other_notes if native else self.notes
 
     def split(self, name: str) -> PreparedSplit:
@@ -220,26 +238,30 @@ class Prepared:
 
     @classmethod
     def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> "Prepared":
-        """Return the prepared data of a folder; checksums are verified unless ``verify`` is False."""
+        """Return the prepared data of a folder; checksums are verified unless ``verify`` is False.
+
+        Raises `InputError` if the folder is missing or damaged. ``reused`` is stored as the field of this name.
+        """
         with as_input_error(f"{path / INDEX}: missing or damaged", f"remove {path} and prepare again"):
-            values = read_json(path / INDEX)
-            _check_index(values)
+            index = read_json(path / INDEX)
+            _check_index(index)
+            records = index["splits"]
             splits = {
-                name: _open_split(path, name, values["splits"][name]["files"], verify=verify)
-                for name in split_order(set(values["splits"]))
+                name: _open_split(path, name, records[name]["files"], verify=verify)
+                for name in split_order(set(records))
             }
-            task = Task.from_dict(values["task"])
-            if values["scaling"] is None and isinstance(task.form, Vectors):
+            task = Task.from_dict(index["task"])
+            if index["scaling"] is None and isinstance(task.form, Vectors):
                 raise ValueError("it has no scaling of its values")
             return cls(
                 path=path,
                 task=task,
-                scaling=scaling_from_json(values["scaling"], task),
-                digest=values["digest"],
+                scaling=scaling_from_json(index["scaling"], task),
+                digest=index["digest"],
                 splits=splits,
-                dropped={name: split["dropped"] for name, split in values["splits"].items()},
-                cut={name: split["cut"] for name, split in values["splits"].items()},
-                warnings=tuple(values["warnings"]),
+                dropped={name: record["dropped"] for name, record in records.items()},
+                cut={name: record["cut"] for name, record in records.items()},
+                warnings=tuple(index["warnings"]),
                 reused=reused,
             )
 
@@ -252,9 +274,10 @@ def _open_split(
     stamps = {}
     for file in files:
         path = path_below(folder, *file["name"].split("/"))
+        # The stamp is taken first: a change while the checksum is computed is noticed when the file is read.
         stamp_before = stamp(path) if path.is_file() else None
-        has_its_size = stamp_before is not None and stamp_before[0] == file["bytes"]
-        if not has_its_size or (verify and file_crc32(path) != file["crc32"]):
+        has_listed_size = stamp_before is not None and stamp_before[0] == file["bytes"]
+        if not has_listed_size or (verify and file_crc32(path) != file["crc32"]):
             raise InputError(
                 f"{path}: missing, or its checksum does not match", f"remove {folder} and prepare again"
             )
@@ -263,6 +286,7 @@ def _open_split(
     return PreparedSplit(name, tuple(paths_and_rows), stamps)
 
 
+# The keys of an index, of its record of a split, and of a file in such a record, with the types of their values.
 INDEX_TYPES = {
     "task": dict[str, Any],
     "scaling": dict[str, list[float]] | None,
@@ -284,16 +308,16 @@ def _check_index(values: Mapping[str, Any]) -> None:
         _check_types(f"splits.{name}.", split, SPLIT_TYPES)
         for file in split["files"]:
             _check_types(f"splits.{name}.files.", file, FILE_TYPES)
-        rows = [file["rows"] for file in split["files"]]
-        if (
-            min(rows, default=0) < 1
-            or sum(rows) != split["rows"]
-            or min(split["dropped"], split["cut"]) < 0
-        ):
+        rows_of_files = [file["rows"] for file in split["files"]]
+        has_empty_file = min(rows_of_files, default=0) < 1  # or no file
+        has_other_sum = sum(rows_of_files) != split["rows"]
+        has_negative_count = min(split["dropped"], split["cut"]) < 0
+        if has_empty_file or has_other_sum or has_negative_count:
             raise ValueError(f"splits.{name} has impossible numbers of rows")
 
 
 def _check_types(where: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless values have all keys of ``hints`` with these types; ``where`` begins their names."""
     for key, hint in hints.items():
         if key not in values:
             raise ValueError(f"{where}{key} is missing")
@@ -312,10 +336,15 @@ def scaling_to_json(scaling: Scaling | None) -> dict[str, list[float]] | None:
 
 
 def scaling_from_json(values: Mapping[str, Any] | None, task: Task) -> Scaling | None:
-    """Return the scaling of a task from lists or arrays of numbers; the inverse of `scaling_to_json`."""
+    """Return the scaling of a task from lists or arrays of numbers; the inverse of `scaling_to_json`.
+
+    Raises `ValueError` for arrays of another shape, and for values that are not finite in float32.
+    """
     if values is None:
         return None
-    names, shape = ("offset", "scale"), (task.form.dim,) if isinstance(task.form, Vectors) else ()
+    # Symbols have no scaling: no list of numbers has the shape ().
+    shape = (task.form.dim,) if isinstance(task.form, Vectors) else ()
+    names = ("offset", "scale")
     with np.errstate(over="ignore"):  # `check_arrays` refuses infinity
         arrays = {name: np.asarray(values[name]).astype(np.float32, casting="same_kind") for name in names}
     check_arrays(arrays, dict.fromkeys(names, shape))
@@ -331,25 +360,30 @@ def _opened(path: Path) -> "Iterator[h5py.File]":
         with open_hdf5(path) as file:
             yield file
     except (OSError, KeyError) as error:
-        # no others, because they may come from the caller: memory may run out
-        why = " ".join(str(error).split())
+        # Only errors that HDF5 raises for damage: others may be the caller's own, whose memory may run out.
+        reason = " ".join(str(error).split())  # in one line
+        # The file lies in the folder of its split, which lies in that of the prepared data.
         raise InputError(
-            f"{path}: prepared data damaged ({why})", f"remove {path.parents[1]} and prepare again"
+            f"{path}: prepared data damaged ({reason})", f"remove {path.parents[1]} and prepare again"
         ) from None
 
 
 def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
     """Return the numbers of the rows to use in each split, ascending: all, or ``limit`` drawn with a fixed seed."""
-    drawn = {}
+    rows = {}
     for split, count in prepared.rows.items():
-        drawn[split] = np.arange(count)
-        if limit is not None and limit < count:
-            drawn[split] = np.sort(np.random.default_rng(0).permutation(count)[:limit])
-    return drawn
+        if limit is None or limit >= count:
+            rows[split] = np.arange(count)
+        else:
+            rows[split] = np.sort(np.random.default_rng(0).permutation(count)[:limit])
+    return rows
 
 
 def data_spec(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> DataSpec:
-    """Return what an entry of some rows of prepared data records of them: their digest and their numbers."""
+    """Return what an entry of some rows of prepared data records of them: their digest, and how many each split has.
+
+    ``rows`` has the numbers of the rows of each split.
+    """
     counts = {split: len(index) for split, index in rows.items()}
     return DataSpec(digest=data_digest(prepared, rows), rows=counts)
 

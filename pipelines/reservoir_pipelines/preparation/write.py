@@ -31,22 +31,26 @@ from reservoir_pipelines.workers import map_pieces
 def write_prepared(
     source: Source, contents: list[dict[str, Any]], folder: Path, cluster: ClusterOptions
 ) -> None:
-    """Write all pieces of a source and the index into a folder; ``contents`` is the state of the source's files."""
-    for_workers = _with_full_paths(source) if cluster.scheduler else source
-    tasks = [(for_workers, piece, number, folder) for number, piece in enumerate(source.pieces())]
-    with meter("prepare", len(tasks), "pieces") as bar:
-        written = map_pieces(
+    """Write all pieces of a source and the index into a folder.
+
+    ``contents`` is the state of the source's files, for the index: the name, size and SHA-256 of each.
+    """
+    # Workers of a cluster run in other folders than this process.
+    source_of_workers = _with_full_paths(source) if cluster.scheduler else source
+    arguments = [(source_of_workers, piece, number, folder) for number, piece in enumerate(source.pieces())]
+    with meter("prepare", len(arguments), "pieces") as bar:
+        records_of_pieces = map_pieces(
             _write_piece,
-            tasks,
+            arguments,
             workers=cluster.workers,
             scheduler=cluster.scheduler,
             on_result=lambda _: bar.advance(1),
         )
-    _write_index(source, contents, folder, written)
+    _write_index(source, contents, folder, records_of_pieces)
 
 
 def _with_full_paths(source: Source) -> Source:
-    """Return a source with the full paths of its files, for workers that run in other folders."""
+    """Return a source with the full paths of its files."""
     full_paths = {}
     for field in ("data", "origin"):  # the fields of sources that hold a path
         path = getattr(source, field, None)
@@ -56,15 +60,15 @@ def _with_full_paths(source: Source) -> Source:
 
 
 def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
-    """Write the rows of a piece, one file per split, and return a record of each file.
+    """Write the rows of the piece with this number, one file per split, and return a record of each file.
 
-    A record has the size and checksum of the file, the numbers of its rows and of those left out or cut, and, for
-    own data, hashes of its rows, from which rows that are in several splits are found.
+    A record has the split, name, size and checksum of the file, the numbers of its rows and of those left out or cut,
+    and, for own data, hashes of its rows, from which rows that are in several splits are found.
     """
-    files = []
+    records = []
     for name, split in source.read(piece).items():
         if not len(split):
-            continue
+            continue  # no file may be empty
         check_split(source.task, name, split)
         lengths = split.lengths.astype(np.int32)
         y = split.y
@@ -78,7 +82,8 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
         path = folder / name / f"{number:05d}.h5"
         path.parent.mkdir(exist_ok=True)
         replace_file(path, partial(_write_arrays, arrays), durable=False)
-        files.append(
+        is_own_data = source.task.name not in TASKS
+        records.append(
             {
                 "split": name,
                 "name": f"{name}/{path.name}",
@@ -87,33 +92,42 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
                 "rows": len(split),
                 "dropped": split.dropped,
                 "cut": split.cut,
-                "hashes": None if source.task.name in TASKS else _hashes(split.x, lengths),
+                "hashes": _hashes(split.x, lengths) if is_own_data else None,
             }
         )
-    return files
+    return records
 
 
 def _write_arrays(arrays: Mapping[str, np.ndarray | None], path: Path) -> None:
+    """Write the arrays that are not None to an HDF5 file."""
     import h5py
 
     with new_file(path) as file:
         for name, values in arrays.items():
             if values is not None:
-                kind = h5py.vlen_dtype(np.uint8) if values.dtype.kind == "O" else values.dtype
-                file.create_dataset(name, data=values, dtype=kind, track_times=False)
+                # Objects are images: the bytes of a file each, which differ in number.
+                is_images = values.dtype.kind == "O"
+                dtype = h5py.vlen_dtype(np.uint8) if is_images else values.dtype
+                file.create_dataset(name, data=values, dtype=dtype, track_times=False)
 
 
 def _write_index(
-    source: Source, contents: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
+    source: Source,
+    contents: list[dict[str, Any]],
+    folder: Path,
+    records_of_pieces: list[list[dict[str, Any]]],
 ) -> None:
-    """Write the index of a folder: its files, the digest of the data, and the state of the source files."""
+    """Write the index of a folder: its files, the digest of the data, and the state of the source files.
+
+    ``records_of_pieces`` has the records that `_write_piece` returned for each piece, and ``contents`` is the state of
+    the source files. Raises `InputError` if train, valid or test has no rows.
+    """
     task = source.task
     scaling = scaling_to_json(source.scaling())
-    # The records of `_write_piece` by split, of which none may be empty.
-    files: dict[str, list[dict[str, Any]]] = {}
-    for files_of_piece in written:
-        for file in files_of_piece:
-            files.setdefault(file["split"], []).append(file)
+    files: dict[str, list[dict[str, Any]]] = {}  # the records of each split
+    for records in records_of_pieces:
+        for record in records:
+            files.setdefault(record["split"], []).append(record)
     for name in SPLITS:
         if name not in files:
             raise InputError(f"task {task.name!r}: no rows for the split {name!r}", "give more rows")
@@ -143,12 +157,13 @@ def _write_index(
 
 def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
     """Return a line for each split with classes that no training row has."""
-    if not task.classes:
+    if not task.classes:  # the labels are values
         return []
     lines = []
     classes = {name: set(np.unique(split.y).tolist()) for name, split in splits.items()}
     for name, classes_of_split in classes.items():
         if unknown := sorted(classes_of_split - classes["train"] - {MISSING}):
+            # At most five labels are named, so that the line stays readable.
             labels = ", ".join(str(task.label(number)) for number in unknown[:5])
             more = ", ..." if len(unknown) > 5 else ""
             problem = f"the split {name!r} has classes that no row of 'train' has"
@@ -157,19 +172,25 @@ def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[st
 
 
 def _hashes(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return a hash of each sequence, (rows,) of uint64."""
-    rows = (row.tobytes() + length.tobytes() for row, length in zip(x, lengths, strict=True))
-    return np.frombuffer(b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows), np.uint64)
+    """Return a hash of each padded sequence and its length, (rows,) of uint64."""
+    contents = (row.tobytes() + length.tobytes() for row, length in zip(x, lengths, strict=True))
+    digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
+    return np.frombuffer(b"".join(digests), np.uint64)
 
 
 def _repeats(files: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    """Return a line if sequences of ``test`` are in other splits: a readout may know them by heart."""
+    """Return a line if sequences of ``test`` are in other splits: a readout may know them by heart.
+
+    ``files`` has the records of `_write_piece` by split. The list is empty if no sequence is repeated.
+    """
     hashes = {name: np.concatenate([file["hashes"] for file in files[name]]) for name in SPLITS}
     hashes_of_others = np.concatenate([hashes["train"], hashes["valid"]])
     repeated = int(np.isin(hashes["test"], hashes_of_others).sum())
+    if not repeated:
+        return []
     start = f"{repeated:,} of {len(hashes['test']):,} {REPEATS}"
     remedy = "remove repeats, or give them one group"
-    return [f"{start}, so scores on new sequences may be lower; {remedy}"] if repeated else []
+    return [f"{start}, so scores on new sequences may be lower; {remedy}"]
 
 
 def _digest(description: list[Any], splits: Mapping[str, PreparedSplit]) -> str:
@@ -181,22 +202,28 @@ def _digest(description: list[Any], splits: Mapping[str, PreparedSplit]) -> str:
     """
     hasher = hashlib.sha256()
 
-    def add(value: Any) -> None:
+    def add_json(value: Any) -> None:
         hasher.update(json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n")
 
-    add(description)
+    add_json(description)
     for name, split in splits.items():
-        add([name, len(split)])
-        for array in ("x", "y", "lengths", *(("groups",) if split.groups is not None else ())):
+        add_json([name, len(split)])
+        arrays = ["x", "y", "lengths"]
+        if split.groups is not None:
+            arrays.append("groups")
+        for array in arrays:
+            # A file at a time, so that no more than its rows are in memory.
             for start, (_, rows) in zip(split.starts, split.files, strict=True):
                 values = np.ascontiguousarray(getattr(split.read(start, start + rows), array))
-                if values.dtype.kind == "O":
-                    for row in values:
-                        add([array, len(row)])
-                        hasher.update(row)
+                is_images = values.dtype.kind == "O"
+                if is_images:
+                    for image in values:
+                        add_json([array, len(image)])
+                        hasher.update(image)
                     continue
                 values = values.astype(values.dtype.newbyteorder("<"), copy=False)
-                if start == 0:
-                    add([array, values.dtype.str, values.shape[1:]])
+                if start == 0:  # type and shape are those of all files
+                    add_json([array, values.dtype.str, values.shape[1:]])
+                # A memoryview without values cannot be cast.
                 hasher.update(values.data.cast("B") if values.size else b"")
     return hasher.hexdigest()
