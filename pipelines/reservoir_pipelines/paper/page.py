@@ -247,7 +247,7 @@ def _cell_part(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, A
     # A backbone that another cell has pretrained is titled by the settings of that cell.
     if pretraining := results.get(str(settings.get("backbone")).removeprefix(CELL)):
         settings["backbone"] = Cell("pretrain", None, pretraining["settings"])
-    # The first messages of the cell, without lines about its progress, which have a percentage and the time left.
+    # The first messages of the cell, without lines about its progress, which have a share such as "(24%), ".
     notes = [note for note in result["notes"][:6] if "%), " not in note]
     facts = [
         ("folder", result["folder"]),
