@@ -84,7 +84,7 @@ def card(
     }
     plot_deviations(plot, values["deviations"], title=f"{name}, {settings.init}")
     for way, by_group in counts_of_task.items():
-        if by_group:
+        if by_group:  # None if this way does not suit the backbone
             count = sum(by_group.values())
             values |= {f"{way}_total": count, f"{way}_share": count / total_count}
     return values

@@ -108,11 +108,11 @@ def run(arguments: list[str]) -> int:
             # typer returns what the command returns: an exit code, or None.
             code = _tree()(arguments or ["--help"], prog_name="reservoir", standalone_mode=False)
     except UsageError as error:
-        return _fault(_usage_message(error), INVALID)
+        return _print_fault(_usage_message(error), INVALID)
     except (InputError, CacheError, FailedError) as error:
-        return _fault(str(error), FAILED if isinstance(error, FailedError) else INVALID)
+        return _print_fault(str(error), FAILED if isinstance(error, FailedError) else INVALID)
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question
-        return _fault("interrupted", INTERRUPTED)
+        return _print_fault("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output, such as head, has ended
         # When it exits, Python flushes stdout, fails once more, and would report that on stderr.
         sys.stderr.close()
@@ -121,10 +121,10 @@ def run(arguments: list[str]) -> int:
         fault = _system_fault(error) if isinstance(error, OSError) else _memory_fault(error)
         if fault is None:  # a bug, which needs its traceback
             raise
-        return _fault(*fault)
+        return _print_fault(*fault)
     if code == INTERRUPTED:  # Ctrl-C; typer itself prints nothing
         flag = " with --resume" if arguments[0] in ("train", "pretrain") else ""
-        return _fault(f"interrupted; run the same command again{flag} to continue", INTERRUPTED)
+        return _print_fault(f"interrupted; run the same command again{flag} to continue", INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -157,8 +157,8 @@ def _tree() -> Any:
     return typer.main.get_command(app)
 
 
-def _fault(message: str, code: int) -> int:
-    """Write an error to stderr, and return the exit code."""
+def _print_fault(message: str, code: int) -> int:
+    """Write the line about an error to stderr, and return the exit code ``code``."""
     sys.stderr.write(f"reservoir: {printable(message)}\n")
     return code
 

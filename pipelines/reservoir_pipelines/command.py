@@ -113,6 +113,7 @@ def _register(
     """
 
     def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
+        """Call the function and print its answer; its signature and its docstring are replaced below."""
         # The values are those of options and of own parameters; an option that is None was not set. `_read_config` has
         # read the file ``config`` already.
         options = {name: value for name in fields_of_options if (value := values.pop(name)) is not None}
@@ -256,26 +257,36 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
                 f"--config {file}: {key!r} is not a table named after a command",
                 f"write the settings of {name} below a line [{name}]",
             )
+    settings = _settings_of_command(
+        context.command.params, tables.get(name, {}), f"--config {file}: {name}"
+    )
+    _refuse_code(settings, file)
+    context.default_map = settings
+    return file
+
+
+def _settings_of_command(parameters: Sequence[Any], table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the values in a command's table by the names of its parameters.
+
+    Raise `InputError`, whose message begins with ``where``, for a key that is not the name of a flag.
+    """
     # The options by the names of their flags, which may be written with _ or -. A file may not name another file.
     options: dict[str, Any] = {
         parameter.opts[0].removeprefix("--").replace("-", "_"): parameter
-        for parameter in context.command.params
+        for parameter in parameters
         if parameter.param_type_name == "option" and parameter.name != "config"
     }
     settings: dict[str, Any] = {}
-    for key, value in tables.get(name, {}).items():
+    for key, value in table.items():
         option = options.get(str(key).replace("-", "_"))
         if option is None:
             raise InputError(
-                f"--config {file}: {name} has no setting {key!r}",
-                f"its settings are {', '.join(sorted(options))}",
+                f"{where} has no setting {key!r}", f"its settings are {', '.join(sorted(options))}"
             )
         # A flag that is given once takes several values as one text, with commas.
         is_joined = isinstance(value, list) and not option.multiple
         settings[option.name] = ",".join(map(str, value)) if is_joined else value
-    _refuse_code(settings, file)
-    context.default_map = settings
-    return file
+    return settings
 
 
 def _command_names(root: Any) -> Iterator[str]:

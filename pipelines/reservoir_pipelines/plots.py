@@ -212,10 +212,13 @@ def draw_layers(axes: Axes, grid: ScoreGrid, raw: float | None, metric: str) -> 
     factor, unit = in_unit(metric)
     best_scores = dict(zip(grid.columns, factor * np.nanmax(grid.scores, axis=1), strict=True))
     # The name of each single column by its layer and pooling; names of several columns are left out, unless all are.
-    single_columns = {name: single_column(name) for name in best_scores}
-    name_at = {
-        (column.place, column.pooling): name for name, column in single_columns.items() if column
-    } or {(name, "concatenated"): name for name in best_scores}
+    name_at: dict[tuple[str, str], str] = {}
+    for name in best_scores:
+        column = single_column(name)  # None for several columns
+        if column:
+            name_at[column.place, column.pooling] = name
+    if not name_at:
+        name_at = {(name, "concatenated"): name for name in best_scores}
     layers = _with_gaps(sorted({layer for layer, _ in name_at}, key=layer_order))
     # One line for each pooling, with NaN where a layer has no such column. Poolings beyond the colours are left out.
     for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in name_at), strict=False):

@@ -46,6 +46,7 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P,
     kind = cast(type[Options], arguments)
 
     def decorate(function: Callable[[A], R]) -> Callable[P, R]:
+        """Return the function with the signature and the docstring that its dataclass gives it."""
         name = function.__name__
         returned = function.__annotations__["return"]
         parameters = {item.name: _parameter(item) for item in parameter_fields(kind)}

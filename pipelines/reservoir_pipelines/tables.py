@@ -393,9 +393,11 @@ def curve_table(best: Result, curve: Sequence[CurvePoint]) -> ResultTable:
 
 def evaluation_facts(evaluation: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
     """Return the names and values of the scores on test, the metric ``first`` before all others."""
-    ordered = sorted(evaluation.scores.items(), key=lambda item: item[0] != first)
+    # The sort is stable, so that the others keep their order.
+    ordered = sorted(evaluation.scores.items(), key=lambda name_and_score: name_and_score[0] != first)
     facts = []
     for name, value in ordered:
+        # Scores of classes are shares, but for the area under the curve; those of a regression have other units.
         is_percentage = evaluation.classes and name != "auc"
         text = percent(value) if is_percentage else f"{value:.4g}"
         facts.append((METRIC_NAMES.get(name, name.replace("_", " ")), text))

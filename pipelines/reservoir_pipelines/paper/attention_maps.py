@@ -127,16 +127,8 @@ def attention(
     # The arrays are saved beside the plot, under its name with the suffix .h5.
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
         raise InputError(f"--out {out}: not an image file", "name a file such as maps.png")
-    # The data and the model are those of a run, or those that the options name.
     root = cache_root(place.cache)
-    if run:
-        prepared, scaling = _prepare_for(run, task, reservoir, source, root)
-        model = load_run(run, place.device, "float32")
-    else:
-        prepared = prepare(task, cache=root, **vars(source))
-        scaling = prepared.scaling
-        resolved = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
-        model = load_model(prepared.task, resolved, place.device, "float32")
+    prepared, scaling, model = _data_and_model(task, reservoir, source, run, root, place.device)
     # The maps of the first rows of the split.
     settings, name = model.settings, prepared.task.name
     split = prepared.split(options.split)
@@ -165,6 +157,18 @@ def attention(
         replace_file(result.arrays, partial(_write_arrays, result))
         _plot(result)
     return result
+
+
+def _data_and_model(
+    task: str, reservoir: ReservoirOptions, source: TaskOptions, run: Path | None, cache: Path, device: str
+) -> tuple[Prepared, Scaling | None, LoadedModel]:
+    """Return prepared data, their scaling and the model: those of a run of `train`, or those that the options name."""
+    if run:
+        prepared, scaling = _prepare_for(run, task, reservoir, source, cache)
+        return prepared, scaling, load_run(run, device, "float32")
+    prepared = prepare(task, cache=cache, **vars(source))
+    resolved = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
+    return prepared, prepared.scaling, load_model(prepared.task, resolved, device, "float32")
 
 
 def _plot(result: Attention) -> None:

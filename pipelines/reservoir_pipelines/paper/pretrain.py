@@ -133,22 +133,19 @@ def pretrain(
     recipe = choose_recipe(model, backbone, options, shape.seed)
     check_folder(out)
     window = recipe.context + 1  # tokens: all but the last are read, and all but the first predicted
-    held_out = {
-        split: source.held_out(split, window) for split in HELD_OUT
-    }  # raises if the corpus is too short
+    # This raises `InputError` if the corpus is too short.
+    held_out = {split: source.held_out(split, window) for split in HELD_OUT}
     described = source.describe()
     settings = {"corpus": described, "backbone": backbone, "recipe": recipe.to_dict(), "compute": compute}
     run = RunFolder(out / RUN)
     with run.lock():
-        # Return the result of a finished run with the same settings, or continue an unfinished one.
         config = make_config(settings, device)
-        run.check(config)
-        state = run.state
-        if finished := run.result(partial(from_json, Pretraining)):
-            return replace(finished, folder=str(out))  # which may have been moved
-        if state.step and not options.resume:
+        run.check(config)  # raises if the run in this folder has other settings
+        if result := _finished_result(run, out):
+            return result
+        if run.state.step and not options.resume:
             raise InputError(
-                f"{out}: this run is at step {state.step:,} of {recipe.steps:,}",
+                f"{out}: this run is at step {run.state.step:,} of {recipe.steps:,}",
                 "pass --resume to continue it, or remove the folder to start again",
             )
         # Train, and measure the last weights on held-out windows.
@@ -185,16 +182,17 @@ def pretrain(
         return result
 
 
+def _finished_result(run: RunFolder, out: Path) -> Pretraining | None:
+    """Return the result of a run that has finished in the folder ``out``, or None."""
+    result = run.result(partial(from_json, Pretraining))
+    return result and replace(result, folder=str(out))  # the folder may have been moved
+
+
 def _pretrain_bit_memory(
     backbone: str, seed: int, options: PretrainOptions, place: PlaceOptions, out: Path
 ) -> Pretraining:
     """Train all parameters on bit-memory with the stage ``train``, and write the backbone as a language model."""
-    # Refuse options that have no effect, and batches without a row.
-    for item in fields(PretrainOptions):
-        if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
-            raise InputError(
-                f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option", "remove the flag"
-            )
+    _refuse_unused_options(options)
     vocabulary, rows = options.vocabulary, options.batch_tokens // ROW_TOKENS
     if rows < 1:
         raise InputError(
@@ -232,6 +230,17 @@ def _pretrain_bit_memory(
         floor=result.floor,
         seconds=round(result.seconds, 1),
     )
+
+
+def _refuse_unused_options(options: PretrainOptions) -> None:
+    """Raise `InputError` if an option is set that has no effect on bit-memory."""
+    for item in fields(PretrainOptions):
+        value = getattr(options, item.name)
+        is_set = value != item.default
+        if item.name in UNUSED and is_set:
+            raise InputError(
+                f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option", "remove the flag"
+            )
 
 
 def take_weights(model: LanguageModel, backbone: Backbone) -> None:
