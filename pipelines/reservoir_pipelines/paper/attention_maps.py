@@ -215,45 +215,50 @@ def average_maps(
 
     inputs, token_counts = to_tokens(model, scaling, x, lengths)
     longest = int(token_counts.max())
+    # Sum the maps of all rows in float64, in batches of rows of similar length, each cut to its longest row.
     first_map = np.zeros(0, np.float32)
-    total = np.zeros(0)  # float64 sum of all maps, once the first batch shows the number of heads
+    map_sum = np.zeros(0)  # (heads, longest, longest) once the first batch shows the number of heads
     for batch in batches(token_counts, max(1, BATCH_PAIRS // longest**2)):
         tokens = int(token_counts[batch].max())
         with torch.inference_mode():
             embeds = model.fpt.inputs(torch.from_numpy(inputs[batch, :tokens]).to(model.device))
             counts = torch.from_numpy(token_counts[batch].astype(np.int64)).to(model.device)
             maps = attention_maps(model.fpt.backbone, embeds, counts, layer).cpu().numpy()
-        if not total.size:
-            total = np.zeros((maps.shape[1], longest, longest))
-        total[:, :tokens, :tokens] += maps.sum(axis=0, dtype=np.float64)  # padding has zeros
+        if not map_sum.size:
+            map_sum = np.zeros((maps.shape[1], longest, longest))
+        map_sum[:, :tokens, :tokens] += maps.sum(axis=0, dtype=np.float64)  # padding has zeros
         if 0 in batch:
-            n = int(token_counts[0])
-            first_map = maps[batch.tolist().index(0), :, :n, :n].copy()  # not a view of the whole batch
+            real = slice(int(token_counts[0]))  # without padding
+            first_map = maps[batch.tolist().index(0), :, real, real].copy()  # not a view of the whole batch
     # Rows are padded on the right: both tokens of a pair are real in as many rows as the later one.
     rows_with_token = (token_counts[:, None] > np.arange(longest)).sum(axis=0)
     rows_with_both = np.minimum(rows_with_token[:, None], rows_with_token)
     with np.errstate(invalid="ignore"):  # 0 / 0
-        return first_map, (total / rows_with_both).astype(np.float32)
+        return first_map, (map_sum / rows_with_both).astype(np.float32)
 
 
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
     """Return short names of the first ``length`` tokens of a row, whose values are ``x`` (tokens, ...).
 
-    A bit has the numbers of its string and of its position there, a token of one value has this value, and one of
-    several values its number. A symbol has its name, or its number if the task does not name symbols.
+    | token | name |
+    | --- | --- |
+    | of a bit task | number of its string, and of its position there: ``2.1`` |
+    | one value | the value |
+    | several values | its position in the row, from 1 |
+    | a symbol | its name, or its number in the vocabulary if the task does not name symbols |
     """
     from reservoir.tasks import listops, proteins
 
-    numbers = range(length)
+    positions = range(length)
     if task.name in BIT_TASKS:
-        return [f"{n // task.readout_tokens + 1}.{n % task.readout_tokens + 1}" for n in numbers]
+        return [f"{n // task.readout_tokens + 1}.{n % task.readout_tokens + 1}" for n in positions]
     if not isinstance(task.form, Tokens):
-        return [f"{x[n, 0]:g}" if task.form.dim == 1 else str(n + 1) for n in numbers]
+        return [f"{x[n, 0]:g}" if task.form.dim == 1 else str(n + 1) for n in positions]
     symbol_names = {"listops": listops.SYMBOLS, "homology": proteins.SYMBOLS}.get(task.name)
     # The names are those of our own protocol.
     if not symbol_names or task.parameters.get("protocol") == "paper":
-        return [str(int(x[n])) for n in numbers]
-    return [symbol_names[int(x[n])] for n in numbers]
+        return [str(int(x[n])) for n in positions]
+    return [symbol_names[int(x[n])] for n in positions]
 
 
 def bit_diagonals(task: Task) -> dict[int, str]:

@@ -147,7 +147,23 @@ def verdict_on(
     if any(number["ends"] is None for number in numbers):
         return {**verdict, "verdict": INCONCLUSIVE, "numbers": f"{numbers_text}; one run gives no interval"}
 
-    # The first number minus each of the others; a number in the claim itself has no interval.
+    holds, interval_text = _judge(claim, numbers)
+    word = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}[holds]
+    return {
+        **verdict,
+        "holds": holds,
+        "verdict": word,
+        "numbers": numbers_text,
+        "interval": interval_text,
+    }
+
+
+def _judge(claim: Mapping[str, Any], numbers: Sequence[Mapping[str, Any]]) -> tuple[bool | None, str]:
+    """Return whether a claim holds, or None if that cannot be seen, and the differences with their intervals as a text.
+
+    All ``numbers``, of which the first is compared with the others, have intervals.
+    """
+    # The first number minus each of the others; a number in the claim itself is exact.
     estimates = [Estimate(number["mean"], *number["ends"]) for number in numbers]
     if "by" in claim:
         estimates.append(Estimate(claim["by"], claim["by"], claim["by"]))
@@ -161,14 +177,7 @@ def verdict_on(
     if "less" in claim:
         differences = [-difference for difference in differences]
     holds = _holds(differences, claim.get("within", 0.0), both_sides="near" in claim)
-    word = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}[holds]
-    return {
-        **verdict,
-        "holds": holds,
-        "verdict": word,
-        "numbers": numbers_text,
-        "interval": ", ".join(texts),
-    }
+    return holds, ", ".join(texts)
 
 
 def _holds(differences: Sequence[Estimate], within: float, *, both_sides: bool) -> bool | None:
