@@ -84,7 +84,7 @@ def _results(
     """Yield the number and the result of each task; raise `InputError` if no worker may compute them."""
     from distributed import Future, wait
 
-    waiting = deque(tasks)
+    waiting = deque(tasks)  # numbers of tasks
     running: dict[Future[Any], tuple[int, set[str]]] = {}  # number of the task, workers that may compute it
     while waiting or running:
         crew.update()
@@ -99,6 +99,7 @@ def _results(
         while waiting and len(running) < QUEUED * crew.threads:
             number = waiting.popleft()
             workers = set(crew.names)
+            # Without ``pure=False``, dask would return the result of an earlier call with equal arguments.
             future = crew.client.submit(
                 attempt, work, tasks[number], pure=False, workers=sorted(workers), allow_other_workers=False
             )
@@ -112,7 +113,7 @@ def _results(
         for future in [future for future in running if future.done()]:
             number, _ = running.pop(future)
             result = future.result()
-            if isinstance(result, Refusal):
+            if isinstance(result, Refusal):  # another worker has to compute the piece
                 crew.leave_out(result.worker, result.problem)
                 waiting.appendleft(number)
             else:

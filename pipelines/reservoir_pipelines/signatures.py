@@ -73,8 +73,9 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P,
 
 def parameter_fields(kind: type[Options]) -> list[Field[Any]]:
     """Return the fields in the order of the signature: the arguments, the function's own keywords, its options."""
-    own = vars(kind).get("__annotations__", {})
-    return sorted(fields(kind), key=lambda item: (item.kw_only, item.name not in own))
+    own_names = vars(kind).get("__annotations__", {})  # without those of the groups that the class inherits
+    # False sorts before True, and fields with equal keys keep their order.
+    return sorted(fields(kind), key=lambda item: (item.kw_only, item.name not in own_names))
 
 
 def _parameter(item: Field[Any]) -> inspect.Parameter:

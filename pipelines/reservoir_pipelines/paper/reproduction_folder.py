@@ -233,7 +233,7 @@ class ReproductionFolder:
         size: dict[str, str | bool] = {}
         if finished:
             first_cell = finished[0].cell
-            key_of_run = str(first_cell["settings"].get("run", "")).removeprefix(CELL)
+            key_of_run = str(first_cell["settings"].get("run", "")).removeprefix(CELL)  # empty without a run
             size = size_of(first_cell, self.result(key_of_run))
         return {
             "mean": fmean(values) if values else None,
