@@ -233,8 +233,8 @@ class ReproductionFolder:
         size: dict[str, str | bool] = {}
         if finished:
             first_cell = finished[0].cell
-            key_of_run = str(first_cell["settings"].get("run", "")).removeprefix(CELL)  # empty without a run
-            size = size_of(first_cell, self.result(key_of_run))
+            run = str(first_cell["settings"].get("run", ""))
+            size = size_of(first_cell, self.result(run.removeprefix(CELL)) if run else None)
         return {
             "mean": fmean(values) if values else None,
             "error": stdev(values) / sqrt(len(values)) if len(values) > 1 else None,
