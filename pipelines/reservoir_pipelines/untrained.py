@@ -272,8 +272,9 @@ def _plot(result: Twin, title: str) -> None:
     models: dict[str, np.ndarray] = {}
     for name in ("trained", "untrained"):
         results: list[Result] = [getattr(contrast, name) for contrast in contrasts]
-        values = [(each.test_score, *(each.test_interval or (None, None))) for each in results]
-        models[name] = np.array(values, np.float64)  # None becomes NaN, which is not drawn
+        no_interval = (None, None)
+        rows = [(scored.test_score, *(scored.test_interval or no_interval)) for scored in results]
+        models[name] = np.array(rows, np.float64)  # None becomes NaN, which is not drawn
     names = [contrast.layer or "chosen" for contrast in contrasts]
     raw = result.raw.test_score if result.raw else None
     plot(result.plot, (6, 4.2), title, draw_twin, names, models, raw, result.chosen.trained.metric)

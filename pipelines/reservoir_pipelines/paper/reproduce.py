@@ -148,8 +148,10 @@ def _place_settings(source: TaskOptions, place: PlaceOptions) -> dict[str, Any]:
     # The paths are absolute, because workers may have other working directories.
     if place.cache:
         settings["cache"] = place.cache.absolute()
-    if source.data:
-        settings["data"] = data_folder(source.data).absolute()
+    # Without the option, `data_folder` would return the folder in RESERVOIR_DATA, which workers read themselves.
+    data = data_folder(source.data) if source.data else None
+    if data:
+        settings["data"] = data.absolute()
     if place.device != "auto":
         settings["device"] = place.device
     return settings
