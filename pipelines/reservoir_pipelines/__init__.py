@@ -95,6 +95,7 @@ __all__ = [*PLACES, *FUNCTIONS]  # noqa: PLE0604  # pyright: ignore[reportUnsupp
 
 
 def __getattr__(name: str) -> Any:
+    """Return a public name, whose module is imported only now."""
     # Stages import torch and scikit-learn; the command line has to answer --help without them.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,13 +15,14 @@ def main() -> None:
     # Importing torch and transformers makes about a million objects, none of them garbage. With its defaults, Python's
     # collector of reference cycles scans them so often that this takes a tenth of the time of a short command.
     gc.set_threshold(OBJECTS, 10, 10)
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        # No work has begun, so nothing is lost. A KeyboardInterrupt here would end in a traceback.
+    # While modules are imported, Ctrl-C ends the process at once: no work has begun, so nothing is lost, and a
+    # KeyboardInterrupt would end in a traceback. A shell starts background jobs with Ctrl-C ignored, which stays so.
+    original_handler = signal.getsignal(signal.SIGINT)
+    if original_handler is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from reservoir_pipelines import cli
 
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, original_handler)
     try:
         cli.main()
     except KeyboardInterrupt:

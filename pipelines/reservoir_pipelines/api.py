@@ -170,6 +170,7 @@ def import_features(arguments: ImportFeaturesArguments) -> Extraction:
     """
     from reservoir_pipelines.extraction.engine_folder import is_engine_folder
 
+    # An inference engine's folder has layers, of which columns are made; a file or an exported folder has columns.
     file = Path(require_path(arguments.file, "import_features: file"))
     task = None if arguments.task is None else require_path(arguments.task, "import_features: task")
     options = as_group(arguments, opt.TaskOptions)
@@ -572,7 +573,7 @@ def reproduce(arguments: ReproduceArguments) -> Reproduction:
     """
     from reservoir_pipelines.paper.reproduce import reproduce as run
 
-    names = _several(arguments.names, "reproduce: names")
+    names = _list_of_paths(arguments.names, "reproduce: names")
     return run(
         names,
         options=arguments,
@@ -605,10 +606,12 @@ def report(arguments: ReportArguments) -> Report:
     from reservoir_pipelines.paper.page import REPRODUCTIONS
     from reservoir_pipelines.reports.report import report as run
 
-    folders = _several(arguments.sources, "report: sources")
+    folders = _list_of_paths(arguments.sources, "report: sources")
     return run(folders, arguments, kinds=(REPRODUCTIONS,))
 
 
-def _several(values: StrPath | Sequence[StrPath], what: str) -> list[str]:
-    listed = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
-    return [require_path(value, what) for value in listed]
+def _list_of_paths(values: StrPath | Sequence[StrPath], argument_name: str) -> list[str]:
+    """Return one path or several as strings; raise an `InputError` that names the argument for other values."""
+    is_single = isinstance(values, str) or not isinstance(values, Sequence)
+    paths = [values] if is_single else values
+    return [require_path(path, argument_name) for path in paths]

@@ -34,7 +34,8 @@ def card(
 ) -> dict[str, Any]:
     """Describe a backbone, plot the spread of its weights, and count the parameters that a task trains.
 
-    ``counts`` has further ways to count these parameters, each by the name of its result.
+    Without a ``task``, these are not counted. ``counts`` has further ways to count them, each by the name of its
+    result; one that does not suit the backbone returns None.
     """
     from reservoir.backbones import describe_weights, load_backbone
     from reservoir.backbones.backbone import (
@@ -49,19 +50,19 @@ def card(
     random_inits = variant_of(source.given, name).random_inits
     settings = resolve_model(replace(model, backbone=name), random_inits=random_inits)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
-    described = open_source(task, data=data_folder(source.data), **source.given).task if task else None
-    if described:
-        backbone.check_length(described.max_tokens, f"task {described.name!r}: ")
-    # The plot and its values: the spread of the weights.
+    counted_task = open_source(task, data=data_folder(source.data), **source.given).task if task else None
+    if counted_task:
+        backbone.check_length(counted_task.max_tokens, f"task {counted_task.name!r}: ")
+    # What the plot shows: the spread of the weights.
     plot = result.out or path_below(cache_root(root.cache), "backbones") / f"{settings.title}.png"
     plot.parent.mkdir(parents=True, exist_ok=True)
     spread = deviations(backbone)
-    # The numbers of parameters: of the whole model, and of what a task trains.
-    whole = whole_count(backbone)
+    # The numbers of parameters: of the whole model, and of what the task trains, by group in each way of counting.
+    total_count = whole_count(backbone)
     counts_of_task: dict[str, dict[str, int] | None] = {}
-    if described:
-        counts_of_task["trained"] = trained_counts(backbone, described)  # parameters that an FPT trains
-        counts_of_task |= {name: count(backbone, described) for name, count in counts.items()}
+    if counted_task:
+        counts_of_task["trained"] = trained_counts(backbone, counted_task)  # parameters that an FPT trains
+        counts_of_task |= {way: count(backbone, counted_task) for way, count in counts.items()}
     values = {
         "name": name,
         "family": backbone.family.name,
@@ -74,26 +75,29 @@ def card(
         "causal": backbone.causal,
         "can_pad": backbone.can_pad,  # whether rows of several lengths can be in one batch
         "groups": group_counts(backbone),  # frozen parameters that a sequence of vectors passes through
-        "whole": whole,  # parameters of the whole model, its token embeddings included
-        "task": described.name if described else None,
-        **{name: counts_of_task.get(name) for name in ("trained", *counts)},
+        "whole": total_count,  # parameters of the whole model, its token embeddings included
+        "task": counted_task.name if counted_task else None,
+        **{way: counts_of_task.get(way) for way in ("trained", *counts)},
         "deviations": as_json({kind: by_block.tolist() for kind, by_block in spread.items()}),
         **_mean_deviations(spread),
         "plot": plot,
     }
     plot_deviations(plot, values["deviations"], title=f"{name}, {settings.init}")
-    for counted, by_group in counts_of_task.items():
-        if by_group:
-            total = sum(by_group.values())
-            values |= {f"{counted}_total": total, f"{counted}_share": total / whole}
+    for way, by_group in counts_of_task.items():
+        if by_group:  # None if this way does not suit the backbone
+            count = sum(by_group.values())
+            values |= {f"{way}_total": count, f"{way}_share": count / total_count}
     return values
 
 
 def _mean_deviations(spread: Mapping[str, np.ndarray]) -> dict[str, float | None]:
-    """Return the mean deviation of the weights and of the biases: over the blocks, then over the kinds of tensors."""
-    means = {kind: float(np.nanmean(by_block)) for kind, by_block in spread.items()}
-    weights = [mean for kind, mean in means.items() if "bias" not in kind]
-    biases = [mean for kind, mean in means.items() if "bias" in kind]
+    """Return the mean deviation of the weights and of the biases: over the blocks, then over the kinds of tensors.
+
+    ``spread`` has the deviation in each block, NaN without the tensor, by the tensor's name. None for no tensors.
+    """
+    means = {name: float(np.nanmean(by_block)) for name, by_block in spread.items()}
+    weights = [mean for name, mean in means.items() if "bias" not in name]
+    biases = [mean for name, mean in means.items() if "bias" in name]
     return {
         "weight_deviation": fmean(weights) if weights else None,
         "bias_deviation": fmean(biases) if biases else None,

@@ -35,7 +35,8 @@ caches = typer.Typer(
     help="List, check, copy and remove what is stored.", context_settings=HELP, rich_markup_mode=None
 )
 
-# Each command with its groups of options; a public function has its own.
+# The commands, in the order in which the help lists them, each with its groups of options; a public function has its
+# own. A tuple is a part of a group: the options of these names.
 _DATA = (opt.TaskOptions, "data")
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
 command(app, stages.tasks, _DATA, opt.CacheOptions)
@@ -71,6 +72,7 @@ app.add_typer(caches, name="cache")
 
 
 def _print_version(requested: bool) -> None:
+    """Print the version and end the program, if ``--version`` is given."""
     if requested:
         from importlib.metadata import version
 
@@ -84,6 +86,7 @@ def _common(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
+    # typer calls this function before each command. It exists for its option, which has its own callback.
     pass
 
 
@@ -96,7 +99,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; invalid input is reported in one line on stderr."""
-    from reservoir_cache import CacheError, without_credentials
+    from reservoir_cache import CacheError
 
     from reservoir.errors import FailedError, InputError
 
@@ -105,30 +108,37 @@ def run(arguments: list[str]) -> int:
             # typer returns what the command returns: an exit code, or None.
             code = _tree()(arguments or ["--help"], prog_name="reservoir", standalone_mode=False)
     except UsageError as error:
-        where = getattr(error, "ctx", None)
-        hint = f"; see {where.command_path} --help" if where else ""
-        owners = _commands_with(getattr(error, "option_name", ""))
-        # An option of another command is not a typing mistake, so similar options would mislead.
-        text = f"{error.message}, which is for reservoir {owners}" if owners else error.format_message()
-        # typer repeats arguments that it did not expect, which may be URLs
-        return _fault(without_credentials(text.replace("\n", " ").rstrip(".")) + hint, INVALID)
+        return _print_fault(_usage_message(error), INVALID)
     except (InputError, CacheError, FailedError) as error:
-        return _fault(str(error), FAILED if isinstance(error, FailedError) else INVALID)
+        return _print_fault(str(error), FAILED if isinstance(error, FailedError) else INVALID)
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question
-        return _fault("interrupted", INTERRUPTED)
+        return _print_fault("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output, such as head, has ended
         # When it exits, Python flushes stdout, fails once more, and would report that on stderr.
         sys.stderr.close()
         code = 0
     except (OSError, MemoryError, RuntimeError) as error:
         fault = _system_fault(error) if isinstance(error, OSError) else _memory_fault(error)
-        if fault is None:
+        if fault is None:  # a bug, which needs its traceback
             raise
-        return _fault(*fault)
+        return _print_fault(*fault)
     if code == INTERRUPTED:  # Ctrl-C; typer itself prints nothing
-        how = " with --resume" if arguments[0] in ("train", "pretrain") else ""
-        return _fault(f"interrupted; run the same command again{how} to continue", INTERRUPTED)
+        flag = " with --resume" if arguments[0] in ("train", "pretrain") else ""
+        return _print_fault(f"interrupted; run the same command again{flag} to continue", INTERRUPTED)
     return code if isinstance(code, int) else 0
+
+
+def _usage_message(error: Any) -> str:
+    """Return one line about a wrong command line, which names the command whose help to read."""
+    from reservoir_cache import without_credentials
+
+    # An option of another command is not a typing mistake, so the similar options that typer lists would mislead.
+    owners = _commands_with(getattr(error, "option_name", ""))
+    text = f"{error.message}, which is for reservoir {owners}" if owners else error.format_message()
+    # typer repeats arguments that it did not expect, which may be URLs
+    message = without_credentials(text.replace("\n", " ").rstrip("."))
+    context = getattr(error, "ctx", None)
+    return f"{message}; see {context.command_path} --help" if context else message
 
 
 def _commands_with(option: str) -> str:
@@ -147,19 +157,20 @@ def _tree() -> Any:
     return typer.main.get_command(app)
 
 
-def _fault(message: str, code: int) -> int:
-    """Write an error to stderr, and return the exit code."""
+def _print_fault(message: str, code: int) -> int:
+    """Write the line about an error to stderr, and return the exit code ``code``."""
     sys.stderr.write(f"reservoir: {printable(message)}\n")
     return code
 
 
-# The user can correct the path: exit code 2.
+# The user can correct the path: exit code 2. Numbers of system errors.
 _WRONG_PATH = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
     *(errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
 }
-# The machine lacks a resource or is faulty: exit code 1. The error of a failed write names no path.
-_TROUBLES = {
+# The machine lacks a resource or is faulty: exit code 1. Numbers of system errors with the remedy for each; such an
+# error may have no path, because that of a failed write names none.
+_MACHINE_FAULTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some disk space"),
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EIO: "check the disk",
@@ -169,19 +180,23 @@ _TROUBLES = {
 
 def _system_fault(error: OSError) -> tuple[str, int] | None:
     """Return one line and the exit code for an error that no command handled, or None for a bug."""
-    if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
+    # An error that names no path, or has no number, is not about a file of the user.
+    has_path = error.filename is not None
+    if error.errno is None or not (has_path or error.errno in _MACHINE_FAULTS):
         return None
     if error.errno in _WRONG_PATH:
         code = INVALID
         remedy = "check the path and its permissions, or name another path"
     else:
         code = FAILED
-        cure = _TROUBLES.get(error.errno, "fix the cause")
-        remedy = f"{cure}, then run the same command again to continue"
+        first_step = _MACHINE_FAULTS.get(error.errno, "fix the cause")
+        remedy = f"{first_step}, then run the same command again to continue"
     path = Path(str(error.filename or ""))
-    # The name of a temporary file means nothing to the user.
-    shown = path.parent if path.name.startswith(".") and path.suffix == ".tmp" else error.filename
-    return f"{'' if shown is None else f'{shown}: '}{error.strerror}; {remedy}", code
+    # The name of a temporary file means nothing to the user; its folder does.
+    is_temporary = path.name.startswith(".") and path.suffix == ".tmp"
+    named_path = path.parent if is_temporary else error.filename
+    where = "" if named_path is None else f"{named_path}: "
+    return f"{where}{error.strerror}; {remedy}", code
 
 
 def _memory_fault(error: MemoryError | RuntimeError) -> tuple[str, int] | None:

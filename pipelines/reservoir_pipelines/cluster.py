@@ -31,7 +31,7 @@ CODE = (".py", ".toml")  # suffixes of the files that decide what is computed
 
 
 class UnfitWorker(InputError):
-    """A worker whose results would differ from those of the process that started the command."""
+    """Raised in a worker whose results would differ from those of the process that started the command."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ class Refusal:
 def compute_on_cluster(
     work: Callable[..., Any], tasks: Mapping[int, tuple], address: str
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the result of each task as soon as a worker has computed it."""
+    """Yield the number and the result of each task as soon as a worker has computed it.
+
+    A task has a number and the arguments of ``work``. If the connection to the scheduler is lost, the unfinished
+    tasks are submitted again, so that ``work`` may be called more than once for a task.
+    """
     with as_input_error(
         "--scheduler needs the package distributed", "install distributed, or pass --workers N"
     ):
@@ -69,7 +73,8 @@ def compute_on_cluster(
                     f"{address}: {error}", "if memory ran out, give each worker more memory"
                 ) from None
             except (CancelledError, CommClosedError):
-                # if the connection closes, the scheduler forgets the pieces that were submitted
+                # When the connection closes, the scheduler forgets the pieces that were submitted. The next turn of
+                # the loop connects again.
                 notify(f"{address}: the connection was lost; submitting unfinished pieces again")
 
 
@@ -79,11 +84,12 @@ def _results(
     """Yield the number and the result of each task; raise `InputError` if no worker may compute them."""
     from distributed import Future, wait
 
-    waiting = deque(tasks)
+    waiting = deque(tasks)  # numbers of tasks
     running: dict[Future[Any], tuple[int, set[str]]] = {}  # number of the task, workers that may compute it
     while waiting or running:
         crew.update()
-        # The scheduler keeps a piece for the workers that it may run on, even if all of them have ended.
+        # Take back the pieces of lost workers: the scheduler would keep a piece for the workers that it may run on,
+        # even if all of them have ended.
         for future, (number, workers) in list(running.items()):
             if not workers & crew.names.keys():
                 del running[future]
@@ -93,6 +99,7 @@ def _results(
         while waiting and len(running) < QUEUED * crew.threads:
             number = waiting.popleft()
             workers = set(crew.names)
+            # Without ``pure=False``, dask would return the result of an earlier call with equal arguments.
             future = crew.client.submit(
                 attempt, work, tasks[number], pure=False, workers=sorted(workers), allow_other_workers=False
             )
@@ -100,12 +107,13 @@ def _results(
         if not running:
             time.sleep(CHECK)
             continue
+        # Wait until a piece has ended, but ask for workers again after ``CHECK`` seconds.
         with suppress(TimeoutError), crew.client.as_current():
             wait(list(running), timeout=CHECK, return_when="FIRST_COMPLETED")
         for future in [future for future in running if future.done()]:
             number, _ = running.pop(future)
             result = future.result()
-            if isinstance(result, Refusal):
+            if isinstance(result, Refusal):  # another worker has to compute the piece
                 crew.leave_out(result.worker, result.problem)
                 waiting.appendleft(number)
             else:
@@ -129,16 +137,20 @@ class Crew:
     """The workers of a scheduler that compute what this process would compute."""
 
     client: "Client"
-    scheduler: str
+    scheduler: str  # its address, for messages
     names: dict[str, str] = field(default_factory=dict)  # name of each worker by its address
-    left_out: dict[str, str] = field(default_factory=dict)  # reason for each other worker by its address
-    threads: int = 0
-    _updated: float = 0.0
+    # Reason why a worker is left out, because its results would differ, by its address.
+    left_out: dict[str, str] = field(default_factory=dict)
+    threads: int = 0  # of all workers in ``names``
+    _updated: float = 0.0  # when the scheduler was asked last, by the monotonic clock
     _waiting_was_reported: bool = False  # since there was a worker
 
     def update(self) -> None:
-        """Ask for the present workers, compare the programs of new ones with this one, and report changes."""
-        # Without a worker that it may use, the caller pauses by itself, so the scheduler is asked at every call.
+        """Ask for the present workers, compare the programs of new ones with this one, and report changes.
+
+        Raise `InputError` if there are workers, but each of them would compute other results.
+        """
+        # At most one question in ``CHECK`` seconds, unless there is no worker: then the caller pauses by itself.
         if self.names and time.monotonic() < self._updated + CHECK:
             return
         present = self.present()
@@ -146,22 +158,26 @@ class Crew:
         self.report_lost(present)
         self._check_new_workers(present)
         self.threads = sum(present[worker]["nthreads"] for worker in self.names)
-        if not self.names and (reasons := [self.left_out[w] for w in present if w in self.left_out]):
+        reasons = [self.left_out[worker] for worker in present if worker in self.left_out]
+        if reasons and not self.names:
             raise InputError(f"{self.scheduler}: no worker can be used", reasons[0])
         if not present and not self._waiting_was_reported:
             notify(f"{self.scheduler}: waiting for a worker")
         self._waiting_was_reported = not present
 
     def _check_new_workers(self, present: Mapping[str, Any]) -> None:
-        """Ask the workers that are new among those ``present`` for their programs; leave out those of another one."""
-        new = [worker for worker in present if worker not in self.names.keys() | self.left_out.keys()]
-        if not new:
+        """Add the new workers among those ``present`` to the names, but leave out those with another program."""
+        new_workers = [
+            worker for worker in present if worker not in self.names.keys() | self.left_out.keys()
+        ]
+        if not new_workers:
             return
         # Without this annotation, type checkers take the answers of `Client.run` for a coroutine.
         run: Callable[..., Any] = self.client.run
-        for worker, answer in run(program_versions, workers=new, on_error="return").items():
+        # Each worker answers with its versions, or with the exception that it raised.
+        for worker, answer in run(program_versions, workers=new_workers, on_error="return").items():
             if isinstance(answer, OSError):
-                continue  # it ended meanwhile, or is asked again
+                continue  # it has ended meanwhile; if not, it is new again and is asked next time
             # `leave_out` removes a worker from the names, so it must be among them first.
             self.names[worker] = str(present[worker]["name"])
             if problem := difference(answer):
@@ -184,7 +200,7 @@ class Crew:
             )
 
     def leave_out(self, worker: str, problem: str) -> None:
-        """Send no more pieces to a worker, and say why."""
+        """Send no more pieces to a worker, and say why, once."""
         if worker in self.names:
             del self.names[worker]
             self.left_out[worker] = problem
@@ -192,13 +208,13 @@ class Crew:
 
 
 def difference(answer: "Mapping[str, str] | Exception") -> str:
-    """Return how the versions of a worker differ from those here; empty if they do not."""
+    """Return how a worker's answer to `program_versions` differs from that of this process; empty if it does not."""
     if isinstance(answer, Exception):
         return f"it cannot import this program ({first_line(answer)})"
-    here = program_versions()
-    for name, own in here.items():
-        if answer.get(name) != own:
-            return f"{name} is {answer.get(name, 'another version')} there, but {own} where the command was started"
+    for name, own_version in program_versions().items():
+        if answer.get(name) != own_version:
+            other_version = answer.get(name, "another version")
+            return f"{name} is {other_version} there, but {own_version} where the command was started"
     return ""
 
 

@@ -35,25 +35,26 @@ class SectionedCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the flags by section."""
-        sections: dict[str, list[tuple[str, str]]] = {}
+        # A record is a flag and its help; hidden parameters have none.
+        records_by_section: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
-                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                section = getattr(parameter, "rich_help_panel", None) or "Options"
                 if parameter.param_type_name == "argument":
-                    panel = "Arguments"
-                sections.setdefault(panel, []).append(record)
-        for panel in sorted(sections, key=SECTIONS.index):
-            with formatter.section(panel):
-                formatter.write_dl(sections[panel])
+                    section = "Arguments"
+                records_by_section.setdefault(section, []).append(record)
+        for section in sorted(records_by_section, key=SECTIONS.index):
+            with formatter.section(section):
+                formatter.write_dl(records_by_section[section])
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a command: a value for programs, tables for people, and whether the exit code is 1."""
+    """Result of a command."""
 
-    value: Any
-    tables: Sequence[Shown] | None = None  # by default the fields of the value
-    wrong: bool = False
+    value: Any  # for programs: printed with --json
+    tables: Sequence[Shown] | None = None  # for people; None stands for the fields of the value
+    wrong: bool = False  # whether the exit code is 1, because a check has found something wrong
 
 
 def command(app: typer.Typer, function: Callable[..., Answer], *groups: Any) -> None:
@@ -63,17 +64,20 @@ def command(app: typer.Typer, function: Callable[..., Answer], *groups: Any) -> 
     a class of options, or a tuple of such a class and the names of some of its options.
     """
     parameters = inspect.signature(function, eval_str=True).parameters
-    own = [parameter for name, parameter in parameters.items() if name not in ("options", "json")]
+    own_parameters = [
+        parameter for name, parameter in parameters.items() if name not in ("options", "json")
+    ]
+    # A parameter of the function's own replaces the option of that name.
     fields_of_options = {
         item.name: item for group in groups for item in _fields(group) if item.name not in parameters
     }
     takes_json = "json" in parameters
 
     def answer_of(arguments: Mapping[str, Any], options: dict[str, Any], json: bool) -> Answer:
-        more = {"json": json} if takes_json else {}
-        return function(**arguments, options=options, **more)
+        json_keyword = {"json": json} if takes_json else {}
+        return function(**arguments, options=options, **json_keyword)
 
-    _register(app, function, function.__doc__ or "", own, fields_of_options, answer_of)
+    _register(app, function, function.__doc__ or "", own_parameters, fields_of_options, answer_of)
 
 
 def public_command(
@@ -81,48 +85,56 @@ def public_command(
 ) -> None:
     """Register a public function as a command, whose answer ``show`` makes of the function's result.
 
-    Parameters without a default become arguments, and the others options.
+    Parameters without a default become arguments, and the others options. If ``show`` returns None, it has printed
+    the result itself.
     """
     declared = parameter_fields(vars(function)["arguments"])  # `takes` stores them in the function
-    own = [_required(item) for item in declared if item.default is MISSING]
+    own_parameters = [_required(item) for item in declared if item.default is MISSING]
     fields_of_options = {item.name: item for item in declared if item.default is not MISSING}
 
     def answer_of(arguments: Mapping[str, Any], options: dict[str, Any], _json: bool) -> Answer | None:
         return show(function(**arguments, **options))
 
-    _register(app, function, vars(function)["summary"], own, fields_of_options, answer_of)
+    _register(app, function, vars(function)["summary"], own_parameters, fields_of_options, answer_of)
 
 
 def _register(
     app: typer.Typer,
     function: Callable[..., Any],
     help_text: str,
-    own: Sequence[inspect.Parameter],
+    own_parameters: Sequence[inspect.Parameter],
     fields_of_options: Mapping[str, Field[Any]],
     answer_of: Callable[[Mapping[str, Any], dict[str, Any], bool], Answer | None],
 ) -> None:
-    """Register a command with the name of a function, its own arguments, its options, --json and --config.
+    """Register a command with the name of a function, its own parameters, its options, --json and --config.
 
-    ``answer_of`` returns the answer to the arguments, the options that were set, and whether it will be JSON.
+    ``answer_of`` makes the answer of three values: the arguments for the own parameters, the options that were set,
+    and whether the answer will be printed as JSON. It returns None if it has printed the answer itself.
     """
 
     def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
+        """Call the function and print its answer; its signature and its docstring are replaced below."""
+        # The values are those of options and of own parameters; an option that is None was not set. `_read_config` has
+        # read the file ``config`` already.
         options = {name: value for name in fields_of_options if (value := values.pop(name)) is not None}
+        arguments = values
         for name, value in options.items():
             if _type_name(fields_of_options[name]).startswith("Mapping"):
                 options[name] = parse_parameters(value, flag_of(fields_of_options[name]))
-        check_names({**values, **options}, values)
-        answer = answer_of(values, options, json)
+        check_names({**arguments, **options}, arguments)
+        answer = answer_of(arguments, options, json)
         if answer is not None:
             _print(answer, json=json)
 
-    # Typer makes the flags from the signature, and the help from the docstring.
-    arguments = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    # Typer makes the flags from the signature, and the help from the docstring. In the docstring of a public function
+    # an option is named like its keyword; the help has its flag.
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own_parameters]
     flags = [_parameter(item) for item in fields_of_options.values()]
-    vars(run)["__signature__"] = inspect.Signature([*arguments, *flags, *_COMMON])
+    vars(run)["__signature__"] = inspect.Signature([*parameters, *flags, *_COMMON])
     for item in fields_of_options.values():
         help_text = help_text.replace(f"``{item.name}``", flag_of(item))
     run.__doc__ = help_text.replace("`", "")
+    # Functions whose name would hide a builtin end with "_", such as `list_`.
     app.command(function.__name__.rstrip("_").replace("_", "-"), cls=SectionedCommand)(run)
 
 
@@ -131,8 +143,9 @@ def _print(answer: Answer, *, json: bool) -> None:
     if json:
         print_json(answer.value)
     else:
-        for shown in [record_facts(answer.value)] if answer.tables is None else answer.tables:
-            print_shown(shown)
+        tables = [record_facts(answer.value)] if answer.tables is None else answer.tables
+        for table in tables:
+            print_shown(table)
     if answer.wrong:
         raise typer.Exit(1)
 
@@ -165,16 +178,20 @@ def check_names(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None
 
 
 def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, Any]:
-    """Return the values of ``NAME=VALUE`` texts by name; raise `InputError` for a text of another form."""
+    """Return the values of ``NAME=VALUE`` texts by name; raise `InputError` for a text of another form.
+
+    A value in the form of a Python literal, such as ``5``, ``1e-3`` or ``[1, 2]``, is read as one; others are texts.
+    """
     parameters: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise InputError(f"{flag} {text}: not of the form NAME=VALUE", "write it as in n=5")
+        parameter = name.strip().replace("-", "_")
         try:
-            parameters[name.strip().replace("-", "_")] = ast.literal_eval(value)
+            parameters[parameter] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            parameters[name.strip().replace("-", "_")] = value
+            parameters[parameter] = value
     return parameters
 
 
@@ -185,9 +202,10 @@ def _fields(group: Any) -> list[Field[Any]]:
 
 
 def _required(item: Field[Any]) -> inspect.Parameter:
-    """Return the argument for a field without a default, or the flag if callers have to name the field."""
-    info = typer.Option if item.kw_only else typer.Argument
-    return keyword(item.name, inspect.Parameter.empty, Annotated[str, info(help=item.metadata["help"])])
+    """Return the parameter for a field without a default: an argument, or a flag if callers have to name the field."""
+    declare = typer.Option if item.kw_only else typer.Argument
+    annotation = Annotated[str, declare(help=item.metadata["help"])]
+    return keyword(item.name, inspect.Parameter.empty, annotation)
 
 
 def _type_name(item: Field[Any]) -> str:
@@ -201,32 +219,36 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
     type_name = _type_name(item)
     # A flag for several values is given once for each of them.
     is_mapping = type_name.startswith("Mapping")
-    repeats = is_mapping or type_name.startswith("Sequence")
-    value_type = list[str] if repeats else _TYPES.get(type_name, str)
+    is_repeated = is_mapping or type_name.startswith("Sequence")
+    value_type = list[str] if is_repeated else _TYPES.get(type_name, str)
     # The help shows no default of a boolean: the flag itself does, as --name/--no-name if it is True, else as --name.
     default_text: str | None = None
-    if item.metadata["shown"]:
+    if item.metadata["shown"]:  # the declaration has words for the default
         default_text = item.metadata["shown"]
     elif item.default is not None and not isinstance(item.default, bool):
         default_text = str(item.default)
     flag = flag_of(item)
-    more: dict[str, Any] = {"metavar": "NAME=VALUE"} if is_mapping else {}
+    metavar: dict[str, Any] = {"metavar": "NAME=VALUE"} if is_mapping else {}
     info = typer.Option(
         f"{flag}/--no-{flag[2:]}" if item.default is True else flag,
         help=item.metadata["help"] + ("" if default_text is None else f" [default: {default_text}]"),
         show_default=False,
         rich_help_panel=item.metadata["panel"],
-        **more,
+        **metavar,
     )
     return keyword(item.name, None, Annotated[value_type | None, info])
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:
-    """Read a command's settings from its table of a TOML file; flags on the command line take precedence."""
+    """Read a command's settings from its table of a TOML file; flags on the command line take precedence.
+
+    Typer calls this function for ``--config``, before it reads the other flags. The settings become their defaults.
+    """
     if file is None:
         return None
     with as_input_error(f"--config {file}: not readable", "correct the file"):
         tables = tomllib.loads(file.read_text())
+    # One file may have settings of several commands, so every key must be the name of a command.
     name = str(context.info_name)
     commands = {name, *_command_names(context.find_root().command)}
     for key, value in tables.items():
@@ -235,26 +257,40 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
                 f"--config {file}: {key!r} is not a table named after a command",
                 f"write the settings of {name} below a line [{name}]",
             )
-    flags = [p for p in context.command.params if p.param_type_name == "option" and p.name != "config"]
-    options: dict[str, Any] = {p.opts[0].removeprefix("--").replace("-", "_"): p for p in flags}
-    settings: dict[str, Any] = {}
-    for key, value in tables.get(name, {}).items():
-        option = options.get(str(key).replace("-", "_"))
-        if option is None:
-            raise InputError(
-                f"--config {file}: {name} has no setting {key!r}",
-                f"its settings are {', '.join(sorted(options))}",
-            )
-        # A flag that is given once takes several values as one text, with commas.
-        is_joined = isinstance(value, list) and not option.multiple
-        settings[option.name] = ",".join(map(str, value)) if is_joined else value
+    settings = _settings_of_command(
+        context.command.params, tables.get(name, {}), f"--config {file}: {name}"
+    )
     _refuse_code(settings, file)
     context.default_map = settings
     return file
 
 
+def _settings_of_command(parameters: Sequence[Any], table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the values in a command's table by the names of its parameters.
+
+    Raise `InputError`, whose message begins with ``where``, for a key that is not the name of a flag.
+    """
+    # The options by the names of their flags, which may be written with _ or -. A file may not name another file.
+    options: dict[str, Any] = {
+        parameter.opts[0].removeprefix("--").replace("-", "_"): parameter
+        for parameter in parameters
+        if parameter.param_type_name == "option" and parameter.name != "config"
+    }
+    settings: dict[str, Any] = {}
+    for key, value in table.items():
+        option = options.get(str(key).replace("-", "_"))
+        if option is None:
+            raise InputError(
+                f"{where} has no setting {key!r}", f"its settings are {', '.join(sorted(options))}"
+            )
+        # A flag that is given once takes several values as one text, with commas.
+        is_joined = isinstance(value, list) and not option.multiple
+        settings[option.name] = ",".join(map(str, value)) if is_joined else value
+    return settings
+
+
 def _command_names(root: Any) -> Iterator[str]:
-    """Yield the names of all commands; those of a group, such as ``cache``, in place of its own."""
+    """Yield the names of all commands; for a group of commands, such as ``cache``, those of its commands instead."""
     for name, member in getattr(root, "commands", {}).items():
         yield from getattr(member, "commands", [name])
 
@@ -262,9 +298,9 @@ def _command_names(root: Any) -> Iterator[str]:
 def _refuse_code(settings: Mapping[str, Any], file: Path) -> None:
     """Raise `InputError` if settings of a file would decide which code runs: a module, or a trusted readout."""
     refuse_modules(settings, f"--config {file}")
-    pairs = settings.get("override")
-    if isinstance(pairs, list):
-        refuse_modules(parse_parameters(pairs, "--override"), f"--config {file}")
+    overrides = settings.get("override")  # of `reproduce`, a list of NAME=VALUE texts
+    if isinstance(overrides, list):
+        refuse_modules(parse_parameters(overrides, "--override"), f"--config {file}")
     if settings.get("trust"):
         raise InputError(
             f"--config {file}: 'trust' lets a readout run code, which a file must not decide",

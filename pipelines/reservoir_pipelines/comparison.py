@@ -65,7 +65,8 @@ class Comparison(Record):
     p_value: float | None
 
 
-Place = tuple[str, str]  # token and output of a label in its row, both "" if each row has one label
+LabelPlace = tuple[str, str]  # token and output of a label in its row, both "" if each row has one label
+LabelPair = tuple[str, str]  # the true label and the predicted one
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,9 +76,9 @@ class _Predictions:
     folder: Path
     classes: tuple[str, ...]  # empty for a regression
     rows: dict[
-        str, dict[Place, tuple[str, str]]
-    ]  # the true and the predicted label in each place of a row, by its id
-    groups: dict[str, str]  # the group of each row, empty without groups
+        str, dict[LabelPlace, LabelPair]
+    ]  # the labels of each row by their place, by the id of the row
+    groups: dict[str, str]  # the group of each row by its id; empty without groups
 
 
 def compare(first: Path, second: Path) -> Comparison:
@@ -89,17 +90,18 @@ def compare(first: Path, second: Path) -> Comparison:
             f"{first_run.folder} and {second_run.folder} have no test rows in common",
             "compare fits of the same data with the same split",
         )
-    # Each token of a row is a sample, with one or several outputs.
+    # Each token of a row is a sample, with one or several outputs; a row without tokens is one sample.
     counts = np.array([len({token for token, _ in first_run.rows[row]}) for row in common])
-    classes = dict.fromkeys([*first_run.classes, *second_run.classes])
+    classes = dict.fromkeys([*first_run.classes, *second_run.classes])  # those of both, each once
     codes = {name: number for number, name in enumerate(classes)}
-    # Evaluate both on these samples, and their difference by rows, or by groups if rows have them.
     truth, *predicted = _paired_labels(first_run, second_run, common, codes, int(counts.sum()))
+    # Evaluate both on these samples.
     group_of = first_run.groups or second_run.groups
     groups = np.unique([group_of[row] for row in common], return_inverse=True)[1] if group_of else None
     first_evaluation, second_evaluation = (
         evaluate_labels(truth, labels, [*codes], None, counts, groups) for labels in predicted
     )
+    # Samples of one row depend on each other, and so do rows of one group: the difference is over rows or groups.
     units = np.repeat(np.arange(len(common)) if groups is None else groups, counts)
     difference = paired_difference(
         (first_evaluation, second_evaluation), truth, (predicted[0], predicted[1]), units
@@ -136,12 +138,12 @@ def _read(path: Path) -> _Predictions:
         raise InputError(
             f"{folder}: no {PREDICTIONS}, which earlier versions did not write", "run its command again"
         )
-    # The labels of each row by token and output: the true one and that of the best readout.
-    rows: dict[str, dict[Place, tuple[str, str]]] = {}
+    rows: dict[str, dict[LabelPlace, LabelPair]] = {}
     groups: dict[str, str] = {}
     with as_input_error(f"{folder}: damaged", "run the command that wrote it again"):
         classes = tuple(map(str, read_checked(summary)["evaluation"]["classes"]))
         for line in _lines(file):
+            # Files with one label in each row have no columns for tokens and outputs.
             place = line.get("token", ""), line.get("output", "")
             labels = rows.setdefault(line["id"], {})
             if place in labels:
@@ -179,7 +181,7 @@ def _paired_labels(
     problem = f"{first_run.folder} and {second_run.folder} have different labels"
     if bool(first_run.classes) != bool(second_run.classes):
         raise InputError(f"{problem}, classes in one and values in the other", remedy)
-    # Truth and prediction of the first, then of the second, (labels, 4).
+    # Of each label the truth and the prediction in the first, then those in the second.
     labels_of_both: list[tuple[str, str, str, str]] = []
     for row in rows:
         first_labels, second_labels = first_run.rows[row], second_run.rows[row]
@@ -191,12 +193,12 @@ def _paired_labels(
         f"{first_run.folder / PREDICTIONS} or {second_run.folder / PREDICTIONS}: damaged", "run fit again"
     ):
         as_number = codes.__getitem__ if codes else float
-        numbers = np.array([[*map(as_number, labels)] for labels in labels_of_both])
-    # Labels are in the order row, token, output, so each of the four columns is (samples, outputs).
-    truth, predicted, other_truth, other_predicted = numbers.T.reshape(4, samples, -1)
+        numbers = np.array([[*map(as_number, labels)] for labels in labels_of_both])  # (labels, 4)
+    # Labels are in the order row, token, output, so each of the four columns becomes (samples, outputs).
+    truth, predicted, second_truth, second_predicted = numbers.T.reshape(4, samples, -1)
     # One run may have stored a value in float32, and the other in float64.
-    equal = np.isclose(truth, other_truth, rtol=1e-6, atol=0)
-    if not equal.all():
-        ours, _, theirs, _ = labels_of_both[int(np.argmin(equal))]
-        raise InputError(f"{problem}, such as {ours!r} and {theirs!r} of one row", remedy)
-    return [truth, predicted, other_predicted]
+    is_equal = np.isclose(truth, second_truth, rtol=1e-6, atol=0)
+    if not is_equal.all():
+        first_label, _, second_label, _ = labels_of_both[int(np.argmin(is_equal))]  # the first unequal pair
+        raise InputError(f"{problem}, such as {first_label!r} and {second_label!r} of one row", remedy)
+    return [truth, predicted, second_predicted]

@@ -27,12 +27,12 @@ IMPORTED = "imported"
 
 def cache_root(cache: Path | None = None) -> Path:
     """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder."""
-    named = cache or os.environ.get("RESERVOIR_CACHE")
-    if not named:
+    folder = cache or os.environ.get("RESERVOIR_CACHE")
+    if not folder:
         import platformdirs
 
-        named = platformdirs.user_cache_dir("reservoir", appauthor=False)
-    root = Path(named)
+        folder = platformdirs.user_cache_dir("reservoir", appauthor=False)
+    root = Path(folder)
     if root.exists() and not root.is_dir():
         raise InputError(
             f"the cache {root} is not a folder", "name another with --cache DIR or RESERVOIR_CACHE"
@@ -42,12 +42,14 @@ def cache_root(cache: Path | None = None) -> Path:
 
 def data_folder(data: Path | None = None) -> Path | None:
     """Return the folder of the publishers' files: the argument, else ``RESERVOIR_DATA``, else None."""
-    named = data or os.environ.get("RESERVOIR_DATA")
-    if named and not Path(named).is_dir():
+    folder = data or os.environ.get("RESERVOIR_DATA")
+    if not folder:
+        return None
+    if not Path(folder).is_dir():
         raise InputError(
-            f"the data folder {named} does not exist", "name another with --data DIR or RESERVOIR_DATA"
+            f"the data folder {folder} does not exist", "name another with --data DIR or RESERVOIR_DATA"
         )
-    return Path(named) if named else None
+    return Path(folder)
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -55,7 +57,7 @@ def versions(*packages: str) -> dict[str, str]:
     return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
-DIGEST = "sha256"
+DIGEST = "sha256"  # key of the digest in files with JSON
 
 
 class DamagedError(ValueError):
@@ -64,7 +66,7 @@ class DamagedError(ValueError):
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     """Write rows as CSV, floats with six decimals; the file is replaced atomically."""
-    text = io.StringIO(newline="")
+    text = io.StringIO(newline="")  # the CSV writer ends lines itself
     csv.writer(text).writerows(
         [f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows
     )
@@ -83,10 +85,11 @@ def read_checked(path: Path) -> dict[str, Any]:
 
 
 def _verified(text: bytes) -> dict[str, Any]:
-    """Return JSON values without their digest, which must be theirs."""
+    """Return JSON values without their digest; raise `ValueError` without one, `DamagedError` if it is not theirs."""
     try:
         values = json.loads(text)
         is_intact = values.pop(DIGEST) == json_digest(values)
+    # The file is JSON, but no object with a digest, or is nested too deeply; no JSON at all is a ValueError already.
     except (KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError("it has no checksum") from error
     if not is_intact:
@@ -100,12 +103,16 @@ def checked_line(values: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line of a file with the values that `checked_line` wrote, or with None if the line is damaged."""
-    for text in read_regular(path).splitlines(keepends=True) if path.exists() else []:
+    """Yield each line of a file with the values that `checked_line` wrote, or with None if the line is damaged.
+
+    A file that does not exist has no lines.
+    """
+    lines = read_regular(path).splitlines(keepends=True) if path.exists() else []
+    for line in lines:
         values = None
         with suppress(ValueError):
-            values = _verified(text)
-        yield text, values
+            values = _verified(line)
+        yield line, values
 
 
 def stamp(path: Path) -> list[int]:
@@ -120,7 +127,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
+CHECKSUMS_FILE = "files.json"  # the checksums of source files, kept with the folders of prepared data
 # nanoseconds after a file's last change during which another change may carry the same time
 UNSETTLED = 2 * 10**9
 
@@ -131,9 +138,10 @@ def source_contents(files: Sequence[Path], task: Path, settings_dir: Path) -> li
     A file is not read again if its size, inode, modification time and change time are the same: the folder
     ``settings_dir`` remembers the checksums.
     """
+    # By the absolute path of a file: its `stamp`, its SHA-256, and when it was read, in nanoseconds since the epoch.
     remembered = dict[str, Any]()
-    with suppress(OSError, ValueError):
-        remembered = read_checked(settings_dir / MEMO)
+    with suppress(OSError, ValueError):  # there are none yet, or the file is damaged
+        remembered = read_checked(settings_dir / CHECKSUMS_FILE)
     checksums_to_remember = dict[str, Any]()
     contents = list[dict[str, Any]]()
     for file in _regular_files(files):
@@ -144,19 +152,20 @@ def source_contents(files: Sequence[Path], task: Path, settings_dir: Path) -> li
             time_before = time.time_ns()
             checksum = {"stamp": current_stamp, "sha256": file_digest(file), "read": time_before}
         # A file that was changed just before it was read may change again with the same times.
-        if checksum["stamp"][-1] + UNSETTLED < checksum["read"]:
+        size, *_, change_time = checksum["stamp"]
+        if change_time + UNSETTLED < checksum["read"]:
             checksums_to_remember[path] = checksum
         name = os.fspath(file.relative_to(task)) if task in file.parents else file.name
-        contents.append({"name": name, "size": checksum["stamp"][0], "sha256": checksum["sha256"]})
+        contents.append({"name": name, "size": size, "sha256": checksum["sha256"]})
     if not checksums_to_remember.items() <= remembered.items():
         with suppress(OSError):  # the cache may be read-only; then the files are read again next time
             settings_dir.mkdir(parents=True, exist_ok=True)
-            write_checked(settings_dir / MEMO, checksums_to_remember)
+            write_checked(settings_dir / CHECKSUMS_FILE, checksums_to_remember)
     return contents
 
 
 def _regular_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, and those in the folders, of some paths."""
+    """Return the files and, for each folder, all files below it; raise `InputError` for what is no regular file."""
     files = list[Path]()
     for path in paths:
         files += sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
@@ -178,15 +187,17 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
 
 @contextmanager
 def safetensors_errors_as_os_errors() -> Iterator[None]:
-    """Raise an error of safetensors that names the number of a system error as the `OSError` of this number."""
+    """Turn an error of safetensors that names a system error, such as a full disk, into the `OSError` of its number."""
     from safetensors import SafetensorError
 
     try:
         yield
     except SafetensorError as error:
-        if not (code := re.search(r"\(os error (\d+)\)", str(error))):
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        if not match:
             raise
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+        number = int(match[1])
+        raise OSError(number, os.strerror(number)) from error
 
 
 def set_default_permissions(path: Path) -> None:

@@ -62,14 +62,21 @@ def printable(text: object) -> str:
 
 
 def _shown(char: str) -> str:
-    # Zero-width joiners are part of the spelling of several languages and of emoji.
-    hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in "\u200c\u200d"
-    return char.encode("unicode_escape").decode("ascii") if hidden else char
+    """Return a character, or its escape if a terminal would not show it literally."""
+    # Control and format characters, surrogates, and separators of lines and paragraphs; but zero-width joiners are part
+    # of the spelling of several languages and of emoji.
+    is_invisible = (
+        unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in "\u200c\u200d"
+    )
+    return char.encode("unicode_escape").decode("ascii") if is_invisible else char
 
 
 def value_text(value: Any, name: str = "") -> str:
-    """Return the value of a field as text; "" for objects of any other type."""
-    if isinstance(value, bool | str | Path):
+    """Return the value of a field as text; "" for objects of any other type.
+
+    The ``name`` of the field tells durations (``seconds``) and sizes (``...bytes``, ``...memory``) from other numbers.
+    """
+    if isinstance(value, bool | str | Path):  # a bool before the integers, of which it is one
         return str(value)
     if isinstance(value, int):
         return size_text(value) if name.endswith(("bytes", "memory")) else f"{value:,}"
@@ -77,7 +84,10 @@ def value_text(value: Any, name: str = "") -> str:
         return time_text(value) if name == "seconds" else f"{value:,.4g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {text}" for key, inner in value.items() if (text := value_text(inner)))
-    texts = [value_text(inner) for inner in value] if isinstance(value, list | tuple) else []
+    if not isinstance(value, list | tuple):
+        return ""
+    # Long lists are shown as their length, their first and their last value.
+    texts = [value_text(inner) for inner in value]
     return ", ".join(texts) if len(texts) < 4 else f"{len(texts)}: {texts[0]} ... {texts[-1]}"
 
 
@@ -144,24 +154,26 @@ def silenced() -> Iterator[None]:
 
 
 class _Screen:
-    """The time of the last line on a stream, and the meters that are shown now, the innermost last."""
+    """What a person sees now, shared by all parts of this program in one process."""
 
-    last = 0.0
+    last_line = 0.0  # when a line was printed on ``stream``, by `clock`
     stream: ClassVar[TextIO | None] = None  # where the heartbeat prints
-    meters: ClassVar[list["Meter"]] = []
+    meters: ClassVar[list["Meter"]] = []  # those that are shown now, the innermost last
 
 
 def notify(*lines: str) -> None:
-    """Print lines for a person to stderr; stdout is reserved for results."""
-    for line in () if _silenced.get() else lines:
-        _write(sys.stderr, line)
+    """Print lines for a person to stderr, unless they are silenced; stdout is reserved for results."""
+    if not _silenced.get():
+        for line in lines:
+            _write(sys.stderr, line)
 
 
 def _write(stream: TextIO, text: str) -> None:
+    """Print a line at once, and note the time if the heartbeat prints to the same stream."""
     stream.write(printable(text) + "\n")
     stream.flush()
     if stream is _Screen.stream:
-        _Screen.last = clock()
+        _Screen.last_line = clock()
 
 
 @contextmanager
@@ -170,25 +182,26 @@ def heartbeat(name: str) -> Iterator[None]:
     if sys.stderr.isatty():
         yield
         return
-    ended = threading.Event()
-    started = _Screen.last = clock()
-    stream = _Screen.stream = sys.stderr  # `reproduce` redirects stderr while a cell runs
+    has_ended = threading.Event()
+    started = _Screen.last_line = clock()
+    # This stream, because `reproduce` redirects sys.stderr while a cell runs.
+    stream = _Screen.stream = sys.stderr
 
-    def beat() -> None:
-        while not ended.wait(min(1.0, SECONDS / 2)):
-            if clock() - _Screen.last < SECONDS:
+    def print_while_silent() -> None:
+        while not has_ended.wait(min(1.0, SECONDS / 2)):
+            if clock() - _Screen.last_line < SECONDS:
                 continue
             # A copy, because the other thread may end a meter meanwhile.
             meters = list(_Screen.meters)
-            running = f"{name}: running for {time_text(clock() - started)}"
-            _write(stream, meters[-1].line() if meters else running)
+            running_time = f"{name}: running for {time_text(clock() - started)}"
+            _write(stream, meters[-1].line() if meters else running_time)
 
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread = threading.Thread(target=print_while_silent, name="heartbeat", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        has_ended.set()
         thread.join()
 
 
@@ -197,20 +210,21 @@ class Meter:
 
     def __init__(self, title: str, total: int, unit: str, finished: int, units_per_step: int) -> None:
         self._title = title
-        self._total = total
+        self._total = total  # steps
         self._unit = unit
         self._units_per_step = units_per_step
-        self._first = self._finished = finished
-        self._text = ""
-        self._started = self._last = clock()
-        self.display: Callable[[str], None] | None = None
+        self._finished_before = self._finished = finished  # steps; those before do not count in the rate
+        self._text = ""  # what the caller adds to the line
+        self._started = self._last_line = clock()
+        self.display: Callable[[str], None] | None = None  # shows a line on a terminal; None elsewhere
 
     def show(self, finished: int, text: str = "") -> None:
-        """Show how many steps are finished."""
-        self._finished, self._text = finished, text
+        """Show how many steps are finished; without a terminal, only if the last line is old enough."""
+        self._finished = finished
+        self._text = text
         if self.display:
             self.display(self.line())
-        elif clock() - self._last >= SECONDS and finished < self._total:
+        elif clock() - self._last_line >= SECONDS and finished < self._total:
             notify(self.line())
 
     def advance(self, rows: int, written: int | None = None) -> None:
@@ -218,9 +232,10 @@ class Meter:
         self.show(self._finished + rows, self._text if written is None else f"{written / 1e9:.2f} GB")
 
     def line(self) -> str:
-        """Return a line with the work done, its rate, and the time left, which the caller prints."""
-        self._last = clock()
-        steps_per_second = (self._finished - self._first) / max(self._last - self._started, 1e-9)
+        """Return a line with the work done, its rate, and the time left, which the caller has to print."""
+        self._last_line = clock()
+        seconds = max(self._last_line - self._started, 1e-9)  # not 0 if the clock has not moved
+        steps_per_second = (self._finished - self._finished_before) / seconds
         rate = f"{self._units_per_step * steps_per_second:,.3g} {self._unit}/s"
         time_left = ""
         if steps_per_second:
@@ -236,6 +251,7 @@ def meter(
 ) -> Iterator[Meter]:
     """Yield a `Meter` of ``total`` steps of ``units_per_step`` units, of which ``finished`` are finished already."""
     new_meter = Meter(title, total, unit, finished, units_per_step)
+    # On a terminal one line changes, which rich draws; elsewhere the meter prints lines, or the heartbeat does.
     live_line = nullcontext()
     if sys.stderr.isatty() and not _silenced.get():
         from rich.console import Console
@@ -261,12 +277,13 @@ def training_meter(
     steps: int, finished: int, text: str, *, units_per_step: int = 1, unit: str = "steps"
 ) -> Iterator[Callable[..., None]]:
     """Yield ``show(step, *numbers)``, which shows running means of the numbers in the format ``text``."""
-    means: list[float] = []
-    with meter("train", steps, unit, finished, units_per_step=units_per_step) as bar:
+    means: list[float] = []  # empty before the first step
+    with meter("train", steps, unit, finished, units_per_step=units_per_step) as progress:
 
         def show(step: int, *numbers: float) -> None:
+            # Each mean is an exponential one, over about the last 20 steps, and begins with the first number.
             pairs = zip(means or numbers, numbers, strict=True)
             means[:] = [0.95 * mean + 0.05 * number for mean, number in pairs]
-            bar.show(step, text.format(*means))
+            progress.show(step, text.format(*means))
 
         yield show

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from reservoir.readouts.evaluation import Evaluation
 
-PAGE_SIZE = 4.8, 3.4  # inches of most plots on the page; also legible on a phone
+PAGE_SIZE = 4.8, 3.4  # width and height in inches of most plots on the page; also legible on a phone
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -71,9 +71,10 @@ def saved_figure(path: Path, width: float, height: float, title: str = "") -> It
         with new_figure(width, height) as figure:
             break_lines(figure.suptitle(printable(title), fontsize=11, color=INK), figure.bbox.width)
             yield figure
-            replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+            replace_file(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130))
     except InputError:
         raise
+    # matplotlib may fail in many ways, for example for unusual labels, and no result depends on a plot.
     except Exception as error:
         path.unlink(missing_ok=True)  # an older plot shows other data
         reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -82,35 +83,37 @@ def saved_figure(path: Path, width: float, height: float, title: str = "") -> It
 
 def break_lines(title: Text, width: float) -> None:
     """Break a title into lines of at most ``width`` pixels, within words if necessary, so that none is cut."""
-    whole = title.get_text()
-    longest = len(whole)  # characters of a line
-    while title.get_window_extent().width > 0.96 * width and longest > 1:
-        longest = max(1, longest * 9 // 10)
-        title.set_text("\n".join(textwrap.wrap(whole, longest)))
+    text = title.get_text()
+    characters = len(text)  # largest number of characters in a line
+    # Characters differ in width, so shorten the lines until the drawn title is narrow enough.
+    while title.get_window_extent().width > 0.96 * width and characters > 1:
+        characters = max(1, characters * 9 // 10)
+        title.set_text("\n".join(textwrap.wrap(text, characters)))
 
 
 @dataclass(frozen=True)
 class PagePlot:
     """A plot for the page of `report`: ``draw(axes, *arguments)`` is called when the page shows it."""
 
-    text: str  # description
+    text: str  # description, for those who cannot see the plot
     draw: Callable[..., None]
     arguments: tuple[Any, ...]
-    size: tuple[float, float] = PAGE_SIZE
-    name: str = ""  # heading
+    size: tuple[float, float] = PAGE_SIZE  # width and height in inches
+    name: str = ""  # heading; empty for a plot without one
 
     @cached_property
     def image(self) -> str:
         """The SVG image as a data URI, empty if drawing fails."""
-        # Inside an image, no text of the SVG can run code or load anything.
         buffer = io.BytesIO()
         try:
             with new_figure(*self.size) as figure:
                 self.draw(figure.subplots(), *self.arguments)
+                # Without a date, equal plots are equal bytes.
                 figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
-        except Exception as error:
+        except Exception as error:  # the page is complete without the plot
             notify(f"a plot of the page could not be drawn ({error})")
             return ""
+        # Inside an image, no text of the SVG can run code or load anything.
         return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -127,13 +130,13 @@ def style(axes: Axes, x: str, y: str) -> None:
 def plot(
     path: Path, size: tuple[float, float], title: str, draw: Callable[..., None], *arguments: Any
 ) -> None:
-    """Save the output of ``draw(axes, ...)`` with a size in inches and a title."""
+    """Save a PNG file of what ``draw(axes, *arguments)`` draws, with a title; ``size`` is in inches."""
     with saved_figure(path, *size, title) as figure:
         draw(figure.subplots(), *arguments)
 
 
 def in_unit(metric: str) -> tuple[float, str]:
-    """Return the factor and the name with which scores are drawn; accuracies are drawn in percent."""
+    """Return the factor and the axis label with which scores of a metric are drawn: accuracies in percent."""
     name = metric.replace("_", " ")
     return (100.0, f"{name} (%)") if is_share(metric) else (1.0, name)
 
@@ -145,15 +148,18 @@ def curve_points(history: Sequence[Mapping[str, Any]], name: str, factor: float 
 
 
 def draw_course(axes: Axes, curves: Sequence[np.ndarray], y_label: str, best: int | None = None) -> None:
-    """Draw the (step, value) pairs of training, smoothed over 1% of them, and of validation; mark the best step."""
+    """Draw the curves of training and of validation, and a line at the best step, if there is one.
+
+    Each curve is an array (points, 2) of steps and values. That of training is smoothed over 1% of its points.
+    """
     train, valid = curves
     if len(train):
         width = max(1, len(train) // 100)
-        smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
-        line = "o-" if len(train) == 1 else "-"
-        axes.plot(
-            train[width - 1 :, 0], smooth, line, color=COLOURS[0], markersize=3, linewidth=1, label="train"
-        )
+        # Each mean is over ``width`` points, and is drawn at the step of the last of them.
+        means = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
+        steps = train[width - 1 :, 0]
+        line = "o-" if len(train) == 1 else "-"  # a line of one point would not be seen
+        axes.plot(steps, means, line, color=COLOURS[0], markersize=3, linewidth=1, label="train")
     if len(valid):
         axes.plot(*valid.T, "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
     if best is not None:
@@ -189,12 +195,12 @@ def draw_bits(axes: Axes, history: Sequence[dict[str, Any]], unit: str, entropy:
 
 
 class ScoreGrid(NamedTuple):
-    """Validation scores (columns, settings) of readouts, NaN if not tried, and the chosen column and setting."""
+    """The validation scores of all readouts that `fit` tried."""
 
-    columns: Sequence[str]
-    settings: Sequence[str]
-    scores: np.ndarray
-    best: tuple[int, int]
+    columns: Sequence[str]  # names
+    settings: Sequence[str]  # such as penalties
+    scores: np.ndarray  # (columns, settings), NaN if not tried
+    best: tuple[int, int]  # numbers of the chosen column and setting
 
 
 def draw_layers(axes: Axes, grid: ScoreGrid, raw: float | None, metric: str) -> None:
@@ -204,22 +210,30 @@ def draw_layers(axes: Axes, grid: ScoreGrid, raw: float | None, metric: str) -> 
     point.
     """
     factor, unit = in_unit(metric)
-    tops = dict(zip(grid.columns, factor * np.nanmax(grid.scores, axis=1), strict=True))
-    singles = {name: single_column(name) for name in tops}
-    places = {(column.place, column.pooling): name for name, column in singles.items() if column}
-    places = places or {(name, "concatenated"): name for name in tops}
-    names = _with_gaps(sorted({layer for layer, _ in places}, key=layer_order))
-    for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in places), strict=False):
-        values = [tops.get(places.get((name, pooling), ""), np.nan) for name in names]
+    best_scores = dict(zip(grid.columns, factor * np.nanmax(grid.scores, axis=1), strict=True))
+    # The name of each single column by its layer and pooling; names of several columns are left out, unless all are.
+    name_at: dict[tuple[str, str], str] = {}
+    for name in best_scores:
+        column = single_column(name)  # None for several columns
+        if column:
+            name_at[column.place, column.pooling] = name
+    if not name_at:
+        name_at = {(name, "concatenated"): name for name in best_scores}
+    layers = _with_gaps(sorted({layer for layer, _ in name_at}, key=layer_order))
+    # One line for each pooling, with NaN where a layer has no such column. Poolings beyond the colours are left out.
+    for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in name_at), strict=False):
+        values = [best_scores.get(name_at.get((layer, pooling), ""), np.nan) for layer in layers]
         line = "o" if pooling == "concatenated" else "o-"
-        axes.plot(range(len(names)), values, line, color=colour, label=pooling, markersize=4, linewidth=1.5)
+        axes.plot(
+            range(len(layers)), values, line, color=colour, label=pooling, markersize=4, linewidth=1.5
+        )
     chosen = grid.columns[grid.best[0]]
-    if chosen not in places.values():
-        axes.axhline(tops[chosen], color=INK, linewidth=1, label=shorten(chosen))
+    if chosen not in name_at.values():
+        axes.axhline(best_scores[chosen], color=INK, linewidth=1, label=shorten(chosen))
     if raw is not None:
         axes.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
     axes.set_ylim(top=min(axes.get_ylim()[1], 1.005 * factor))  # no score is above 1
-    _name_ticks(axes.xaxis, names, rotation=90)
+    _name_ticks(axes.xaxis, layers, rotation=90)
     style(axes, "layer", f"validation {unit}, best setting")
 
 
@@ -227,23 +241,24 @@ def draw_settings(axes: Axes, grid: ScoreGrid, metric: str) -> None:
     """Draw the validation scores of the best columns under every setting, and circle the chosen readout."""
     best_column, best_setting = grid.best
     factor, unit = in_unit(metric)
+    # The rows of the image: numbers of the `MAX_ROWS` best columns, the chosen one among them, by layer.
     ranked: list[int] = np.argsort(-np.nanmax(grid.scores, axis=1), kind="stable").tolist()
-    shown = {best_column, *ranked[: MAX_ROWS - 1]}
-    order = sorted(shown, key=lambda i: layer_order(grid.columns[i]))
-    # Further settings, tried because an end of the grid was best, would be gaps in most rows.
-    common = (~np.isnan(grid.scores[order])).mean(axis=0) >= 0.5
-    drawn = [j for j in range(len(grid.settings)) if common[j] or j == best_setting]
-    values = factor * grid.scores[order][:, drawn]
+    rows = sorted({best_column, *ranked[: MAX_ROWS - 1]}, key=lambda i: layer_order(grid.columns[i]))
+    # Its columns: numbers of the settings that at least half of the rows have. Further settings, tried because an end
+    # of the grid was best, would be gaps in most rows.
+    is_common = (~np.isnan(grid.scores[rows])).mean(axis=0) >= 0.5
+    settings = [j for j in range(len(grid.settings)) if is_common[j] or j == best_setting]
+    values = factor * grid.scores[rows][:, settings]
     # The worst settings would use up most colours: scores below the median share the darkest one.
     low, high = float(np.nanmedian(values)), float(np.nanmax(values))
     low = min(low, high - 0.01 * factor)  # equal ends would be extended beyond 100%
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
     axes.figure.colorbar(image, ax=axes, shrink=0.9)
-    x, y = drawn.index(best_setting), order.index(best_column)
+    x, y = settings.index(best_setting), rows.index(best_column)
     for colour, width in ((INK, 4), ("white", 2)):  # a white ring on a dark one is seen on any cell
         axes.plot(x, y, "o", color=colour, markeredgewidth=width, markersize=11, fillstyle="none")
-    _name_ticks(axes.xaxis, [grid.settings[j] for j in drawn], rotation=90, most=16)
-    _name_ticks(axes.yaxis, [grid.columns[i] for i in order])
+    _name_ticks(axes.xaxis, [grid.settings[j] for j in settings], rotation=90, most=16)
+    _name_ticks(axes.yaxis, [grid.columns[i] for i in rows])
     axes.set_xlabel("penalty or setting")
     title = axes.set_title(f"validation {unit}, chosen readout circled", fontsize=9, color=INK)
     break_lines(title, axes.bbox.width)
@@ -275,13 +290,16 @@ def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> N
 def draw_twin(
     axes: Axes, layers: Sequence[str], models: Mapping[str, np.ndarray], raw: float | None, metric: str
 ) -> None:
-    """Draw test scores of models by layer, and that of the raw input; each (layers, 3): the score, its 95% interval."""
+    """Draw the test scores of models by layer with their 95% intervals, and the score of the raw input.
+
+    ``models`` has an array (layers, 3) by the name of the model: the score, and the ends of its interval.
+    """
     factor, unit = in_unit(metric)
-    places = range(len(layers))
+    positions = range(len(layers))
     for colour, (name, values) in zip(COLOURS, models.items(), strict=False):
         scores, lowest, highest = factor * values.T
-        axes.plot(places, scores, "o-", color=colour, label=name, markersize=4)
-        axes.fill_between(places, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(positions, scores, "o-", color=colour, label=name, markersize=4)
+        axes.fill_between(positions, lowest, highest, color=colour, alpha=0.2, linewidth=0)
     if raw is not None:
         axes.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
     _name_ticks(axes.xaxis, layers, rotation=90)
@@ -290,12 +308,15 @@ def draw_twin(
 
 def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
     """Draw ``counts`` of each class (rows) predicted as each class (columns), coloured by their share of the row."""
+    # A class without rows has the share 0.
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
-    for row, column in np.argwhere(counts).tolist() if len(classes) <= MAX_COUNTS else ():
-        ink = "white" if shares[row, column] > 0.5 else INK
-        axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=7, color=ink)
+    if len(classes) <= MAX_COUNTS:
+        for row, column in np.argwhere(counts).tolist():  # cells with a count
+            ink = "white" if shares[row, column] > 0.5 else INK
+            count = f"{counts[row, column]:,}"
+            axes.text(column, row, count, ha="center", va="center", fontsize=7, color=ink)
     _name_both_axes(axes, classes, "predicted", "class")
 
 
@@ -322,43 +343,48 @@ def confusion_side(classes: Sequence[str]) -> float:
 
 
 def shorten(name: str, most: int = 32) -> str:
-    """Return a name with control characters escaped, and without its middle if it is too long."""
+    """Return a name with control characters escaped, and with … for its middle if it has over ``most`` characters."""
     name = printable(name)
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
 
 
 def shorten_all(names: Sequence[str]) -> list[str]:
     """Return short names; if two would look alike, return only the words in which the names differ."""
-    short = [shorten(name) for name in names]
-    if len(set(short)) == len(set(names)):
-        return short
-    words = [re.findall(r"\w+|\W+", name) for name in names]
-    shared = set.intersection(*map(set, words))
-    return [f"…{shorten(''.join(word for word in label if word not in shared))}…" for label in words]
+    short_names = [shorten(name) for name in names]
+    if len(set(short_names)) == len(set(names)):
+        return short_names
+    # Words, and what is between words, so that a name is all of its parts joined.
+    parts_of_names = [re.findall(r"\w+|\W+", name) for name in names]
+    shared = set.intersection(*map(set, parts_of_names))
+    different = ["".join(part for part in parts if part not in shared) for parts in parts_of_names]
+    return [f"…{shorten(text)}…" for text in different]
 
 
 def _with_gaps(layers: Sequence[str]) -> list[str]:
-    """Return sorted layers with an empty name between entries, which leaves a gap in the lines."""
+    """Return layers, sorted by entry, with an empty name between two entries, which leaves a gap in the lines."""
     names: list[str] = []
-    for _, group in itertools.groupby(layers, entry_of):
-        names += ["", *group]
-    return names[1:]
+    for _, layers_of_entry in itertools.groupby(layers, entry_of):
+        names += ["", *layers_of_entry]
+    return names[1:]  # no gap before the first entry
 
 
 def layer_order(column: str) -> tuple[str, int, str]:
     """Return the sort key of a layer or column: by entry, then in the order in which the model computes the layers."""
-    place = place_of(parse_columns(column)[0])
-    layer = place.rpartition(":")[2]
+    place = place_of(parse_columns(column)[0])  # of joined columns, that of the first one
+    layer = place.rpartition(":")[2]  # without the number of the entry
+    # Blocks are between the input layer and the final norm, in the order of their names.
     return entry_of(place), {"embed": 0, "final": 2}.get(layer, 1), column
 
 
 def _name_ticks(axis: Axis, names: Sequence[str], rotation: float = 0, most: int = MAX_TICKS) -> None:
-    ticks = range(0, len(names), max(1, -(-len(names) // most)))
+    """Label the positions 0, 1, ... of an axis with short names, at most ``most`` of them at equal distances."""
+    distance = max(1, -(-len(names) // most))
+    ticks = range(0, len(names), distance)
     axis.set_ticks(ticks, shorten_all([names[i] for i in ticks]), fontsize=7, rotation=rotation)
 
 
 def _name_both_axes(axes: Axes, names: Sequence[str], x: str, y: str) -> None:
-    """Name the rows and the columns of a square matrix."""
+    """Label the rows and the columns of a square matrix with the same names; ``x`` and ``y`` are the axes' titles."""
     _name_ticks(axes.xaxis, names, rotation=90)
     _name_ticks(axes.yaxis, names)
     axes.set_xlabel(x)
@@ -366,10 +392,13 @@ def _name_both_axes(axes: Axes, names: Sequence[str], x: str, y: str) -> None:
 
 
 def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]], kind: str) -> None:
-    """Draw the standard deviations of one kind of tensor, ``weight`` or ``bias``, over the blocks, (depth,) each."""
+    """Draw the standard deviation over the blocks of each tensor of one kind, ``weight`` or ``bias``.
+
+    ``deviations`` has the values of all blocks, None for a block without the tensor, by the tensor's name.
+    """
     names = [name for name in deviations if ("bias" in name) == (kind == "bias")]
     for number, name in enumerate(names):
-        # More kinds of tensors than colours: the line style changes after each round of colours.
+        # There may be more tensors than colours: the line style changes after each round of colours.
         colour = COLOURS[number % len(COLOURS)]
         line = ("o-", "o--", "o:")[number // len(COLOURS) % 3]
         values = np.array(deviations[name], float)
@@ -390,27 +419,29 @@ def plot_deviations(path: Path, deviations: Mapping[str, Sequence[float | None]]
 def draw_map(
     axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str], top: float
 ) -> None:
-    """Draw an attention map (tokens, tokens) with the names of its tokens and lines at some diagonals.
+    """Draw an attention map (queries, keys) with the names of its tokens and lines at some diagonals.
 
     ``diagonals`` has the name of each string of a bit task, by how many tokens before a readout token the string
-    has the bit that the token asks for.
+    has the bit that the token asks for. ``top`` is the value at the top of the colour scale.
     """
     image = axes.imshow(values, cmap="magma", vmin=0, vmax=top)
     axes.figure.colorbar(image, ax=axes, shrink=0.8, extend="max")
     _name_both_axes(axes, labels, "attends to token", "token")
-    # Lines cover the readout tokens, which are the last ones: as many as the shortest distance to a string before them.
-    first_readout = len(values) - min((back for back in diagonals if back), default=0)
-    for number, (back, what) in enumerate(sorted(diagonals.items())):
-        ends = np.array([first_readout - 0.5, len(values) - 0.5])
+    # A line covers the readout tokens, which are the last ones. Their number is the shortest distance to another
+    # string; the distance 0 is that of a token to itself.
+    readout_tokens = min((distance for distance in diagonals if distance > 0), default=0)
+    ends = np.array(
+        [len(values) - readout_tokens - 0.5, len(values) - 0.5]
+    )  # edges of these rows of the image
+    for number, (distance, string_name) in enumerate(sorted(diagonals.items())):
         colour = COLOURS[(number + 2) % len(COLOURS)]
-        axes.plot(
-            ends - back, ends, "--", color=colour, linewidth=1, alpha=0.7, label=f"same bit of {what}"
-        )
+        label = f"same bit of {string_name}"
+        axes.plot(ends - distance, ends, "--", color=colour, linewidth=1, alpha=0.7, label=label)
     if diagonals:
         axes.legend(fontsize=7, loc="upper right", framealpha=0.8)
 
 
 def attention_top(values: np.ndarray) -> float:
-    """Return the top of the colour scale of maps (heads, tokens, tokens): the 97% quantile of their positive values."""
+    """Return the top of the colour scale of maps, of any shape: the 97% quantile of their positive values."""
     # The first tokens of a causal model attend to few tokens, so their large weights would hide all other values.
     return float(np.nanquantile(values[values > 0], 0.97))

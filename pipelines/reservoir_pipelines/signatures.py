@@ -31,9 +31,9 @@ InputError
 
 FIRST_SECTION = re.compile(r"^\w+\n---", re.MULTILINE)
 
-P = ParamSpec("P")
-A = TypeVar("A")
-R = TypeVar("R")
+P = ParamSpec("P")  # the parameters of the dataclass's constructor
+A = TypeVar("A")  # the dataclass
+R = TypeVar("R")  # what the function returns
 
 
 def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P, R]]:
@@ -46,14 +46,16 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P,
     kind = cast(type[Options], arguments)
 
     def decorate(function: Callable[[A], R]) -> Callable[P, R]:
+        """Return the function with the signature and the docstring that its dataclass gives it."""
         name = function.__name__
         returned = function.__annotations__["return"]
         parameters = {item.name: _parameter(item) for item in parameter_fields(kind)}
         signature = inspect.Signature([*parameters.values()], return_annotation=returned)
-        summary, examples = _divided(function)
+        summary, sections = _summary_and_sections(function)
 
         @wraps(function)
         def call(*values: P.args, **options: P.kwargs) -> R:
+            # The error of the constructor would name the dataclass, which callers do not know.
             for unknown in options.keys() - parameters.keys():
                 raise TypeError(f"{name}() has no keyword {unknown!r}{nearest(unknown, parameters)}")
             try:
@@ -62,7 +64,7 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P,
                 raise TypeError(f"{name}(): {error}") from None
             return function(arguments(*values, **options))
 
-        call.__doc__ = _docstring(summary, kind, returned, examples)
+        call.__doc__ = _docstring(summary, kind, returned, sections)
         vars(call).update(arguments=kind, summary=summary, __signature__=signature)
         return call
 
@@ -71,17 +73,19 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P,
 
 def parameter_fields(kind: type[Options]) -> list[Field[Any]]:
     """Return the fields in the order of the signature: the arguments, the function's own keywords, its options."""
-    own = vars(kind).get("__annotations__", {})
-    return sorted(fields(kind), key=lambda item: (item.kw_only, item.name not in own))
+    own_names = vars(kind).get("__annotations__", {})  # without those of the groups that the class inherits
+    # False sorts before True, and fields with equal keys keep their order.
+    return sorted(fields(kind), key=lambda item: (item.kw_only, item.name not in own_names))
 
 
 def _parameter(item: Field[Any]) -> inspect.Parameter:
+    """Return the parameter of a signature that stands for a field."""
     kind = inspect.Parameter.KEYWORD_ONLY if item.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
     default = inspect.Parameter.empty if item.default is MISSING else item.default
     return inspect.Parameter(item.name, kind, default=default, annotation=str(item.type))
 
 
-def _divided(function: Callable[..., Any]) -> tuple[str, str]:
+def _summary_and_sections(function: Callable[..., Any]) -> tuple[str, str]:
     """Return the docstring of a function before its first section, and its sections."""
     text = inspect.getdoc(function) or ""
     section = FIRST_SECTION.search(text)
@@ -90,20 +94,27 @@ def _divided(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def _docstring(summary: str, kind: type[Options], returned: str, sections: str) -> str:
-    """Return a numpydoc docstring in which each parameter is described."""
-    parts = [summary, "Parameters", "----------", *map(described, parameter_fields(kind)), ""]
+    """Return a numpydoc docstring in which each parameter is described.
+
+    ``returned`` is the type that the function returns, for a section Returns, unless ``sections`` begin with one.
+    """
+    lines = [summary, "Parameters", "----------", *map(described, parameter_fields(kind)), ""]
     if not sections.startswith("Returns\n"):
-        parts += ["Returns", "-------", returned, ""]
-    return "\n".join([*parts, RAISES, sections])
+        lines += ["Returns", "-------", returned, ""]
+    return "\n".join([*lines, RAISES, sections])
 
 
 def described(item: Field[Any]) -> str:
-    """Return the description of a parameter in the form of numpydoc."""
+    """Return the description of a parameter in the form of numpydoc: a line with its type, and its help below."""
     kinds = [KINDS.get(kind, kind) for kind in str(item.type).split(" | ") if kind != "None"]
-    default = ", optional" if item.default is None else f", default={item.default!r}"
+    # An argument without a default says nothing; None stands for a default that is decided later.
     if item.default is MISSING:
         default = ""
-    shown, text = item.metadata["shown"], item.metadata["help"]
-    text += ("" if text.endswith(".") else ".") + (f" Default: {shown}." if shown else "")
-    below = textwrap.fill(text, 108, initial_indent=" " * 4, subsequent_indent=" " * 4)
-    return f"{item.name} : {' or '.join(kinds)}{default}\n{below}"
+    elif item.default is None:
+        default = ", optional"
+    else:
+        default = f", default={item.default!r}"
+    shown_default, text = item.metadata["shown"], item.metadata["help"]
+    text += ("" if text.endswith(".") else ".") + (f" Default: {shown_default}." if shown_default else "")
+    indented = textwrap.fill(text, 108, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    return f"{item.name} : {' or '.join(kinds)}{default}\n{indented}"

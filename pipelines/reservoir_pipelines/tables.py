@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.training.result import Training
     from reservoir_pipelines.untrained import Twin
 
-NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
+METRIC_NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
 MAX_RECALLS = 10  # rows of the table of recalls
 
 
@@ -105,15 +105,15 @@ def print_shown(shown: Shown) -> None:
 
 
 def _aligned(
-    above: Sequence[str], columns: Sequence[TableColumn], rows: Sequence[Sequence[Any]]
+    first_lines: Sequence[str], columns: Sequence[TableColumn], rows: Sequence[Sequence[Any]]
 ) -> list[str]:
-    """Return the lines of a table below ``above``; its headings are left out if all are empty."""
+    """Return ``first_lines`` and below them the lines of a table; headings are left out if all are empty."""
     cells = [[printable(cell) for cell in row] for row in rows]
     names = [printable(column.name) for column in columns]
     widths = [max(map(len, texts_of_column)) for texts_of_column in zip(names, *cells, strict=True)]
-    head = [names, ["-" * width for width in widths]] if any(names) else []
-    lines = [*above]
-    for row in [*head, *cells]:
+    headings = [names, ["-" * width for width in widths]] if any(names) else []
+    lines = [*first_lines]
+    for row in [*headings, *cells]:
         aligned = (
             cell.rjust(width) if column.numeric else cell.ljust(width)
             for cell, width, column in zip(row, widths, columns, strict=True)
@@ -123,17 +123,17 @@ def _aligned(
 
 
 def record_facts(record: Any, *names: str) -> Facts:
-    """Return the fields of a record, or some of them, as facts; fields without a text are left out."""
+    """Return fields of a record as facts: those with these names, or all; fields without a text are left out."""
     values = record if isinstance(record, Mapping) else vars(record)
-    shown = {name: value_text(values[name], name) for name in names or values}
-    return Facts([(name.replace("_", " "), text) for name, text in shown.items() if text])
+    text_by_name = {name: value_text(values[name], name) for name in names or values}
+    return Facts([(name.replace("_", " "), text) for name, text in text_by_name.items() if text])
 
 
 def record_table(records: Sequence[Any], *names: str) -> ResultTable:
-    """Return a table with one record per row, and some of the fields as columns."""
+    """Return a table with one record per row, and the fields of these names as columns."""
     rows = [record if isinstance(record, Mapping) else vars(record) for record in records]
     columns = [
-        TableColumn(name.replace("_", " "), all(isinstance(row[name], int | float) for row in rows))
+        TableColumn(name.replace("_", " "), numeric=all(isinstance(row[name], int | float) for row in rows))
         for name in names
     ]
     return ResultTable(columns, [[value_text(row[name], name) for name in names] for row in rows])
@@ -143,15 +143,17 @@ def record_table(records: Sequence[Any], *names: str) -> ResultTable:
 class FitScores:
     """The scores of a fit, from the fit itself or from the summary that it saved."""
 
-    title: str
-    best: Result
+    title: str  # of the table of readouts
+    best: Result  # of the readout that was saved
     reservoir: Result  # the best readout of the reservoir: ``best``, unless a baseline was chosen
     baselines: Sequence[Result]
-    evaluation: Evaluation
-    against: Sequence[str]  # a sentence for each baseline
-    layer_scores: Sequence[LayerScore]
-    curve: Sequence[CurvePoint]
-    operating_points: Sequence[OperatingPoint] = ()
+    evaluation: Evaluation  # of ``best`` on the test rows
+    against: Sequence[str]  # a sentence about each comparison with a baseline
+    layer_scores: Sequence[LayerScore]  # of the best column of each layer; empty for fewer than two layers
+    curve: Sequence[CurvePoint]  # learning curve; empty if it was not asked for
+    operating_points: Sequence[
+        OperatingPoint
+    ] = ()  # thresholds for given rates of false positives; often none
 
     @classmethod
     def of(cls, fit: Fit, against: Sequence[Against]) -> FitScores:
@@ -178,9 +180,8 @@ class FitScores:
         return cls(
             title=title,
             best=Result.from_dict(values["best"]),
-            reservoir=Result.from_dict(
-                values.get("reservoir", values["best"])
-            ),  # older fits have only the best
+            # The summaries of older fits have only the best result.
+            reservoir=Result.from_dict(values.get("reservoir", values["best"])),
             baselines=[Result.from_dict(stored) for stored in values["baselines"]],
             evaluation=Evaluation.from_dict(values["evaluation"]),
             against=[stored["sentence"] for stored in values.get("against", ())],
@@ -193,25 +194,27 @@ class FitScores:
 
     def tables(self) -> list[ResultTable | Lines | Facts]:
         """Return all tables, in the order in which they are read."""
-        shown: list[ResultTable | Lines | Facts] = [self.readouts()]
+        tables: list[ResultTable | Lines | Facts] = [self.readouts()]
         if self.against:
-            shown.append(Lines(self.against))
+            tables.append(Lines(self.against))
         if self.layer_scores:
-            shown.append(layer_table(self.layer_scores, self.evaluation.groups))
-        shown += evaluation_tables(self.evaluation, self.best.metric)
+            tables.append(layer_table(self.layer_scores, self.evaluation.groups))
+        tables += evaluation_tables(self.evaluation, self.best.metric)
         if self.operating_points:
-            shown.append(operating_table(self.operating_points, self.evaluation))
+            tables.append(operating_table(self.operating_points, self.evaluation))
         if self.curve:
-            shown.append(curve_table(self.best, self.curve))
-        return shown
+            tables.append(curve_table(self.best, self.curve))
+        return tables
 
     def readouts(self) -> ResultTable:
         """Return the best readout, that of the reservoir if it is another, and that of each baseline, with scores."""
-        named = [("best", self.best)]
-        named += [("reservoir", self.reservoir)] if self.reservoir != self.best else []
-        named += [("baseline", result) for result in self.baselines]
-        table = readout_table([readout_row(*row) for row in named], self.evaluation, self.title)
-        return with_probing(table, [result for _, result in named])
+        named_results = [("best", self.best)]
+        if self.reservoir != self.best:
+            named_results.append(("reservoir", self.reservoir))
+        named_results += [("baseline", result) for result in self.baselines]
+        rows = [readout_row(name, result) for name, result in named_results]
+        table = readout_table(rows, self.evaluation, self.title)
+        return with_probing(table, [result for _, result in named_results])
 
 
 def readout_table(rows: Sequence[Sequence[str]], evaluation: Evaluation, title: str = "") -> ResultTable:
@@ -242,29 +245,31 @@ def readout_row(name: str, result: Result) -> tuple[str, ...]:
 
 
 def with_probing(table: ResultTable, results: Sequence[Result]) -> ResultTable:
-    """Return a table of results with their control tasks and code lengths, if they have any."""
+    """Return a table, whose rows are these results, with columns for control tasks and for code lengths, if any.
+
+    A cell is empty if its result has no such number.
+    """
     columns: list[TableColumn] = []
-    cells: list[list[str]] = [[] for _ in results]
+    new_cells: list[list[str]] = [[] for _ in results]
     if any(result.control_score is not None for result in results):
         columns += numbers("control", "selectivity")
-        for of_result, result in zip(cells, results, strict=True):
+        for cells, result in zip(new_cells, results, strict=True):
             selectivity = result.selectivity
-            of_result.append(score_text(result.control_score, result.metric))
-            of_result.append("" if selectivity is None else signed_difference(selectivity, result.metric))
+            cells.append(score_text(result.control_score, result.metric))
+            cells.append("" if selectivity is None else signed_difference(selectivity, result.metric))
     if any(result.description_bits is not None for result in results):
         columns += numbers("bits", "compression")
-        for of_result, result in zip(cells, results, strict=True):
-            of_result.append(f"{result.description_bits:,.0f}" if result.description_bits else "")
-            of_result.append(f"{result.compression:.2f}" if result.compression else "")
-    rows = [(*row, *more) for row, more in zip(table.rows, cells, strict=True)]
+        for cells, result in zip(new_cells, results, strict=True):
+            cells.append(f"{result.description_bits:,.0f}" if result.description_bits else "")
+            cells.append(f"{result.compression:.2f}" if result.compression else "")
+    rows = [(*row, *cells) for row, cells in zip(table.rows, new_cells, strict=True)]
     return replace(table, columns=(*table.columns, *columns), rows=rows)
 
 
 def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
     """Return the table of the best column of each layer; ``groups`` is the number of groups of test rows, or 0."""
     metric = scores[0].result.metric
-    # Paired differences count every row once, also if balanced accuracy has chosen the readouts.
-    compared = "R²" if metric == "R²" else "accuracy"
+    compared_metric = _metric_of_differences(metric)
     columns = (
         *texts("layer", "column"),
         *numbers("valid"),
@@ -277,26 +282,37 @@ def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
     for score in scores:
         result = score.result
         valid = score_text(result.valid_score, metric)
+        valid_interval = interval_text(score.valid_interval, metric)
         test = score_text(result.test_score, metric)
+        # Three cells: the difference, its interval and its p-value.
         difference = ("best layer", "", "")
         if score.difference is not None:
-            ends = difference_ends(score.difference_interval, compared)
+            ends = difference_ends(score.difference_interval, compared_metric)
             # Few rows or groups cannot show a difference, and have no p-value.
             p_value = "" if score.p_value is None else f"{score.p_value:.2g}"
-            difference = (signed_difference(score.difference, compared), ends, p_value)
-        spread = interval_text(score.valid_interval, metric)
-        rows.append((score.layer, result.title, valid, spread, test, *difference))
-    unit = " in points" if is_share(compared) else ""
-    what = f"{compared}{unit} minus that of the best layer, on the same test rows{over_groups(groups)}"
-    table = ResultTable(columns, rows, f"the best column of each layer; difference: {what}")
+            difference = (signed_difference(score.difference, compared_metric), ends, p_value)
+        rows.append((score.layer, result.title, valid, valid_interval, test, *difference))
+    unit = " in points" if is_share(compared_metric) else ""
+    explanation = (
+        f"{compared_metric}{unit} minus that of the best layer, on the same test rows{over_groups(groups)}"
+    )
+    table = ResultTable(columns, rows, f"the best column of each layer; difference: {explanation}")
     return with_probing(table, [score.result for score in scores])
+
+
+def _metric_of_differences(metric: str) -> str:
+    """Return the metric in which readouts chosen by ``metric`` are compared row by row: R² or accuracy."""
+    # Paired differences count every row once, also if balanced accuracy has chosen the readouts.
+    return "R²" if metric == "R²" else "accuracy"
 
 
 def operating_table(points: Sequence[OperatingPoint], evaluation: Evaluation) -> ResultTable:
     """Return the thresholds of the probability of the second class, and their scores on test."""
-    name = evaluation.classes[1]
+    negative_class, positive_class = evaluation.classes[0], evaluation.classes[1]
     columns = (
-        *numbers("false positives, target", f"probability of {name} above", "false positives on test"),
+        *numbers(
+            "false positives, target", f"probability of {positive_class} above", "false positives on test"
+        ),
         *texts("95% interval"),
         *numbers("recall on test"),
         *texts("95% interval"),
@@ -313,14 +329,16 @@ def operating_table(points: Sequence[OperatingPoint], evaluation: Evaluation) ->
         for point in points
     ]
     negatives = count_text(points[0].negatives, "held-out row")
-    return ResultTable(columns, rows, f"thresholds set on {negatives} of {evaluation.classes[0]}")
+    return ResultTable(columns, rows, f"thresholds set on {negatives} of {negative_class}")
 
 
 def twin_table(twin: Twin) -> ResultTable:
-    """Return the test scores of each layer of a trained and an untrained model, and their paired differences."""
+    """Return the test scores of each layer of a trained and an untrained model, and their paired differences.
+
+    The last row has the readouts that validation chose among all layers.
+    """
     metric = twin.chosen.trained.metric
-    # Paired differences count every row once, also if balanced accuracy has chosen the readouts.
-    compared = "R²" if metric == "R²" else "accuracy"
+    compared_metric = _metric_of_differences(metric)
     columns = (
         *texts("layer"),
         *numbers("trained", "untrained", "trained - untrained"),
@@ -330,25 +348,26 @@ def twin_table(twin: Twin) -> ResultTable:
     )
     rows = []
     for contrast in (*twin.layers, twin.chosen):
-        training, to_raw = contrast.trained_minus_untrained, contrast.trained_minus_raw
+        to_untrained = contrast.trained_minus_untrained
+        to_raw = contrast.trained_minus_raw  # None without a readout of the raw input
         rows.append(
             (
                 contrast.layer or "chosen",
                 score_text(contrast.trained.test_score, metric),
                 score_text(contrast.untrained.test_score, metric),
-                signed_difference(training.value, compared),
-                difference_ends(training.interval, compared),
-                "" if training.p_value is None else f"{training.p_value:.2g}",
-                signed_difference(to_raw.value, compared) if to_raw else "",
-                difference_ends(to_raw.interval if to_raw else None, compared),
+                signed_difference(to_untrained.value, compared_metric),
+                difference_ends(to_untrained.interval, compared_metric),
+                "" if to_untrained.p_value is None else f"{to_untrained.p_value:.2g}",
+                signed_difference(to_raw.value, compared_metric) if to_raw else "",
+                difference_ends(to_raw.interval if to_raw else None, compared_metric),
             )
         )
-    name = metric.replace("_", " ")
-    raw = f"; raw: {score_text(twin.raw.test_score, metric)} by {twin.raw.title}" if twin.raw else ""
-    unit = "differences in points" if is_share(compared) else "differences"
-    groups = over_groups(twin.against[0].groups)
+    metric_name = metric.replace("_", " ")
     rows_text = count_text(twin.against[0].rows, "test row")
-    return ResultTable(columns, rows, f"{name} on {rows_text}{raw}; {unit}, paired{groups}")
+    raw = f"; raw: {score_text(twin.raw.test_score, metric)} by {twin.raw.title}" if twin.raw else ""
+    unit = "differences in points" if is_share(compared_metric) else "differences"
+    groups = over_groups(twin.against[0].groups)
+    return ResultTable(columns, rows, f"{metric_name} on {rows_text}{raw}; {unit}, paired{groups}")
 
 
 def difference_ends(interval: Sequence[float] | None, metric: str) -> str:
@@ -374,29 +393,35 @@ def curve_table(best: Result, curve: Sequence[CurvePoint]) -> ResultTable:
 
 def evaluation_facts(evaluation: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
     """Return the names and values of the scores on test, the metric ``first`` before all others."""
-    ordered = sorted(evaluation.scores.items(), key=lambda item: item[0] != first)
+    # The sort is stable, so that the others keep their order.
+    ordered = sorted(evaluation.scores.items(), key=lambda name_and_score: name_and_score[0] != first)
     facts = []
     for name, value in ordered:
+        # Scores of classes are shares, but for the area under the curve; those of a regression have other units.
         is_percentage = evaluation.classes and name != "auc"
         text = percent(value) if is_percentage else f"{value:.4g}"
-        facts.append((NAMES.get(name, name.replace("_", " ")), text))
+        facts.append((METRIC_NAMES.get(name, name.replace("_", " ")), text))
     return facts
 
 
 def evaluation_tables(evaluation: Evaluation, first: str = "accuracy") -> list[ResultTable]:
-    """Return the scores on test, and the classes with the lowest recall."""
+    """Return the scores on test, the metric ``first`` before all others, and the classes with the lowest recall.
+
+    A regression has no classes, and its first table has the number of rows.
+    """
     rows = [] if evaluation.classes else [("rows", f"{evaluation.rows:,}")]
     tables = [ResultTable(texts("on test", ""), [*rows, *evaluation_facts(evaluation, first)])]
-    if worst := sorted(evaluation.recall.items(), key=lambda item: item[1])[:MAX_RECALLS]:
-        some_left_out = len(worst) < len(evaluation.recall)
-        title = f"the {len(worst)} classes with the lowest recall" if some_left_out else ""
+    worst = sorted(evaluation.recall.items(), key=lambda item: item[1])[:MAX_RECALLS]
+    if worst:
+        has_more_classes = len(worst) < len(evaluation.recall)
+        title = f"the {len(worst)} classes with the lowest recall" if has_more_classes else ""
         recalls = [(name, percent(recall)) for name, recall in worst]
         tables.append(ResultTable((*texts("class"), *numbers("recall")), recalls, title))
     return tables
 
 
 def training_facts(run: Training) -> Facts:
-    """Return the facts of a training run."""
+    """Return the facts of a training run; `record_facts` leaves out those that are None."""
     facts: dict[str, Any] = {
         "run": run.run,
         "trained": trained_text(run.groups, run.trained),
@@ -407,23 +432,26 @@ def training_facts(run: Training) -> Facts:
         facts[name] = getattr(run, name)
     for name in ("train_score", "valid_score", "test_score", "test_score_of_all"):
         score = getattr(run, name)
-        repeated = name == "test_score_of_all" and score == run.test_score
-        if score is not None and not repeated:
+        # The score with left-out rows counted as wrong is the test score itself if no row was left out.
+        is_repetition = name == "test_score_of_all" and score == run.test_score
+        if score is not None and not is_repetition:
             facts[name] = score_text(score, run.metric)
     facts["baseline"] = f"{score_text(run.floor, run.metric)}, by a constant or by copying the input"
     return record_facts(facts)
 
 
 def training_tables(run: Training) -> list[ResultTable]:
-    """Return the runs of a sweep, and the scores on test."""
+    """Return the runs of a sweep, if it is one, and the scores on test, if the run has been scored."""
     tables = []
     if run.trials:
-        values = [name for name in run.trials[0] if name in RECIPE]
+        swept_options = [name for name in run.trials[0] if name in RECIPE]
         rows = [
             trial | {"valid_score": score_text(trial["valid_score"], run.metric)} for trial in run.trials
         ]
-        tables.append(record_table(rows, *values, "valid_score", "run"))
-    return tables + (evaluation_tables(run.evaluation) if run.evaluation else [])
+        tables.append(record_table(rows, *swept_options, "valid_score", "run"))
+    if run.evaluation:
+        tables += evaluation_tables(run.evaluation)
+    return tables
 
 
 def trained_text(groups: Sequence[str], parameters: int) -> str:

@@ -125,6 +125,7 @@ class Twin(Record):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], folder: Path) -> "Twin":
         """Build the result that an earlier call saved in a folder, from the values of `to_dict`."""
+        # The sentence is made of the other values.
         against = [
             {name: value for name, value in stored.items() if name != "sentence"}
             for stored in values["against"]
@@ -149,20 +150,20 @@ def twin(task: str, extraction: ExtractOptions, options: FitOptions, place: Devi
     trained = extract(task, extraction)
     untrained = _extract_untrained(task, trained, extraction)
     entries = trained.store.entry, untrained.store.entry
-    # The entries may have further columns, of other calls.
+    # The entries may have further columns, of other calls; those of both are compared.
     columns = tuple(Column.parse(name) for name in trained.columns if name in untrained.columns)
     key = _key(entries, columns, options)
     folder = Path(options.out) if options.out else _default_folder(entries[0], key)
-    if saved := _saved(folder, key):
-        notify(f"compared already; the result is in {saved.saved}")
-        return saved
+    if earlier_result := _read_saved(folder, key):
+        notify(f"compared already; the result is in {earlier_result.saved}")
+        return earlier_result
 
-    def scored(extracted: Extraction, name: str) -> ScoredFit:
+    def fit_columns(extracted: Extraction, name: str) -> ScoredFit:
         data = replace(FitData.open_entries(extracted), only=columns)
         notify(f"fitting readouts of the {name} model")  # so that the lines of both fits can be told apart
         return fit_and_score(data, replace(options, out=folder / name), place, every_column=True)
 
-    result = _compare(scored(trained, "trained"), scored(untrained, "untrained"), folder)
+    result = _compare(fit_columns(trained, "trained"), fit_columns(untrained, "untrained"), folder)
     result = replace(result, seconds=round(time.monotonic() - started, 3))
     write_checked(result.saved, {**result.to_dict(), "key": key})
     _plot(result, f"{entries[0].spec.task_name}, {entries[0].path.name}")
@@ -179,18 +180,19 @@ def _extract_untrained(task: str, trained: Extraction, options: ExtractOptions) 
         )
     # The defaults that the trained model got hold for both, even where they depend on the weights.
     settings = without_where(entry.made_with["call"]["settings"])
-    # An earlier call may have created the entry, with other columns than those of this one.
+    # An earlier call may have created the entry, with other columns than those of this one. The layers and poolings
+    # of all columns are extracted in all combinations, of which `twin` compares those of both models.
     columns = [Column.parse(name) for name in trained.columns]
     settings["layers"] = ",".join(dict.fromkeys(column.layer for column in columns))
     settings["pool"] = ",".join(dict.fromkeys(column.pooling for column in columns))
-    places = {name: getattr(options, name) for name in ("cache", "data", "device")}
+    place_settings = {name: getattr(options, name) for name in ("cache", "data", "device")}
     # The trained model stays the last one that was extracted, which `fit` takes for the name of the task.
     with untracked():
-        return extract(task, ExtractOptions(**{**settings, **places, "init": UNTRAINED}))
+        return extract(task, ExtractOptions(**{**settings, **place_settings, "init": UNTRAINED}))
 
 
 def _key(entries: tuple[Entry, Entry], columns: Columns, options: FitOptions) -> str:
-    """Return the digest of all that decides the result."""
+    """Return the digest of all that decides the result: entries, columns, options of the fit, and this version."""
     settings = {name: value for name, value in vars(options).items() if name != "out"}
     content = [
         *(entry.key for entry in entries),
@@ -202,11 +204,12 @@ def _key(entries: tuple[Entry, Entry], columns: Columns, options: FitOptions) ->
 
 
 def _default_folder(entry: Entry, key: str) -> Path:
-    """Return the folder of the result below the cache's ``readouts``."""
-    return entry.path.resolve().parents[2] / "readouts" / entry.spec.task_name / f"twin-{key[:16]}"
+    """Return the folder of the result below the ``readouts`` of the cache that has the entry."""
+    cache = entry.path.resolve().parents[2]  # an entry is CACHE/features/TASK/ENTRY
+    return cache / "readouts" / entry.spec.task_name / f"twin-{key[:16]}"
 
 
-def _saved(folder: Path, key: str) -> Twin | None:
+def _read_saved(folder: Path, key: str) -> Twin | None:
     """Return the result that an earlier call with the same key saved in a folder; None if there is none."""
     if not (folder / SUMMARY).is_file():
         return None
@@ -218,12 +221,15 @@ def _saved(folder: Path, key: str) -> Twin | None:
 
 
 def _compare(trained: ScoredFit, untrained: ScoredFit, folder: Path) -> Twin:
-    """Return the scores of two fits of the same rows with their differences."""
+    """Return the scores of two fits of the same rows with their differences; its time is set by the caller."""
+    # The baselines of the untrained fit read the same raw input, and are not needed.
     raw = max(trained.finals.baselines, key=lambda final: final.result.sort_key, default=None)
 
-    def contrast(layer: str | None, ours: FinalReadout, twin_of_ours: FinalReadout) -> Contrast:
+    def contrast(
+        layer: str | None, trained_readout: FinalReadout, untrained_readout: FinalReadout
+    ) -> Contrast:
         """Return the scores of two readouts, of a layer or the chosen ones, and their differences on test rows."""
-        of_trained, of_untrained = trained.scores[ours], untrained.scores[twin_of_ours]
+        of_trained, of_untrained = trained.scores[trained_readout], untrained.scores[untrained_readout]
         of_raw = trained.scores[raw] if raw else None
         task = trained.task
         return Contrast(
@@ -235,12 +241,12 @@ def _compare(trained: ScoredFit, untrained: ScoredFit, folder: Path) -> Twin:
             untrained_minus_raw=of_raw and difference_on_test(of_untrained, of_raw, task),
         )
 
-    # The chosen readout against that of the untrained model, and against the best baseline.
-    untrained_layers = {layer.name: layer.final for layer in untrained.finals.layers}
+    # What the test rows show of the chosen readout against that of the untrained model, and against the best baseline.
     best = trained.scores[trained.finals.best]
     against = [compared_with(untrained.scores[untrained.finals.best], best, "the untrained model")]
     if raw:
         against.append(compared_with(trained.scores[raw], best, raw.result.name))
+    untrained_layers = {layer.name: layer.final for layer in untrained.finals.layers}
     return Twin(
         trained=trained.fit.entry,
         untrained=untrained.fit.entry,
@@ -261,12 +267,14 @@ def _compare(trained: ScoredFit, untrained: ScoredFit, folder: Path) -> Twin:
 
 def _plot(result: Twin, title: str) -> None:
     """Draw the test scores of each layer, or of the chosen readouts if there are no layers to compare."""
-    shown = result.layers or (result.chosen,)
+    contrasts = result.layers or (result.chosen,)
+    # Of each model the test score and the ends of its interval, (layers, 3).
     models: dict[str, np.ndarray] = {}
     for name in ("trained", "untrained"):
-        of_model: list[Result] = [getattr(contrast, name) for contrast in shown]
-        values = [(of_layer.test_score, *(of_layer.test_interval or (None, None))) for of_layer in of_model]
-        models[name] = np.array(values, np.float64)  # None becomes NaN, which is not drawn
-    names = [contrast.layer or "chosen" for contrast in shown]
+        results: list[Result] = [getattr(contrast, name) for contrast in contrasts]
+        no_interval = (None, None)
+        rows = [(scored.test_score, *(scored.test_interval or no_interval)) for scored in results]
+        models[name] = np.array(rows, np.float64)  # None becomes NaN, which is not drawn
+    names = [contrast.layer or "chosen" for contrast in contrasts]
     raw = result.raw.test_score if result.raw else None
     plot(result.plot, (6, 4.2), title, draw_twin, names, models, raw, result.chosen.trained.metric)

@@ -17,11 +17,12 @@ def weight_stamps(settings: Reservoir) -> dict[str, list[int]]:
     """
     from reservoir.backbones.stored import WEIGHTS  # imports torch, which reading an entry does not need
 
-    place = Path(settings.backbone)
-    if settings.init not in ("pretrained", "statistics"):
+    if settings.init not in ("pretrained", "statistics"):  # the others draw all weights
         return {}
+    # A backbone is a folder, a file, or the name of a published model, which is no file.
+    path = Path(settings.backbone)
     patterns = ("config.json", "*.gguf", *WEIGHTS)
-    files = [file for pattern in patterns for file in place.glob(pattern)] if place.is_dir() else [place]
+    files = [file for pattern in patterns for file in path.glob(pattern)] if path.is_dir() else [path]
     stats = {file.name: file.stat() for file in sorted(files) if file.is_file()}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
@@ -32,20 +33,21 @@ def caution_if_changed(entry: Entry, task: Task) -> None:
     The model is loaded, and its SHA-256 compared, only if the stamps of its files differ. Entries of older
     versions have no stamps.
     """
-    before = entry.made_with.get("weight_files")
-    if not isinstance(before, dict) or not before:
+    stamps_of_entry = entry.made_with.get("weight_files")
+    if not isinstance(stamps_of_entry, dict) or not stamps_of_entry:
         return
     settings = Reservoir(**entry.made_with["reservoir"])
-    now = weight_stamps(settings)
-    if not now or now == before:  # the folder was removed, or is the same
+    stamps = weight_stamps(settings)
+    if not stamps or stamps == stamps_of_entry:  # the folder was removed, or is the same
         return
+    # Files of other times may have the same contents, for example after a new download.
     from reservoir.loaded_model import load_model
 
     problem = "have changed since"
     try:
         model = load_model(task, settings, "cpu", "float32", stream="auto")
-        inputs = entry.spec.input.digests
-        if model.digest == entry.spec.backbone.digest and dict(model.input_digests) == inputs:
+        has_same_weights = model.digest == entry.spec.backbone.digest
+        if has_same_weights and dict(model.input_digests) == entry.spec.input.digests:
             return
     except InputError as error:
         problem = f"can no longer be read ({first_line(error)}), but could when"

@@ -60,23 +60,24 @@ def _in_processes(
     from dask.callbacks import Callback
     from dask.delayed import delayed
 
-    def keep(number: int, result: Any) -> None:
+    def add(number: int, result: Any) -> None:
         results[number] = result
         on_result(result)
 
     # The time of the first piece, which this process computes, tells whether processes are worth their start.
     started = time.perf_counter()
-    keep(0, work(*tasks[0]))
+    add(0, work(*tasks[0]))
     seconds_of_others = (time.perf_counter() - started) * (len(tasks) - 1)
     if seconds_of_others < PAYS_OFF:
         return
 
     # dask names each task by a key, here "piece-" and the number, and passes it on with the result.
     def after_task(key: str, result: Any, *_: Any) -> None:
-        keep(int(key.removeprefix("piece-")), result)
+        add(int(key.removeprefix("piece-")), result)
 
-    others = list(enumerate(tasks))[1:]
-    graph = [delayed(work)(*task, dask_key_name=f"piece-{number}") for number, task in others]
+    other_tasks = list(enumerate(tasks))[1:]
+    graph = [delayed(work)(*task, dask_key_name=f"piece-{number}") for number, task in other_tasks]
+    # Pieces are sent one at a time, so that no process has several left while others have none.
     settings: dict[str, Any] = {"scheduler": "processes", "initializer": end_with_parent, "chunksize": 1}
     try:
         with child_environment(), Callback(posttask=after_task):
@@ -86,24 +87,26 @@ def _in_processes(
 
 
 @contextmanager
-def child_environment(**more: str) -> Iterator[None]:
-    """Set environment variables for the processes that are started within the context."""
+def child_environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for the processes that are started within the context, and ``PYTHONSAFEPATH``."""
     # PYTHONSAFEPATH keeps the current folder, where downloads may include a multiprocessing.py, off their import path.
-    variables = {"PYTHONSAFEPATH": "1", **more}
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ.update(variables)
+    new_values = {"PYTHONSAFEPATH": "1", **variables}
+    old_values = {name: os.environ[name] for name in new_values if name in os.environ}
+    os.environ.update(new_values)
     try:
         yield
     finally:
-        for name in variables:
+        for name in new_values:
             os.environ.pop(name, None)
-        os.environ.update(before)
+        os.environ.update(old_values)
 
 
 def run_processes(work: Callable[..., Any], arguments: Sequence[tuple]) -> None:
     """Call ``work(*a)`` for each tuple of arguments in a separate process, and wait until all have ended."""
-    # By default the processes share the cores.
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // len(arguments)))
+    # The processes share the cores, unless the user has set the number of threads of each.
+    cores_for_each = max(1, (os.cpu_count() or 1) // len(arguments))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(cores_for_each)
+    # A forked process could hang if this process has other threads, and could not use a GPU that this process uses.
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=_work_until_parent_ends, args=(work, values)) for values in arguments
@@ -116,18 +119,19 @@ def run_processes(work: Callable[..., Any], arguments: Sequence[tuple]) -> None:
 
 
 def _work_until_parent_ends(work: Callable[..., Any], arguments: tuple) -> None:
+    """Call ``work(*arguments)`` in a process that ends as soon as its parent has ended."""
     end_with_parent()
     work(*arguments)
 
 
 def end_with_parent() -> None:
-    """End this process as soon as its parent has ended, even if the parent was killed."""
+    """Start a thread that ends this process as soon as its parent has ended, even if the parent was killed."""
     parent = multiprocessing.parent_process()
-    assert parent
+    assert parent  # this is a child process
 
     def watch() -> None:
         parent.join()
-        os._exit(1)
+        os._exit(1)  # at once, without waiting for the thread that works
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -39,22 +39,27 @@ class CNNConfig(Config):
 
 
 class Block(nn.Module):
-    """One block."""
+    """One block: a causal convolution of the normalised hidden states, added to them."""
 
     def __init__(self, width: int, kernel: int, dilation: int) -> None:
         super().__init__()
-        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.0)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(0.0)  # `set_dropout` sets its rate for training
         self.convolution = nn.Conv1d(width, width, kernel, dilation=dilation, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden states (batch, tokens, width) to those of the next layer."""
-        reach = (self.convolution.kernel_size[0] - 1) * self.convolution.dilation[0]
-        padded = nn.functional.pad(self.norm(hidden).transpose(1, 2), (reach, 0))
+        # With zeros before the first token and none after the last, an output sees no later token.
+        tokens_before = (self.convolution.kernel_size[0] - 1) * self.convolution.dilation[0]
+        channels_first = self.norm(hidden).transpose(1, 2)  # (batch, width, tokens), as convolutions need
+        padded = nn.functional.pad(channels_first, (tokens_before, 0))
         return hidden + self.dropout(nn.functional.gelu(self.convolution(padded).transpose(1, 2)))
 
 
 def _build(config: CNNConfig) -> nn.Module:
-    blocks = (Block(config.width, config.kernel, 2 ** (number % 10)) for number in range(config.depth))
+    """Return the network: its blocks, whose dilations double from 1 to 512 and start again, and a final norm."""
+    dilations = [2 ** (number % 10) for number in range(config.depth)]
+    blocks = (Block(config.width, config.kernel, dilation) for dilation in dilations)
     return nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks), norm=nn.LayerNorm(config.width)))
 
 

@@ -17,8 +17,8 @@ def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
         return None
     width = backbone.width
     counts = trained_counts(backbone, task)
-    counts["output"] -= task.outputs * max(task.classes, 1)
-    counts["layernorm"] = 4 * width * backbone.depth
+    counts["output"] -= task.outputs * max(task.classes, 1)  # a bias for each class, or for each target
+    counts["layernorm"] = 4 * width * backbone.depth  # two norms in each block, each with a gain and a bias
     if task.name == "cifar10":  # counted with 16 values per token, not the 48 of a patch
         counts["input"] = (16 + 1) * width
     return counts

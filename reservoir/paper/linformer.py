@@ -28,8 +28,8 @@ class LinformerConfig(Config):
     width: int = 768
     heads: int = 8
     tokens: int = 1024  # length of the longest sequence
-    rank: int = 256  # number of mixtures
-    initializer_range: float = 0.02
+    rank: int = 256  # number of mixtures that each token attends to
+    initializer_range: float = 0.02  # standard deviation of the first weights, except those of E and F
     model_type: str = "linformer"
 
     def __post_init__(self) -> None:
@@ -46,24 +46,37 @@ class Attention(gpt2.Attention):
     """Multi-head attention to mixtures of the tokens."""
 
     def __init__(self, config: LinformerConfig) -> None:
+        # The projections, the number of heads and the dropouts are those of GPT-2's attention (in its block 0).
         super().__init__(gpt2.GPT2Config(n_embd=config.width, n_head=config.heads), 0)
-        self.E, self.F = (nn.Parameter(torch.zeros(config.rank, config.tokens)) for _ in range(2))
+        self.E = nn.Parameter(torch.zeros(config.rank, config.tokens))
+        self.F = nn.Parameter(torch.zeros(config.rank, config.tokens))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """Map (batch, tokens, width) to the same shape; the mask (batch, tokens) is 1 at real tokens."""
+        """Map (batch, tokens, width) to the same shape; the mask (batch, tokens) is 1 at real tokens.
+
+        The second value, None, stands where GPT-2's attention returns its weights.
+        """
+        tokens = x.shape[1]
         query, key, value = self.c_attn(x).chunk(3, -1)
         if mask is not None:  # padding must not be in the mixtures
             key, value = key * mask[..., None], value * mask[..., None]
         # The mixtures E K of the keys and F V of the values are (batch, rank, width).
-        parts = query, self.E[:, : x.shape[1]] @ key, self.F[:, : x.shape[1]] @ value
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        mixed_keys, mixed_values = self.E[:, :tokens] @ key, self.F[:, :tokens] @ value
+        # Attention of each head: (batch, heads, tokens or rank, width / heads).
+        query, mixed_keys, mixed_values = (
+            states.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for states in (query, mixed_keys, mixed_values)
+        )
         rate = self.attn_dropout.p if self.training else 0.0
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=rate)
-        return self.resid_dropout(self.c_proj(mixed.transpose(1, 2).flatten(2))), None
+        attended = nn.functional.scaled_dot_product_attention(
+            query, mixed_keys, mixed_values, dropout_p=rate
+        )
+        # The heads side by side again.
+        return self.resid_dropout(self.c_proj(attended.transpose(1, 2).flatten(2))), None
 
 
 class Block(nn.Module):
-    """One block."""
+    """One pre-norm block: attention to mixtures, then GPT-2's feedforward layer, each added to its input."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
@@ -72,7 +85,7 @@ class Block(nn.Module):
         self.mlp = gpt2.Feedforward(gpt2.GPT2Config(n_embd=config.width))
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """Map hidden states (batch, tokens, width) to those of the next layer."""
+        """Map hidden states (batch, tokens, width) to those of the next layer; the mask is 1 at real tokens."""
         hidden = hidden + self.attn(self.ln_1(hidden), mask)[0]
         return hidden + self.mlp(self.ln_2(hidden))
 
@@ -88,7 +101,7 @@ class Linformer(nn.Module):
         self.ln_f = nn.LayerNorm(config.width)
 
     def forward(self, embeds: Tensor, mask: Tensor | None) -> Tensor:
-        """Map (batch, tokens, width) to the hidden states after the last norm."""
+        """Map embeddings (batch, tokens, width) to the hidden states after the last norm, of the same shape."""
         hidden = self.drop(embeds + self.wpe.weight[: embeds.shape[1]])
         for block in self.h:
             hidden = block(hidden, mask)
@@ -98,10 +111,12 @@ class Linformer(nn.Module):
 def _draw(
     name: str, shape: tuple[int, ...], config: LinformerConfig, generator: np.random.Generator
 ) -> np.ndarray | None:
+    """Return the first weights of a parameter, or None for one that keeps its value, such as a norm's gain."""
     # As in the authors' theorems. A token's part in the mixtures then has the length of its key or value
     # on average, whatever the rank and the number of tokens.
     if name.endswith((".E", ".F")):
         return generator.standard_normal(shape, dtype=np.float32) * config.rank**-0.5
+    # As in GPT-2, the weights of the 2 x depth outputs that are added to the hidden states are divided by this root.
     divisor = math.sqrt(2 * config.depth) if "c_proj" in name else 1.0
     return draw_normal(name, shape, config, generator, divisor)
 

@@ -48,7 +48,12 @@ class LSTMConfig(Config):
 
 
 class UnbiasedNorm(nn.LayerNorm):
-    """A layer norm that divides by the unbiased standard deviation."""
+    """A layer norm that divides by the unbiased standard deviation.
+
+    The unbiased variance is the biased one, v, divided by the share s = (size - 1) / size, and
+    1 / sqrt(v / s + 1e-6) = sqrt(s) / sqrt(v + 1e-6 s). So torch's layer norm is used, which has a fast kernel, with
+    these two factors.
+    """
 
     def __init__(self, size: int) -> None:
         share = (size - 1) / size
@@ -56,7 +61,7 @@ class UnbiasedNorm(nn.LayerNorm):
         self._scale = math.sqrt(share)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (..., size)."""
+        """Normalise the last axis of (..., size)."""
         return nn.functional.layer_norm(
             input, self.normalized_shape, self.weight * self._scale, self.bias, self.eps
         )
@@ -69,36 +74,47 @@ class LSTMCell(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        # W_x and W_h of the equations for the four gates, with their norms.
         self.input = nn.Linear(width, 4 * width)
         self.hidden = nn.Linear(width, 4 * width)
         self.input_norm, self.hidden_norm = UnbiasedNorm(4 * width), UnbiasedNorm(4 * width)
         self.cell_norm = UnbiasedNorm(width)
-        self.first_hidden, self.first_cell = (nn.Parameter(torch.zeros(width)) for _ in range(2))
+        self.first_hidden = nn.Parameter(torch.zeros(width))
+        self.first_cell = nn.Parameter(torch.zeros(width))
         self.dropout = nn.Dropout(0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, width) to the hidden states (batch, tokens, width)."""
-        # The products with the input, of all tokens at once.
-        drive = self.input_norm(self.input(x))
-        hidden, cell = (start.expand(len(x), -1) for start in (self.first_hidden, self.first_cell))
-        if self.redraws:
-            # In evaluation mode the draw is the same each time, so that scores can be repeated.
-            fixed = None if self.training else torch.Generator(x.device).manual_seed(0)
-            hidden, cell = (
-                torch.randn(2, *hidden.shape, generator=fixed, device=x.device) * hidden.shape[1] ** -0.5
-            )
+        # The products with the input, of all tokens at once: (batch, tokens, 4 width).
+        input_products = self.input_norm(self.input(x))
+        hidden, cell = self._first_states(x)
         # The recurrence, token by token. The gates are one compiled function on a GPU.
-        gated, states = devices.compiled(_gated, x.device), []
-        for at_token in drive.unbind(1):
-            updated, output = gated(at_token + self.hidden_norm(self.hidden(hidden)), cell)
-            cell = self.cell_norm(updated)
-            hidden = self.dropout(output * cell.tanh())
+        gated = devices.compiled(_gated, x.device)
+        states = []
+        for products_of_token in input_products.unbind(1):
+            new_cell, output_gate = gated(products_of_token + self.hidden_norm(self.hidden(hidden)), cell)
+            cell = self.cell_norm(new_cell)
+            hidden = self.dropout(output_gate * cell.tanh())
             states.append(hidden)
         return torch.stack(states, dim=1)
 
+    def _first_states(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the hidden state and the cell before the first token, each (batch, width)."""
+        if not self.redraws:
+            return self.first_hidden.expand(len(x), -1), self.first_cell.expand(len(x), -1)
+        # In evaluation mode the draw is the same each time, so that scores can be repeated.
+        seeded = None if self.training else torch.Generator(x.device).manual_seed(0)
+        width = len(self.first_hidden)
+        hidden, cell = torch.randn(2, len(x), width, generator=seeded, device=x.device) * width**-0.5
+        return hidden, cell
+
 
 def _gated(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cell before its norm, and the output gate, from the sums of the normalised products."""
+    """Return the new cell before its norm and the output gate, both (batch, width).
+
+    ``gates`` (batch, 4 width) is the sum of the normalised products of input and hidden state; its quarters are the
+    input, forget and output gates and the candidate g, before their nonlinearities.
+    """
     i, f, o, g = gates.chunk(4, dim=-1)
     return f.sigmoid() * cell + i.sigmoid() * g.tanh(), o.sigmoid()
 
@@ -115,7 +131,8 @@ class LSTMLayer(nn.Module):
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__()
-        self.cell, self.residual = LSTMCell(config.width), config.residual
+        self.cell = LSTMCell(config.width)
+        self.residual = config.residual
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, width) to (batch, tokens, width)."""
@@ -144,7 +161,11 @@ class StackedLSTM(nn.Module):
 def _draw_lstm(
     name: str, shape: tuple[int, ...], config: LSTMConfig, generator: np.random.Generator
 ) -> np.ndarray:
-    """Draw weights and biases like torch's LSTM, uniform within ±``width ** -0.5``; states and positions are normal."""
+    """Return the first values of a parameter, float32.
+
+    Weights and biases are uniform within ±``width ** -0.5`` as those of torch's LSTM, and norms within ±n^-1/2 for n
+    channels. Positions and first states are normal.
+    """
     if name == "positions":
         return generator.standard_normal(shape, dtype=np.float32) * POSITION_DEVIATION
     bound = config.width**-0.5

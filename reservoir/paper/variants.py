@@ -22,7 +22,7 @@ from reservoir.tasks.task import Split, Task
 BUCKET = 100  # number of batches that TAPE's loader sorts by length together
 VALID_FACTOR = 4  # batches of validation rows have four times as many rows
 
-# A rule of several tasks in that code.
+# In that code the test rows of several tasks are the validation rows, so that nothing may be chosen by them.
 TEST_IS_VALID = NoSelection(
     reason="with --protocol paper its test rows are its validation rows",
     remedy="leave out --protocol paper",
@@ -30,8 +30,8 @@ TEST_IS_VALID = NoSelection(
 
 
 def with_valid_as_test(splits: Mapping[str, Split]) -> dict[str, Split]:
-    """Return the splits of a piece, with the validation rows as test rows."""
-    return {**splits, **({"test": splits["valid"]} if "valid" in splits else {})}
+    """Return the splits of a piece, with the validation rows as test rows, if it has any."""
+    return {**splits, "test": splits["valid"]} if "valid" in splits else {**splits}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ class PaperListOps(ListOps):
     vocabulary = CLOSE  # the symbols before the closing bracket, and padding
     default_lengths = 500, 2000
     splits = "train", "valid"
+    # A constant in place of a property, which type checkers do not allow.
     endless = False  # pyright: ignore[reportAssignmentType,reportIncompatibleVariableOverride]
     no_selection = TEST_IS_VALID
     refuses_long_texts = False  # they are cut
@@ -73,11 +74,14 @@ class PaperListOps(ListOps):
 
     @property
     def _is_cut(self) -> bool:
+        """Whether expressions that are too long are cut: here always, also generated ones."""
         return True
 
     def _pad(self, expressions: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, int]:
         """Return expressions without brackets as rows, all of full length, and the number of rows that were cut."""
-        x, lengths, cut = super()._pad([symbols.replace(bytes([CLOSE]), b"") for symbols in expressions])
+        without_brackets = [symbols.replace(bytes([CLOSE]), b"") for symbols in expressions]
+        x, lengths, cut = super()._pad(without_brackets)
+        # Padding counts as input, so every row is as long as the longest one may be.
         return x, np.full_like(lengths, x.shape[1]), cut
 
 
@@ -128,8 +132,10 @@ class PaperHomology(KeyedHomology):
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return new proteins as sequences; without ``lengths`` they are batched like validation rows."""
-        x, own_lengths = super().encode(x, lengths)
-        return x, self.lengths_read(own_lengths, "valid") if lengths is None else own_lengths
+        x, encoded_lengths = super().encode(x, lengths)
+        if lengths is None:
+            encoded_lengths = self.lengths_read(encoded_lengths, "valid")
+        return x, encoded_lengths
 
     def words(self, protein: str) -> Sequence[str]:
         """Return the symbols of a protein as texts."""
@@ -150,56 +156,61 @@ class PaddedBatches:
 
     split: Split
     seed: int
-    batch: int
+    batch: int  # rows of a batch
 
-    def __call__(self, numbers: np.ndarray) -> Split:
-        """Return the rows at some positions; position n is in epoch ``n // rows``."""
-        epochs, places = np.divmod(numbers, len(self.split))
-        rows = np.empty_like(numbers)
-        lengths = np.empty_like(self.split.lengths, shape=len(numbers))
+    def __call__(self, positions: np.ndarray) -> Split:
+        """Return the rows at some positions of the repeated split; position n is in epoch ``n // rows``."""
+        epochs, positions_in_epoch = np.divmod(positions, len(self.split))
+        rows = np.empty_like(positions)
+        lengths = np.empty_like(self.split.lengths, shape=len(positions))
         for epoch in np.unique(epochs).tolist():
-            selected = epochs == epoch
-            order, padded = self._epoch(epoch)
-            rows[selected] = order[places[selected]]
-            lengths[selected] = padded[places[selected]]
+            is_in_epoch = epochs == epoch
+            order, padded_lengths = self._epoch(epoch)
+            rows[is_in_epoch] = order[positions_in_epoch[is_in_epoch]]
+            lengths[is_in_epoch] = padded_lengths[positions_in_epoch[is_in_epoch]]
         return Split(x=self.split.x[rows], y=self.split.y[rows], lengths=lengths)
 
     @cached_property
-    def _real(self) -> np.ndarray:
-        """Number of real tokens of each row."""
+    def _token_counts(self) -> np.ndarray:
+        """Number of real tokens of each row, (rows,)."""
         return (self.split.x != 0).sum(axis=1)
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of an epoch in their order, and the length to which each is padded."""
         # A random order of the rows, in batches of similar length.
         order = epoch_order(self.seed, epoch, len(self.split))
-        batches = [order[rows] for rows in similar_lengths(self._real[order], self.batch)]
-        # The batches in a random order; a shorter one stays the last, so that batches begin at whole steps.
-        whole = len(order) // self.batch
-        shuffled = [batches[number] for number in epoch_order(self.seed, epoch, whole, "batches")]
-        shuffled += batches[whole:]
-        padded = [np.full(len(rows), self._real[rows].max()) for rows in shuffled]
-        return np.concatenate(shuffled), np.concatenate(padded)
+        batches = [order[rows] for rows in similar_lengths(self._token_counts[order], self.batch)]
+        # The full batches in a random order; a shorter one stays the last, so that batches begin at whole steps.
+        full_batches = len(order) // self.batch
+        shuffled = [batches[number] for number in epoch_order(self.seed, epoch, full_batches, "batches")]
+        shuffled += batches[full_batches:]
+        padded_lengths = [np.full(len(rows), self._token_counts[rows].max()) for rows in shuffled]
+        return np.concatenate(shuffled), np.concatenate(padded_lengths)
 
 
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
     """Return the longest length in each row's batch; batches are those of TAPE's loader, without shuffling."""
-    padded = np.empty_like(lengths)
+    padded_lengths = np.empty_like(lengths)
     for rows in similar_lengths(lengths, batch):
-        padded[rows] = lengths[rows].max()
-    return padded
+        padded_lengths[rows] = lengths[rows].max()
+    return padded_lengths
 
 
 def similar_lengths(lengths: np.ndarray, batch: int) -> list[np.ndarray]:
-    """Return the rows of each batch; as in TAPE's loader, `BUCKET` batches at a time are sorted by length."""
+    """Return the row numbers of each batch; as in TAPE's loader, `BUCKET` batches at a time are sorted by length.
+
+    ``batch`` is the number of rows in a batch; the last one may have fewer.
+    """
+    bucket_rows = BUCKET * batch
     batches = []
-    for start in range(0, len(lengths), BUCKET * batch):
-        bucket = start + np.argsort(lengths[start : start + BUCKET * batch], kind="stable")
+    for start in range(0, len(lengths), bucket_rows):
+        bucket = start + np.argsort(lengths[start : start + bucket_rows], kind="stable")
         batches += [bucket[first : first + batch] for first in range(0, len(bucket), batch)]
     return batches
 
 
 def _redraw_first_states(model: Any) -> None:
+    """Let each LSTM of a model draw new first states for each row; other models stay as they are."""
     from reservoir.paper.lstm import redraw_first_states  # imports torch, which the tasks do not need
 
     redraw_first_states(model)

@@ -294,8 +294,10 @@ def test_a_cluster_runs_cells_that_others_need_first(tmp_path, monkeypatch):
     trained = [Cell("train", "bit-xor", {"backbone": made, "seed": seed}) for seed in range(2)]
     sent = []
     monkeypatch.setattr(module, "map_pieces", lambda work, tasks, **_: sent.append([cell for cell, *_ in tasks]))
-    module._run([*trained, made], ReproductionFolder(tmp_path), {}, ClusterOptions(scheduler="tcp://somewhere:1"))
-    assert sent == [[made], trained]
+    maps = Cell("attention", "bit-xor", {"run": trained[0]})
+    cells = [maps, *trained, made]
+    module._run(cells, ReproductionFolder(tmp_path), {}, ClusterOptions(scheduler="tcp://somewhere:1"))
+    assert sent == [[made], trained, [maps]]
 
 
 PAPER = Path(__file__).resolve().parents[3] / "shared" / "reference" / "paper_tables.json"
@@ -423,6 +425,12 @@ def test_a_cell_that_needs_itself_is_refused(tmp_path):
         )
 
 
+def test_a_recipe_also_has_the_cells_that_its_cells_need_through_others(tmp_path):
+    row = "rows = [{ name = 'a', cell = 'attention', settings = { run = 'cell:bit' } }]"
+    stages = [cell.stage for cell in load_recipe(recipe(tmp_path, row), "smoke").cells]
+    assert stages == ["pretrain", "train", "attention"]
+
+
 def test_lists_of_names_and_removed_settings_of_a_cell_are_read(cache, tmp_path, call):
     rows = '{ name = "a", cell = "fpt", settings = { train = ["output", "input"], steps = "" } }'
     mine = recipe(tmp_path, f'rows = [{rows}, {{ name = "b", cell = "card", settings = {{ backbone = "" }} }}]')
@@ -446,7 +454,7 @@ def test_an_override_replaces_settings_of_the_scale_only(capsys):
     cells = load_recipe("table3", "paper", override=given, only=["mnist"], seeds=1).cells
     assert [c.settings["backbone"] for c in cells] == ["bert-base-uncased", "lstm", "lstm-star", "esn", "cnn"]
     asked = ReproduceOptions(scale="paper", override=given, only=["mnist"], seeds=1)
-    module.planned(["table3"], asked, TaskOptions(), PlaceOptions())
+    module.make_plan(["table3"], asked, TaskOptions(), PlaceOptions())
     assert "--override backbone: no effect on 4 of 5 cells, which have their own value" in capsys.readouterr().err
     cells = load_recipe("table9", "smoke", seeds=3, only=["Default"]).cells
     assert [cell.settings["seed"] for cell in cells[:3]] == [0, 1, 2]

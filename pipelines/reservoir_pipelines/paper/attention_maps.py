@@ -38,26 +38,21 @@ BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 head
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Record):
-    """One block's attention maps for one sequence, and their mean over rows.
-
-    ``first_row`` (heads, queries, keys) covers the real tokens of a sequence, which ``labels`` names.
-    ``mean`` (heads, tokens, tokens) is the mean over the rows in which both tokens are real, or NaN
-    without such rows. For bit tasks, ``diagonals`` has the distances in tokens at which readout
-    tokens attend in the paper, each with its name. ``top`` is the attention at the top of the colour
-    scale that all maps of the plot share.
-    """
+    """One block's attention maps for one sequence, and their mean over rows."""
 
     task: str
-    backbone: str
-    layer: int
-    first_row: np.ndarray
+    backbone: str  # name of the backbone with its options
+    layer: int  # number of the block, from 1
+    first_row: np.ndarray  # maps of the real tokens of the first row, (heads, queries, keys)
+    # Mean over the rows in which both tokens are real, (heads, tokens, tokens); NaN for two tokens without such rows.
     mean: np.ndarray
-    rows: int
-    labels: list[str]
+    rows: int  # number of rows that ``mean`` is over
+    labels: list[str]  # names of the tokens of the first row
+    # Of bit tasks, the distances in tokens at which readout tokens attend in the paper, each with its name; else empty.
     diagonals: dict[int, str]
-    top: float
-    arrays: Path
-    plot: Path
+    top: float  # attention at the top of the colour scale that all maps of the plot share
+    arrays: Path  # HDF5 file with ``first_row`` and ``mean``
+    plot: Path  # image of the maps
 
     @property
     def same_names_in_all_rows(self) -> bool:
@@ -73,9 +68,10 @@ class Attention(Record):
         if not self.diagonals:
             return None
         mean_of_heads = np.nan_to_num(self.mean.mean(axis=0))
-        # The strings of a bit task are as long as its readout, so the shortest distance but 0 is its number of tokens.
-        readout_tokens = min(back for back in self.diagonals if back)
-        return _over_rest(mean_of_heads, readout_tokens, list(self.diagonals))
+        # The strings of a bit task are as long as its readout. So the shortest distance between two strings is the
+        # number of readout tokens; the distance 0 is that of a token to itself.
+        readout_tokens = min(distance for distance in self.diagonals if distance > 0)
+        return _relative_weight(mean_of_heads, readout_tokens, list(self.diagonals))
 
     @property
     def strongest_distance(self) -> float | None:
@@ -83,13 +79,16 @@ class Attention(Record):
 
         The last sixth of the tokens is measured, the share of the readout tokens in bit-memory, so that
         tasks with one readout token can be compared with it. Attention of a token to itself is left out.
+        None for fewer than three tokens.
         """
-        mean = np.nan_to_num(self.mean.mean(axis=0))
-        if len(mean) < 3:
+        mean_of_heads = np.nan_to_num(self.mean.mean(axis=0))
+        if len(mean_of_heads) < 3:
             return None  # at most one distance, and nothing to compare it with
-        np.fill_diagonal(mean, np.nan)
-        last = -(-len(mean) // 6)
-        return max(_over_rest(mean, last, [back]) for back in range(1, len(mean) - last + 1))
+        np.fill_diagonal(mean_of_heads, np.nan)
+        last = -(-len(mean_of_heads) // 6)  # number of measured tokens, rounded up
+        # A larger distance would reach before the first token for some of the measured tokens.
+        distances = range(1, len(mean_of_heads) - last + 1)
+        return max(_relative_weight(mean_of_heads, last, [distance]) for distance in distances)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the shape of each array instead of its values."""
@@ -97,15 +96,22 @@ class Attention(Record):
         return as_json(fields | {"diagonal_strength": self.diagonal_strength})
 
 
-def _over_rest(mean: np.ndarray, last: int, distances: list[int]) -> float:
-    """Return the mean weight of the last tokens at some distances, divided by that on the others."""
+def _relative_weight(mean: np.ndarray, last: int, distances: list[int]) -> float:
+    """Return the mean weight at some distances divided by that on all other visible tokens.
+
+    ``mean`` is a map (queries, keys), of which only the ``last`` queries are measured. A distance is the number of the
+    query minus that of the key.
+    """
     query = np.arange(len(mean) - last, len(mean))[:, None]
     key = np.arange(len(mean))
-    at_distance = np.isin(query - key, distances)
+    is_at_distance = np.isin(query - key, distances)
+    # In a causal model a token sees itself and the earlier ones, in others all.
     is_causal = not np.triu(mean, 1).any()
-    visible = (query >= key) if is_causal else np.ones_like(at_distance)
-    rows = mean[-last:]
-    return float(rows[at_distance].mean() / np.nanmean(rows[visible & ~at_distance]))
+    is_visible = (query >= key) if is_causal else np.ones_like(is_at_distance)
+    weights = mean[-last:]
+    # NaN on the diagonal leaves the attention of a token to itself out of the mean over the others.
+    mean_of_others = np.nanmean(weights[is_visible & ~is_at_distance])
+    return float(weights[is_at_distance].mean() / mean_of_others)
 
 
 def attention(
@@ -118,35 +124,29 @@ def attention(
     """Plot and save the attention maps of one block; see `api.attention`."""
     out, run = options.out, options.run
     layer = options.layer
+    # The arrays are saved beside the plot, under its name with the suffix .h5.
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
         raise InputError(f"--out {out}: not an image file", "name a file such as maps.png")
-    # The data and the model are those of a run, or those that the options name.
     root = cache_root(place.cache)
-    if run:
-        prepared, scaling = _prepare_for(run, task, reservoir, source, root)
-        model = load_run(run, place.device, "float32")
-    else:
-        prepared = prepare(task, cache=root, **vars(source))
-        scaling = prepared.scaling
-        resolved = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
-        model = load_model(prepared.task, resolved, place.device, "float32")
+    prepared, scaling, model = _data_and_model(task, reservoir, source, run, root, place.device)
     # The maps of the first rows of the split.
     settings, name = model.settings, prepared.task.name
     split = prepared.split(options.split)
-    part = split.read(0, min(options.average, len(split)))
-    first_row, mean = average_maps(model, scaling, part.x, part.lengths, layer)
+    rows = split.read(0, min(options.average, len(split)))
+    first_row, mean = average_maps(model, scaling, rows.x, rows.lengths, layer)
     if not np.isfinite(first_row).all():
         raise InputError(f"task {name!r}: the model overflows in its first row", "correct or remove it")
-    plot = out or (run or path_below(root, "attention", name)) / f"{settings.title}-block{layer:02d}.png"
+    default_folder = run or path_below(root, "attention", name)
+    plot = out or default_folder / f"{settings.title}-block{layer:02d}.png"
     result = Attention(
         task=name,
         backbone=settings.title,
         layer=layer,
         first_row=first_row,
         mean=mean,
-        rows=len(part.x),
+        rows=len(rows.x),
         # The first value of token n is number n * stride; the map contains only the real tokens.
-        labels=token_labels(model.fpt.task, part.x[0, :: settings.stride], first_row.shape[-1]),
+        labels=token_labels(model.fpt.task, rows.x[0, :: settings.stride], first_row.shape[-1]),
         diagonals=bit_diagonals(model.fpt.task),
         top=options.top or attention_top(mean),
         arrays=plot.with_suffix(".h5"),
@@ -159,9 +159,21 @@ def attention(
     return result
 
 
+def _data_and_model(
+    task: str, reservoir: ReservoirOptions, source: TaskOptions, run: Path | None, cache: Path, device: str
+) -> tuple[Prepared, Scaling | None, LoadedModel]:
+    """Return prepared data, their scaling and the model: those of a run of `train`, or those that the options name."""
+    if run:
+        prepared, scaling = _prepare_for(run, task, reservoir, source, cache)
+        return prepared, scaling, load_run(run, device, "float32")
+    prepared = prepare(task, cache=cache, **vars(source))
+    resolved = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
+    return prepared, prepared.scaling, load_model(prepared.task, resolved, device, "float32")
+
+
 def _plot(result: Attention) -> None:
     """Save the mean of the maps over the heads, for the sequence and over all rows, and the mean of each head."""
-    # Means are over sequences: a token has a name there only if it has the same name in all of them.
+    # The mean maps are over sequences, so their tokens have names only if these are the same in all sequences.
     token_numbers = [str(number) for number in range(1, result.mean.shape[1] + 1)]
     shared_names = result.labels if result.same_names_in_all_rows else token_numbers
     maps = [("one sequence", result.first_row.mean(axis=0), result.labels)]
@@ -171,17 +183,18 @@ def _plot(result: Attention) -> None:
     width, height = MAPS_PER_LINE * MAP_INCHES[0], lines * MAP_INCHES[1]
     title = f"{result.task}, {result.backbone}: attention of block {result.layer}"
     with saved_figure(result.plot, width, height, title) as figure:
-        for number, (what, values, names) in enumerate(maps, start=1):
+        for number, (map_title, values, names) in enumerate(maps, start=1):
             axes = figure.add_subplot(lines, MAPS_PER_LINE, number)
             draw_map(axes, values, names, result.diagonals, result.top)
-            axes.set_title(what, fontsize=10)
+            axes.set_title(map_title, fontsize=10)
 
 
-def _write_arrays(result: Attention, part: Path) -> None:
+def _write_arrays(result: Attention, path: Path) -> None:
+    """Write the maps with the names of their tokens to an HDF5 file; equal maps give equal bytes."""
     import h5py
     from reservoir_cache import new_file
 
-    with new_file(part) as file:
+    with new_file(path) as file:
         for name in ("first_row", "mean"):
             file.create_dataset(name, data=getattr(result, name), track_times=False)
         file.create_dataset("labels", data=result.labels, dtype=h5py.string_dtype(), track_times=False)
@@ -191,46 +204,61 @@ def _write_arrays(result: Attention, part: Path) -> None:
 def average_maps(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, layer: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maps of the first row and the mean over all rows; ``lengths`` counts values, not tokens."""
+    """Return the maps of the first row (heads, queries, keys) and the mean over all rows (heads, tokens, tokens).
+
+    ``x`` has the stored sequences, and ``lengths`` counts their values, not tokens. The first map has only the real
+    tokens of its row. The mean of two tokens is over the rows in which both are real, or NaN without such rows.
+    """
     import torch
 
     from reservoir.backbones import attention_maps
 
-    inputs, lengths = to_tokens(model, scaling, x, lengths)
-    longest = int(lengths.max())
-    first = np.zeros(0, np.float32)
-    total = np.zeros(0)
-    for batch in batches(lengths, max(1, BATCH_PAIRS // longest**2)):
-        tokens = int(lengths[batch].max())
+    inputs, token_counts = to_tokens(model, scaling, x, lengths)
+    longest = int(token_counts.max())
+    # Sum the maps of all rows in float64, in batches of rows of similar length, each cut to its longest row.
+    first_map = np.zeros(0, np.float32)
+    map_sum = np.zeros(0)  # (heads, longest, longest) once the first batch shows the number of heads
+    for batch in batches(token_counts, max(1, BATCH_PAIRS // longest**2)):
+        tokens = int(token_counts[batch].max())
         with torch.inference_mode():
             embeds = model.fpt.inputs(torch.from_numpy(inputs[batch, :tokens]).to(model.device))
-            real = torch.from_numpy(lengths[batch].astype(np.int64)).to(model.device)
-            maps = attention_maps(model.fpt.backbone, embeds, real, layer).cpu().numpy()
-        if not total.size:
-            total = np.zeros((maps.shape[1], longest, longest))
-        total[:, :tokens, :tokens] += maps.sum(axis=0, dtype=np.float64)
+            counts = torch.from_numpy(token_counts[batch].astype(np.int64)).to(model.device)
+            maps = attention_maps(model.fpt.backbone, embeds, counts, layer).cpu().numpy()
+        if not map_sum.size:
+            map_sum = np.zeros((maps.shape[1], longest, longest))
+        map_sum[:, :tokens, :tokens] += maps.sum(axis=0, dtype=np.float64)  # padding has zeros
         if 0 in batch:
-            n = int(lengths[0])
-            first = maps[batch.tolist().index(0), :, :n, :n].copy()
+            real = slice(int(token_counts[0]))  # without padding
+            first_map = maps[batch.tolist().index(0), :, real, real].copy()  # not a view of the whole batch
     # Rows are padded on the right: both tokens of a pair are real in as many rows as the later one.
-    real_rows = (lengths[:, None] > np.arange(longest)).sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        return first, (total / np.minimum(real_rows[:, None], real_rows)).astype(np.float32)
+    rows_with_token = (token_counts[:, None] > np.arange(longest)).sum(axis=0)
+    rows_with_both = np.minimum(rows_with_token[:, None], rows_with_token)
+    with np.errstate(invalid="ignore"):  # 0 / 0
+        return first_map, (map_sum / rows_with_both).astype(np.float32)
 
 
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
-    """Return short names of tokens: a symbol, a value, or the string and position of a bit."""
+    """Return short names of the first ``length`` tokens of a row, whose values are ``x`` (tokens, ...).
+
+    | token | name |
+    | --- | --- |
+    | of a bit task | number of its string, and of its position there: ``2.1`` |
+    | one value | the value |
+    | several values | its position in the row, from 1 |
+    | a symbol | its name, or its number in the vocabulary if the task does not name symbols |
+    """
     from reservoir.tasks import listops, proteins
 
-    numbers = range(length)
+    positions = range(length)
     if task.name in BIT_TASKS:
-        return [f"{n // task.readout_tokens + 1}.{n % task.readout_tokens + 1}" for n in numbers]
+        return [f"{n // task.readout_tokens + 1}.{n % task.readout_tokens + 1}" for n in positions]
     if not isinstance(task.form, Tokens):
-        return [f"{x[n, 0]:g}" if task.form.dim == 1 else str(n + 1) for n in numbers]
-    named = {"listops": listops.SYMBOLS, "homology": proteins.SYMBOLS}.get(task.name)
-    if not named or task.parameters.get("protocol") == "paper":
-        return [str(int(x[n])) for n in numbers]
-    return [named[int(x[n])] for n in numbers]
+        return [f"{x[n, 0]:g}" if task.form.dim == 1 else str(n + 1) for n in positions]
+    symbol_names = {"listops": listops.SYMBOLS, "homology": proteins.SYMBOLS}.get(task.name)
+    # The names are those of our own protocol.
+    if not symbol_names or task.parameters.get("protocol") == "paper":
+        return [str(int(x[n])) for n in positions]
+    return [symbol_names[int(x[n])] for n in positions]
 
 
 def bit_diagonals(task: Task) -> dict[int, str]:
@@ -238,13 +266,16 @@ def bit_diagonals(task: Task) -> dict[int, str]:
 
     A readout token of ``bit-xor`` attends to the bits that it adds: itself, and the bit at the same
     position of every other string. A readout token of ``bit-memory`` compares the masked bits with
-    the stored bits at the same position.
+    the stored bits at the same position. Distances are in tokens; other tasks have none.
     """
     if task.name not in BIT_TASKS:
         return {}
+    # All strings have as many tokens as the last one, which is the readout.
     strings = task.max_tokens // task.readout_tokens
-    itself = {0: f"string {strings}"} if task.name == "bit-xor" else {}
-    return itself | {back * task.readout_tokens: f"string {strings - back}" for back in range(1, strings)}
+    diagonals = {0: f"string {strings}"} if task.name == "bit-xor" else {}
+    for strings_back in range(1, strings):
+        diagonals[strings_back * task.readout_tokens] = f"string {strings - strings_back}"
+    return diagonals
 
 
 def _prepare_for(
@@ -253,30 +284,26 @@ def _prepare_for(
     """Return the data of a run's task and the scaling of its training; raise if options contradict the run."""
     config = RunFolder(run).config
     with as_input_error(f"--run {run}: not a run of reservoir train", "name another run"):
-        trained = Task.from_dict(config["settings"]["spec"]["task"])
-        scaling = scaling_from_json(config["scaling"], trained)
-    if trained.name != (task if task in TASKS else own_name(task)):
+        trained_task = Task.from_dict(config["settings"]["spec"]["task"])
+        scaling = scaling_from_json(config["scaling"], trained_task)
+    if trained_task.name != (task if task in TASKS else own_name(task)):
         raise InputError(
-            f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}",
-            f"pass {trained.name!r}",
+            f"--run {run}: the run was trained on {trained_task.name!r}, not on {task!r}",
+            f"pass {trained_task.name!r}",
         )
+    # The user need not choose a model again, but may not choose another one.
     settings = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
-    if reservoir != as_group({}, ReservoirOptions) and settings != Reservoir(**config["reservoir"]):
+    is_model_chosen = reservoir != as_group({}, ReservoirOptions)
+    if is_model_chosen and settings != Reservoir(**config["reservoir"]):
         raise InputError(
             f"--run {run}: the run determines the model", "leave out the options that choose another"
         )
-    # Use the parameters that the user gave for the training: those that differ from the defaults.
-    if task in TASKS:
-        default = task_named(task, data=data_folder(source.data)).task.parameters
-        changed = {n: v for n, v in trained.parameters.items() if default.get(n) != v}
-        merged: dict[str, Any] = {"parameters": changed | source.given}
-    else:
-        options = OwnDataOptions.__dataclass_fields__
-        merged = {n: v for n, v in trained.parameters.items() if n in options} | source.explicit
-    prepared = prepare(task, cache=cache, **vars(replace(source, **merged)))
-    # Compare the two tasks field by field, and parameter by parameter.
+    source_of_run = replace(source, **_options_of_training(trained_task, task, source))
+    prepared = prepare(task, cache=cache, **vars(source_of_run))
+    # The data must be those of the training: compare the two tasks field by field, and parameter by parameter.
     old, new = (
-        {**data.to_dict(), "parameters": None, **data.parameters} for data in (trained, prepared.task)
+        {**described.to_dict(), "parameters": None, **described.parameters}
+        for described in (trained_task, prepared.task)
     )
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:
@@ -285,3 +312,19 @@ def _prepare_for(
             "give the same data, and leave out the task's parameters",
         )
     return prepared, scaling
+
+
+def _options_of_training(trained_task: Task, task: str, source: TaskOptions) -> dict[str, Any]:
+    """Return the options of ``source`` that are as in the training, unless the user gives them now.
+
+    These are the ``parameters`` of a named task that differ from their defaults, or the options of own data.
+    """
+    if task in TASKS:
+        default = task_named(task, data=data_folder(source.data)).task.parameters
+        changed = {
+            name: value for name, value in trained_task.parameters.items() if default.get(name) != value
+        }
+        return {"parameters": changed | source.given}
+    options = OwnDataOptions.__dataclass_fields__
+    stored = {name: value for name, value in trained_task.parameters.items() if name in options}
+    return stored | source.explicit

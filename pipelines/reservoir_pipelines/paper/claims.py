@@ -8,9 +8,11 @@ from math import hypot, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-HOLDS, FAILS, INCONCLUSIVE = "Holds", "Does not hold here", "Cannot be seen at this size"
-NOT_CHECKED, NOT_MEASURED = "Not checked", "Not measured"
-"""The verdicts on claims without numbers: one is for another scale or other models, or its cells are missing."""
+HOLDS = "Holds"
+FAILS = "Does not hold here"
+INCONCLUSIVE = "Cannot be seen at this size"
+NOT_CHECKED = "Not checked"  # the claim says why it is not judged at this scale, or at any
+NOT_MEASURED = "Not measured"  # a cell has not finished
 
 EXACT = (
     *("blocks", "width", "heads", "parameters", "trained", "paper_share"),
@@ -40,22 +42,27 @@ class Estimate:
     high: float
 
     def __neg__(self) -> Estimate:
+        """Return the estimate of the negative number, whose lower end is the negative upper end."""
         return Estimate(-self.mean, -self.high, -self.low)
 
     def minus(self, other: Estimate) -> Estimate:
         """Return the difference of two independent estimates by Newcombe's square-and-add.
 
+        Each end is as far from the difference as the root of the sum of the squared distances of the two ends that
+        make the difference smaller, or larger.
+
         Reference: Newcombe (1998), Interval estimation for the difference between independent proportions.
         """
         mean = self.mean - other.mean
         below = hypot(self.mean - self.low, other.high - other.mean)
-        return Estimate(mean, mean - below, mean + hypot(self.high - self.mean, other.mean - other.low))
+        above = hypot(self.high - self.mean, other.mean - other.low)
+        return Estimate(mean, mean - below, mean + above)
 
 
 def interval_of(
     values: Sequence[float], measure: str, over_rows: Sequence[float] | None
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of the mean over seeds, or None if a single run gives none.
+    """Return the 95% interval of the mean of ``values``, one for each seed, or None if a single run gives none.
 
     ``over_rows`` is the interval over test rows, if there is one. The distances of its ends from the
     mean and of Student's interval over seeds are added as those of independent errors.
@@ -65,7 +72,7 @@ def interval_of(
         return min(values), max(values)
     if seeds < 2 and over_rows is None:
         return None
-    over_seeds = 0.0
+    over_seeds = 0.0  # distance of the ends of Student's interval from the mean; a single seed has none
     if seeds > 1:
         from scipy.special import stdtrit
 
@@ -77,7 +84,15 @@ def interval_of(
 def verdict_on(
     claim: Mapping[str, Any], numbers_by_position: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return whether a claim holds (None if unknown), the verdict in words, its numbers, and their scale.
+    """Return the verdict on a claim, as entries that are added to the claim.
+
+    | entry | meaning |
+    | --- | --- |
+    | ``holds`` | whether the claim holds; None if unknown |
+    | ``verdict`` | the same in words, one of the constants of this file |
+    | ``numbers``, ``interval`` | the numbers that are compared, and the intervals of their differences, as texts |
+    | ``size`` | models, training rows, steps, seeds and test rows behind the numbers, as a text |
+    | ``real`` | whether the claim is judged by numbers of which none is from a small stand-in model |
 
     Parameters
     ----------
@@ -120,19 +135,35 @@ def verdict_on(
         "real": is_measured and "unseen" not in claim and without_stand_ins,
     }
 
-    # Claims that cannot be judged, each with its reason and the numbers that there are.
+    # Claims that cannot be judged, each with its reason and the numbers that exist.
     if "unseen" in claim:
         texts = filter(None, (numbers_text, claim["unseen"]))
         return {**verdict, "verdict": NOT_CHECKED, "numbers": "; ".join(texts)}
     if not is_measured:
-        # There is one: recipe.py allows a claim without a first number only if it has `unseen`, and the number of `by`
-        # is never missing.
+        # One of ``numbers`` is missing: a claim without `unseen` has a first number, as recipe.py checks, and the
+        # number of `by` always exists.
         missing = next(number for number in numbers if number.get("mean") is None)
         return {**verdict, "verdict": NOT_MEASURED, "numbers": missing.get("reason", "")}
     if any(number["ends"] is None for number in numbers):
         return {**verdict, "verdict": INCONCLUSIVE, "numbers": f"{numbers_text}; one run gives no interval"}
 
-    # The first number minus each of the others; a number in the claim itself has no interval.
+    holds, interval_text = _judge(claim, numbers)
+    word = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}[holds]
+    return {
+        **verdict,
+        "holds": holds,
+        "verdict": word,
+        "numbers": numbers_text,
+        "interval": interval_text,
+    }
+
+
+def _judge(claim: Mapping[str, Any], numbers: Sequence[Mapping[str, Any]]) -> tuple[bool | None, str]:
+    """Return whether a claim holds, or None if that cannot be seen, and the differences with their intervals as a text.
+
+    All ``numbers``, of which the first is compared with the others, have intervals.
+    """
+    # The first number minus each of the others; a number in the claim itself is exact.
     estimates = [Estimate(number["mean"], *number["ends"]) for number in numbers]
     if "by" in claim:
         estimates.append(Estimate(claim["by"], claim["by"], claim["by"]))
@@ -146,57 +177,62 @@ def verdict_on(
     if "less" in claim:
         differences = [-difference for difference in differences]
     holds = _holds(differences, claim.get("within", 0.0), both_sides="near" in claim)
-    word = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}[holds]
-    return {
-        **verdict,
-        "holds": holds,
-        "verdict": word,
-        "numbers": numbers_text,
-        "interval": ", ".join(texts),
-    }
+    return holds, ", ".join(texts)
 
 
 def _holds(differences: Sequence[Estimate], within: float, *, both_sides: bool) -> bool | None:
-    """Return whether all differences are above ``-within`` (and below ``within``), or None if that cannot be seen."""
-    inside = [
+    """Return whether all differences are above ``-within`` (and below ``within``), or None if that cannot be seen.
+
+    With ``both_sides`` False, differences may be as large as they like.
+    """
+    # The whole interval of a difference must be on one side of a limit.
+    are_inside = [
         difference.low > -within and (not both_sides or difference.high < within)
         for difference in differences
     ]
-    outside = [
+    are_outside = [
         difference.high < -within or (both_sides and difference.low > within) for difference in differences
     ]
-    return True if all(inside) else False if any(outside) else None
+    if all(are_inside):
+        return True
+    return False if any(are_outside) else None
 
 
 def _numbers_text(means: Sequence[float]) -> str:
+    """Return the first number and those that it is compared with as a text, such as "99.7 against 99.6, 98.2"."""
     first, *others = [f"{mean:.3g}" if abs(mean) < 1000 else f"{mean:,.0f}" for mean in means]
     return f"{first} against {', '.join(others)}"
 
 
 def size_of(result: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, str | bool]:
-    """Return model, training rows and steps of a finished cell as texts, and whether the model is of real size.
+    """Return ``model``, ``train_rows`` and ``steps`` of a finished cell as texts, and in ``real`` whether it is large.
 
-    ``run`` is the training whose weights an attention cell reads.
+    A text is empty if the stage of the cell has no such number. ``real`` is False for the small models that stand in
+    for the paper's. ``run`` is the training whose weights an attention cell reads, and whose size is then returned.
     """
     cell = run or result
     settings, values = cell["settings"], cell["values"]
-    rows = settings.get("limit") or settings.get("parameters", {}).get("train_rows")
+    train_rows = ""
+    if cell["stage"] not in ("backbone", "pretrain"):  # which read no rows of a task
+        row_count = settings.get("limit") or settings.get("parameters", {}).get("train_rows")
+        train_rows = f"{row_count:,} training rows" if row_count else "all training rows"
     steps = ""
     if cell["stage"] == "train":
         batch = settings.get("batch")
         steps = f"{values['steps']:,} steps" + (f" of {batch} rows" if batch else "")
-    rowless = cell["stage"] in ("backbone", "pretrain")
+    has_no_model = settings.get("columns") == "raw"
     return {
         "model": _model_text(settings),
-        "train_rows": "" if rowless else f"{rows:,} training rows" if rows else "all training rows",
+        "train_rows": train_rows,
         "steps": steps,
-        # A pretrained mini, a model with a changed shape, and one that this project pretrained are small.
-        "real": settings.get("columns") == "raw" or not _is_small(str(settings.get("backbone", ""))),
+        "real": has_no_model or not _is_small(str(settings.get("backbone", ""))),
     }
 
 
 def _is_small(backbone: str) -> bool:
-    return backbone.startswith(("mini", "cell:")) or ":" in backbone
+    """Return whether a backbone stands in for the paper's: mini, or one with a changed shape, or pretrained here."""
+    # Both "name:option=value", a model with another shape, and "cell:KEY", one that a cell pretrained, have a colon.
+    return backbone.startswith("mini") or ":" in backbone
 
 
 def _model_text(settings: Mapping[str, Any]) -> str:
@@ -213,15 +249,16 @@ def _model_text(settings: Mapping[str, Any]) -> str:
         return f"{name} of {changed_shape}"
     if name not in MODEL_SIZES:
         return name
+    # Blocks that are cut off, or that no feature needs, do not count.
     size = MODEL_SIZES[name]
-    depth = settings.get("depth") or _blocks_read(str(settings.get("layers", "")), size.blocks)
-    part = f", {depth} of {size.blocks} blocks" if depth != size.blocks else ""
-    parameters = size.parameters_outside_blocks + depth * size.parameters_of_block
-    return f"{name}{part} ({parameters / 1e6:.1f} M parameters)"
+    blocks = settings.get("depth") or _blocks_needed(str(settings.get("layers", "")), size.blocks)
+    blocks_text = f", {blocks} of {size.blocks} blocks" if blocks != size.blocks else ""
+    parameters = size.parameters_outside_blocks + blocks * size.parameters_of_block
+    return f"{name}{blocks_text} ({parameters / 1e6:.1f} M parameters)"
 
 
-def _blocks_read(layers: str, blocks: int) -> int:
-    """Return how many of a model's first ``blocks`` the features of ``layers`` need, such as ``embed,block02``."""
+def _blocks_needed(layers: str, blocks: int) -> int:
+    """Return how many of a model's ``blocks`` must run for the features of ``layers``: 2 for ``embed,block02``."""
     # The input layer needs no block, and block01 one. Any other layer (final, all, or none named) needs all blocks.
     block_numbers: list[int] = []
     for layer in map(str.strip, layers.split(",")):
@@ -233,14 +270,15 @@ def _blocks_read(layers: str, blocks: int) -> int:
 
 
 def size_text(numbers: Sequence[Mapping[str, Any]]) -> str:
-    """Return the scale of some numbers: models, training rows, steps, seeds and test rows."""
-    parts = [" and ".join(_distinct(numbers, name)) for name in ("model", "train_rows", "steps")]
+    """Return the scale of some numbers: models, training rows, steps, and the fewest seeds and test rows of any."""
+    texts = [" and ".join(_distinct(numbers, name)) for name in ("model", "train_rows", "steps")]
     seeds = min((number["seeds"] for number in numbers if number.get("seeds")), default=0)
-    parts.append(f"{seeds} seed{'s' * (seeds > 1)}")
+    texts.append(f"{seeds} seed{'s' * (seeds > 1)}")
     test_rows = [number["rows"] for number in numbers if number.get("rows")]
-    parts.append(f"{min(test_rows):,} test rows" if test_rows else "")
-    return "; ".join(filter(None, parts))
+    texts.append(f"{min(test_rows):,} test rows" if test_rows else "")
+    return "; ".join(filter(None, texts))
 
 
 def _distinct(numbers: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """Return the texts that numbers have under a name, each once, without empty ones."""
     return list(dict.fromkeys(number[name] for number in numbers if number.get(name)))

@@ -40,51 +40,62 @@ def reproduce(
     """
     from reservoir_pipelines.paper.recipe import recipe_names
 
-    if all == bool(tables):
+    if all == bool(tables):  # both or neither
         raise InputError(
             "reproduce: give names of tables or recipe files, or only --all",
             f"tables: {', '.join(recipe_names())}",
         )
     if dry_run:
         return _planned_answer(tables or [], options)
+    # The other scales take two hours at most, so that they run without a question.
     confirm = _confirm if options.get("scale") in ("day", "full", "paper") else None
     result = reproduce_tables(tables or [], confirm=confirm, **options)
     if result.failed:
         notify(f"{len(result.failed)} cells failed; the same command tries them again")
     values = vars(result) | {"failed": len(result.failed), "page": f"reservoir report {result.folder}"}
     facts = record_facts(values, "ran", "reused", "failed", "seconds", "folder", "page")
-    return Answer(result, [*(part for table in result.tables for part in _tables_of(table)), facts])
+    result_tables = [result_table for table in result.tables for result_table in _tables_of(table)]
+    return Answer(result, [*result_tables, facts])
 
 
-def _confirm(cells: list[Cell], places: dict[str, Any]) -> bool:
-    """Print the estimated cost, and ask on a terminal whether to run."""
+def _confirm(cells: list[Cell], place_settings: dict[str, Any]) -> bool:
+    """Print the estimated cost of the cells to run, and return whether to run them.
+
+    The user is asked on a terminal only; elsewhere the answer is yes.
+    """
     from reservoir_pipelines.paper.stages import estimate
 
-    estimate(cells, places)
-    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
-    return typer.confirm("Continue?", err=True) if cells and can_ask else True
+    estimate(cells, place_settings)
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if not cells or not is_terminal:
+        return True
+    return typer.confirm("Continue?", err=True)
 
 
 def _planned_answer(tables: list[str], options: dict[str, Any]) -> Answer:
-    """Return the cells that would run, with their time and disk space if a trial measured them."""
-    from reservoir_pipelines.paper.reproduce import planned
+    """Return all cells with their state ("to run", "cannot run here" or "finished"), time and disk space.
+
+    The time and space of a cell that has not run are estimated, if its stage can be tried.
+    """
+    from reservoir_pipelines.paper.reproduce import make_plan
     from reservoir_pipelines.paper.stages import estimate
 
-    _, cells, folder, places = planned(
+    plan = make_plan(
         tables,
         as_group(options, opt.ReproduceOptions),
         as_group(options, opt.TaskOptions),
         as_group(options, opt.PlaceOptions),
     )
-    costs = estimate(folder.unfinished(cells), places)
+    costs = estimate(plan.folder.unfinished(plan.cells), plan.place_settings)
     rows = []
-    for cell in cells:
+    for cell in plan.cells:
         if cost := costs.get(cell.key):
             state = "cannot run here" if cost.reason else "to run"
             seconds, size = cost.seconds, cost.bytes
         else:
+            # A finished cell has no estimate, but its measured time and size.
             state = "finished"
-            result = folder.result(cell.key) or {}
+            result = plan.folder.result(cell.key) or {}
             seconds, size = result.get("seconds", 0), result.get("bytes", 0)
         rows.append(
             {
@@ -99,16 +110,22 @@ def _planned_answer(tables: list[str], options: dict[str, Any]) -> Answer:
 
 
 def _tables_of(table: dict[str, Any]) -> list[ResultTable]:
-    """Return a table with the numbers of the paper in brackets, and the reasons why numbers are missing."""
+    """Return a table of a recipe, a table of its claims, and one of the reasons why numbers are missing.
+
+    The first one has our numbers, and those of the paper in brackets. Tables without rows are left out.
+    """
     from reservoir_pipelines.paper.page import table_part
 
+    # The texts of each row, which are also those of the page of `report`. A spot is a position of the table, or None
+    # if the recipe has no number there.
     rows = []
     for row in table_part(table, {})["rows"]:
-        cells = []
+        number_texts = []
         for spot in row["spots"]:
             ours, paper = (spot["ours"], spot["paper"]) if spot else ("", "")
-            cells.append(f"{ours} ({paper})" if paper else ours)
-        rows.append((row["name"], *cells))
+            number_texts.append(f"{ours} ({paper})" if paper else ours)
+        rows.append((row["name"], *number_texts))
+    # Each reason once for each row.
     reasons = dict.fromkeys(
         (row["name"], spot["reason"])
         for row in table["rows"]
@@ -123,4 +140,4 @@ def _tables_of(table: dict[str, Any]) -> list[ResultTable]:
         ResultTable(texts("claim", "here", "numbers"), claims),
         ResultTable(texts("missing", "why"), [*reasons]),
     ]
-    return [shown for shown in tables if shown.rows]
+    return [result_table for result_table in tables if result_table.rows]

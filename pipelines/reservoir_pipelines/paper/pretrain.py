@@ -81,24 +81,28 @@ class Pretraining(Record):
 def check_folder(out: Path) -> None:
     """Raise `InputError` unless the folder is new or empty, or holds a pretraining run."""
     refuse_links(out / RUN)
-    if out.exists() and not (out / RUN).is_dir() and (not out.is_dir() or any(out.iterdir())):
+    has_run = (out / RUN).is_dir()
+    is_used = out.exists() and not has_run and (not out.is_dir() or any(out.iterdir()))
+    if is_used:  # by a file, or by something else than a pretraining run
         raise InputError(
             f"--out {out}: this is a file, or a folder with other files", "name an empty or a new folder"
         )
 
 
 def save_model(out: Path, model: LanguageModel, tokenizer: Any = None) -> None:
-    """Save a model, and its tokenizer if it has one, for the transformers library; replace each file atomically."""
+    """Save a model, and its tokenizer if it has one, so that transformers can load both from the folder ``out``."""
     from transformers import PreTrainedTokenizerFast
 
+    # A process that was killed while it saved has left a temporary folder.
     remove_leftovers(out, locked=True)
-    with temporary_folder(out / "model") as part:
+    with temporary_folder(out / "model") as folder:
         with safetensors_errors_as_os_errors():
-            model.model.save_pretrained(part)
+            model.model.save_pretrained(folder)
         if tokenizer is not None:
             # Without this configuration, transformers would use the tokenizer of the family's published models.
-            PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(part)
-        for file in part.iterdir():
+            PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+        # Each file appears complete, or the earlier one stays.
+        for file in folder.iterdir():
             replace_file(out / file.name, partial(shutil.copyfile, file))
 
 
@@ -116,33 +120,35 @@ def pretrain(
     """Pretrain a backbone to predict the next token of a corpus; see `api.pretrain`."""
     backbone = shape.backbone or DEFAULT_BACKBONE
     options = replace(options, steps=options.steps or PRETRAIN_STEPS)
+    # bit-memory is a task, which predicts bits instead of the next token.
     if corpus == BIT_MEMORY:
         return _pretrain_bit_memory(backbone, shape.seed, options, place, out)
+    # Decide all defaults, and refuse wrong input before anything is written.
     device = choose_device(place.device)
     compute = choose_training_compute(options.compute, device)
     source = corpus_named(corpus, options.vocabulary)
-    # On a CPU, eager attention is compiled, because the compiler can fuse its operations.
+    # Compiled on a CPU, the model uses plain attention, because the compiler can fuse its operations.
     eager = options.compiled and device.type == "cpu"
     model = LanguageModel(backbone, source.vocabulary, shape.seed, eager=eager)
     recipe = choose_recipe(model, backbone, options, shape.seed)
     check_folder(out)
     window = recipe.context + 1  # tokens: all but the last are read, and all but the first predicted
-    # Before anything is written, this raises `InputError` if the corpus is too short.
+    # This raises `InputError` if the corpus is too short.
     held_out = {split: source.held_out(split, window) for split in HELD_OUT}
     described = source.describe()
     settings = {"corpus": described, "backbone": backbone, "recipe": recipe.to_dict(), "compute": compute}
     run = RunFolder(out / RUN)
     with run.lock():
         config = make_config(settings, device)
-        run.check(config)
-        state = run.state
-        if finished := run.result(partial(from_json, Pretraining)):
-            return replace(finished, folder=str(out))
-        if state.step and not options.resume:
+        run.check(config)  # raises if the run in this folder has other settings
+        if result := _finished_result(run, out):
+            return result
+        if run.state.step and not options.resume:
             raise InputError(
-                f"{out}: this run is at step {state.step:,} of {recipe.steps:,}",
+                f"{out}: this run is at step {run.state.step:,} of {recipe.steps:,}",
                 "pass --resume to continue it, or remove the folder to start again",
             )
+        # Train, and measure the last weights on held-out windows.
         steps = LanguageSteps(
             model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled
         )
@@ -168,6 +174,7 @@ def pretrain(
             seconds=round(state.seconds, 1),
             **bits,
         )
+        # Write the model, the plot of its losses, and the result.
         save_model(out, model, source.tokenizer)
         title = f"{backbone} on {result.corpus['corpus']}: {result.parameters:,} parameters"
         plot(run.path / CURVE, (7, 4), title, draw_bits, run.history, source.unit, result.entropy)
@@ -175,38 +182,38 @@ def pretrain(
         return result
 
 
+def _finished_result(run: RunFolder, out: Path) -> Pretraining | None:
+    """Return the result of a run that has finished in the folder ``out``, or None."""
+    result = run.result(partial(from_json, Pretraining))
+    return result and replace(result, folder=str(out))  # the folder may have been moved
+
+
 def _pretrain_bit_memory(
     backbone: str, seed: int, options: PretrainOptions, place: PlaceOptions, out: Path
 ) -> Pretraining:
     """Train all parameters on bit-memory with the stage ``train``, and write the backbone as a language model."""
-    for item in fields(PretrainOptions):
-        if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
-            raise InputError(
-                f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option", "remove the flag"
-            )
+    _refuse_unused_options(options)
     vocabulary, rows = options.vocabulary, options.batch_tokens // ROW_TOKENS
     if rows < 1:
         raise InputError(
             f"--batch-tokens {options.batch_tokens}: give at least one row, {ROW_TOKENS} tokens"
         )
-    # The stage ``train`` trains the backbone, in a folder of its own.
+    # Made before training, so that a backbone that cannot be a language model is refused at once.
     model = LanguageModel(backbone, vocabulary, seed)
     check_folder(out)
-    recipe: dict[str, Any] = {
-        "train": "all",
-        "rows": "fresh",
-        "batch": rows,
-        "dropout": 0.0,
-        "run": out / RUN,
-    }
-    rate = options.learning_rate or BIT_MEMORY_RATE
+    # The stage ``train`` trains the backbone with new rows at each step, in a folder of its own. The options that both
+    # stages have, such as the number of steps, are passed on.
+    train_options = replace(
+        as_group(options, TrainOptions),
+        learning_rate=options.learning_rate or BIT_MEMORY_RATE,
+        train="all",
+        rows="fresh",
+        batch=rows,
+        dropout=0.0,
+        run=out / RUN,
+    )
     result = train(
-        BIT_MEMORY,
-        backbone=backbone,
-        init="random",
-        seed=seed,
-        **vars(replace(as_group(options, TrainOptions), learning_rate=rate, **recipe)),
-        **vars(place),
+        BIT_MEMORY, backbone=backbone, init="random", seed=seed, **vars(train_options), **vars(place)
     )
     with RunFolder(out / RUN).lock():
         # Token embeddings, which vectors do not use, and positions beyond the task's tokens keep their random values.
@@ -225,7 +232,19 @@ def _pretrain_bit_memory(
     )
 
 
+def _refuse_unused_options(options: PretrainOptions) -> None:
+    """Raise `InputError` if an option is set that has no effect on bit-memory."""
+    for item in fields(PretrainOptions):
+        value = getattr(options, item.name)
+        is_set = value != item.default
+        if item.name in UNUSED and is_set:
+            raise InputError(
+                f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option", "remove the flag"
+            )
+
+
 def take_weights(model: LanguageModel, backbone: Backbone) -> None:
     """Copy the weights of a backbone into a language model of the same shape, except the token embeddings."""
     missing, unexpected = model.model.base_model.load_state_dict(backbone.model.state_dict(), strict=False)
+    # The backbone reads vectors, and so has no weights of its own for the parts that it does not use.
     assert not unexpected and all(name.startswith(backbone.family.unused) for name in missing)

@@ -20,7 +20,8 @@ from reservoir_pipelines.paper.recipe import Recipe, load_recipe, recipe_names
 from reservoir_pipelines.paper.reproduction_folder import Cell, ReproductionFolder
 from reservoir_pipelines.workers import map_pieces, run_processes
 
-_one_cell_at_a_time = threading.Lock()  # in a dask worker, because a model uses all cores
+# Held while a dask worker runs a cell: a worker may have several threads, but a model uses all cores.
+_one_cell_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,118 +59,178 @@ def reproduce(
     *,
     confirm: Callable[[list[Cell], dict[str, Any]], bool] | None = None,
 ) -> Reproduction:
-    """Run the unfinished cells of recipes, and fill in the tables of the recipes."""
+    """Run the unfinished cells of recipes, and fill in the tables of the recipes.
+
+    ``names`` are those of recipes; without any, all recipes of the package are meant. ``confirm`` gets the cells to
+    run and the place settings (see `ReproductionPlan`); nothing runs or is written if it returns False.
+    """
     started = time.monotonic()
-    recipes, cells, folder, places = planned(names, options, source, place)
-    todo = folder.unfinished(cells)
+    plan = make_plan(names, options, source, place)
+    folder = plan.folder
+    unfinished = folder.unfinished(plan.cells)
     ran = 0
-    if confirm is None or confirm(todo, places):
+    if confirm is None or confirm(unfinished, plan.place_settings):
         folder.create()
-        for recipe in recipes:  # before the cells run, so that `report` shows what has finished at any time
+        for (
+            recipe
+        ) in plan.recipes:  # before the cells run, so that `report` shows what has finished at any time
             folder.save_table(recipe.table)
-        _run(todo, folder, places, cluster)
-        ran = sum(map(folder.is_complete, todo))
+        _run(unfinished, folder, plan.place_settings, cluster)
+        ran = sum(map(folder.is_complete, unfinished))
     return Reproduction(
         folder=folder.path,
-        tables=tuple(folder.fill(recipe.table) for recipe in recipes),
+        tables=tuple(folder.fill(recipe.table) for recipe in plan.recipes),
         ran=ran,
-        reused=len(cells) - len(todo),
-        failed={cell.key: reason for cell in todo if (reason := folder.failure(cell.key))},
+        reused=len(plan.cells) - len(unfinished),
+        failed={cell.key: reason for cell in unfinished if (reason := folder.failure(cell.key))},
         seconds=round(time.monotonic() - started, 1),
     )
 
 
-def planned(
+@dataclass(frozen=True)
+class ReproductionPlan:
+    """What a call of `reproduce` computes, and where."""
+
+    recipes: list[Recipe]
+    cells: list[Cell]  # those of all recipes, each once
+    folder: ReproductionFolder  # of the results
+    # What the user chose of the folders ``cache`` and ``data`` (absolute paths) and the ``device``. They are no part of
+    # a cell, because its result does not depend on them.
+    place_settings: dict[str, Any]
+
+
+def make_plan(
     names: Sequence[str], options: ReproduceOptions, source: TaskOptions, place: PlaceOptions
-) -> tuple[list[Recipe], list[Cell], ReproductionFolder, dict[str, Any]]:
-    """Return recipes, their cells, the folder of the results, and the given cache, data folder and device."""
-    # Names such as "pretrained, last layer" contain a comma with a space.
-    only = re.split(",(?! )", options.only) if isinstance(options.only, str) else list(options.only or ())
+) -> ReproductionPlan:
+    """Return the recipes, reduced to ``--only``, with their cells and where these run; nothing is run or written."""
+    only_names = list(options.only or ())
+    if isinstance(options.only, str):
+        # A comma before a space is part of a name, such as "pretrained, last layer".
+        only_names = re.split(",(?! )", options.only)
     override = options.override or {}
     loaded = [
-        load_recipe(name, options.scale, seeds=options.seeds, override=override, only=only)
+        load_recipe(name, options.scale, seeds=options.seeds, override=override, only=only_names)
         for name in names or recipe_names()
     ]
+    # A recipe is empty if it has none of the names in --only. Of all recipes of the package, most may be empty.
     recipes = [recipe for recipe in loaded if recipe.table["rows"]]
-    empty = [recipe.table["name"] for recipe in loaded if recipe not in recipes]
-    if empty and (names or not recipes):
+    empty_names = [recipe.table["name"] for recipe in loaded if not recipe.table["rows"]]
+    may_be_empty = not names and recipes
+    if empty_names and not may_be_empty:
         raise InputError(
-            f"--only {','.join(only)}: {empty[0]} lacks some of these", "name other tasks, rows or columns"
+            f"--only {','.join(only_names)}: {empty_names[0]} lacks some of these",
+            "name other tasks, rows or columns",
         )
-    cells = {cell.key: cell for recipe in recipes for cell in recipe.cells}
+    cells = list({cell.key: cell for recipe in recipes for cell in recipe.cells}.values())
+    _notify_of_overrides_without_effect(override, cells)
+    # The folder is named after what changes its cells: the scale and the overrides.
+    overrides = [f"{name}-{value}" for name, value in sorted(override.items())]
+    folder_name = re.sub(r"[^\w.-]", "-", "-".join([options.scale, *overrides]))
+    folder = options.out or path_below(cache_root(place.cache), "reproductions", folder_name)
+    return ReproductionPlan(
+        recipes, cells, ReproductionFolder(folder.absolute()), _place_settings(source, place)
+    )
+
+
+def _notify_of_overrides_without_effect(override: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+    """Print how many cells have another value of an overridden setting, because their recipe sets it."""
     for setting, value in override.items():
-        if own := [cell for cell in cells.values() if cell.settings.get(setting, value) != value]:
+        count = sum(cell.settings.get(setting, value) != value for cell in cells)
+        if count:
             notify(
-                f"--override {setting}: no effect on {len(own)} of {len(cells)} cells, which have their own value"
+                f"--override {setting}: no effect on {count} of {len(cells)} cells, which have their own value"
             )
-    changed = [f"{name}-{value}" for name, value in sorted(override.items())]
-    name = re.sub(r"[^\w.-]", "-", "-".join([options.scale, *changed]))
-    folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
+
+
+def _place_settings(source: TaskOptions, place: PlaceOptions) -> dict[str, Any]:
+    """Return the ``cache``, ``data`` and ``device`` that the user chose, without those that have their default."""
+    settings: dict[str, Any] = {}
+    # The paths are absolute, because workers may have other working directories.
+    if place.cache:
+        settings["cache"] = place.cache.absolute()
+    # Without the option, `data_folder` would return the folder in RESERVOIR_DATA, which workers read themselves.
     data = data_folder(source.data) if source.data else None
-    # Workers may have other working directories.
-    places: dict[str, Any] = {
-        n: path.absolute() for n, path in (("cache", place.cache), ("data", data)) if path
-    }
+    if data:
+        settings["data"] = data.absolute()
     if place.device != "auto":
-        places["device"] = place.device
-    return recipes, list(cells.values()), ReproductionFolder(folder.absolute()), places
+        settings["device"] = place.device
+    return settings
 
 
 def _run(
-    cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any], cluster: ClusterOptions
+    cells: list[Cell],
+    folder: ReproductionFolder,
+    place_settings: Mapping[str, Any],
+    cluster: ClusterOptions,
 ) -> None:
     """Run cells in this process, in local processes, or each as a task of a dask cluster."""
     since = time.time()
     if cluster.scheduler:
-        needed = {need.key for cell in cells for need in cell.needs}
-        for early in (True, False):  # cells that others need are submitted first
-            tasks = [(cell, folder, places) for cell in cells if (cell.key in needed) == early]
-            if tasks:
-                map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, on_result=notify)
+        # The tasks of a cluster run in any order, so a cell is submitted after those that it needs have ended.
+        for round_cells in _rounds(cells):
+            tasks = [(cell, folder, place_settings) for cell in round_cells]
+            map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, on_result=notify)
         return
     if cluster.workers > 1 and len(cells) > 1:
         import torch
 
+        # With several GPUs, the processes take them in turn, unless the user chose a device.
         gpus = torch.cuda.device_count()
-        own = [{"device": f"cuda:{n % gpus}"} if gpus > 1 else {} for n in range(cluster.workers)]
-        run_processes(run_cells, [(cells, folder, {**device, **places}, since) for device in own])
-    run_cells(cells, folder, places, since)  # also runs the cells of a worker that was killed
+        devices = [{"device": f"cuda:{n % gpus}"} if gpus > 1 else {} for n in range(cluster.workers)]
+        arguments = [(cells, folder, {**device, **place_settings}, since) for device in devices]
+        run_processes(run_cells, arguments)
+    # After processes, this runs the cells of those that were killed.
+    run_cells(cells, folder, place_settings, since)
 
 
-def run_on_worker(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any]) -> str:
+def _rounds(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Return the cells in rounds: those of a round need none of the same round and none of a later one."""
+    waiting = list(cells)
+    rounds = []
+    while waiting:
+        waiting_keys = {cell.key for cell in waiting}
+        ready = [cell for cell in waiting if waiting_keys.isdisjoint(need.key for need in cell.needs)]
+        ready_keys = {cell.key for cell in ready}
+        rounds.append(ready)
+        waiting = [cell for cell in waiting if cell.key not in ready_keys]
+    return rounds
+
+
+def run_on_worker(cell: Cell, folder: ReproductionFolder, place_settings: Mapping[str, Any]) -> str:
     """Run a cell in a dask worker and return the message about it."""
     with _one_cell_at_a_time, silenced():
         # Failures before this moment do not count, so the cell is tried even if it failed earlier.
-        run_cells([cell], folder, places, since=time.time())
+        run_cells([cell], folder, place_settings, since=time.time())
     return _message(cell, folder)
 
 
 def run_cells(
-    cells: Sequence[Cell], folder: ReproductionFolder, places: Mapping[str, Any], since: float
+    cells: Sequence[Cell], folder: ReproductionFolder, place_settings: Mapping[str, Any], since: float
 ) -> None:
     """Run the unfinished cells, starting with those that no other process is running.
 
-    ``cells`` lists each cell after those that it needs. Cells that failed before the time ``since``
-    are tried again.
+    ``cells`` lists each cell after those that it needs. Cells that failed before the time ``since``, in seconds since
+    the epoch, are tried again.
     """
 
     def has_ended(cell: Cell) -> bool:
         return folder.is_complete(cell) or folder.failed_since(cell.key, since)
 
-    for wait in (False, True):  # then wait for other processes, and run their cells if they die
+    # The first pass skips cells that other processes are running. The second one waits for these processes, and runs
+    # their cells if they died.
+    for wait in (False, True):
         for number, cell in enumerate(cells, start=1):
             if not wait and not all(map(has_ended, cell.needs)):
                 continue  # another process is still running what this cell needs
-            with folder.lock(cell.key, wait=wait) as locked:
-                if locked and not has_ended(cell):
-                    _run_one(cell, folder, places, f"{number} of {len(cells)}")
+            with folder.lock(cell.key, wait=wait) as is_locked:
+                if is_locked and not has_ended(cell):
+                    _run_one(cell, folder, place_settings, f"{number} of {len(cells)}")
 
 
-def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], count: str) -> None:
-    """Run a cell and save its result with the messages it printed, or save why it failed.
+def _run_one(cell: Cell, folder: ReproductionFolder, place_settings: Mapping[str, Any], count: str) -> None:
+    """Run a cell, and save its result with the messages that it printed, or save why it failed.
 
-    ``places`` has the settings that name a place, as far as the user gave them: the folders ``cache`` and ``data``,
-    and the ``device``.
+    The message about it begins with ``count``, such as "3 of 20".
     """
     from reservoir_cache import CacheError
 
@@ -185,21 +246,22 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
             folder.save_failure(cell.key, {**cell.to_dict(), "reason": reason})
             return
         folders[need.key] = result["folder"]
-    # Its messages are saved with its result. A cell that fails does not end the others.
+    # The messages of the cell are saved with its result. A cell that fails does not end the others.
     started, cpu_started = time.monotonic(), time.process_time()
-    notes = io.StringIO()
+    messages = io.StringIO()
     try:
-        with redirect_stderr(notes):
-            result = run_cell(cell, folder.work, folders, places)
+        with redirect_stderr(messages):
+            result = run_cell(cell, folder.work, folders, place_settings)
     except (OSError, RuntimeError, ValueError, MemoryError, ImportError, DivergedError) as error:
-        ours = isinstance(error, InputError | CacheError | DivergedError)
-        reason = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
+        # The messages of our own errors are complete; those of others say too little without the error's type.
+        is_own_error = isinstance(error, InputError | CacheError | DivergedError)
+        reason = str(error) if is_own_error else f"{type(error).__name__}: {first_line(error)}"
         folder.save_failure(cell.key, {**cell.to_dict(), "reason": reason})
     else:
         times = {
             "seconds": round(time.monotonic() - started, 1),
             "cpu_seconds": round(time.process_time() - cpu_started, 1),
-            "notes": _with_relative_paths(notes.getvalue().splitlines()),
+            "notes": _with_relative_paths(messages.getvalue().splitlines()),
         }
         result["commands"] = _with_relative_paths(result["commands"])
         folder.save_result(cell.key, {**cell.to_dict(), **result, **times})
@@ -208,14 +270,17 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
 
 def _with_relative_paths(lines: Sequence[str]) -> list[str]:
     """Return lines with paths below the working directory relative to it, so that others can run the commands."""
-    # The directory is removed only where a path begins; inside a path it is another folder.
-    here = re.compile(rf"(?<![^\s='\"(]){re.escape(f'{Path.cwd()}/')}")
-    return [here.sub("", line) for line in lines]
+    # Remove the directory only where a path begins: at the start of a line, or after a space, "=", a quotation mark or
+    # "(". Elsewhere it is part of another path: /home/me/ is a part of /mnt/home/me/data.
+    working_directory = re.compile(rf"(?<![^\s='\"(]){re.escape(f'{Path.cwd()}/')}")
+    return [working_directory.sub("", line) for line in lines]
 
 
 def _message(cell: Cell, folder: ReproductionFolder) -> str:
+    """Return the line about a cell that has ended: its test accuracy and its time, or why it failed."""
     result = folder.result(cell.key)
     if not (result and folder.is_complete(cell)):
         return f"{cell.title}: failed, {folder.failure(cell.key)}"
     score = result["values"].get("test_score")
-    return f"{cell.title}: {'done' if score is None else f'accuracy {100 * score:.1f}%'} in {result['seconds']:.0f} s"
+    outcome = "done" if score is None else f"accuracy {100 * score:.1f}%"
+    return f"{cell.title}: {outcome} in {result['seconds']:.0f} s"

@@ -46,14 +46,15 @@ MEASURES = {
 """Measures of a cell that a table can show, each with its unit; counts have none."""
 
 RATIOS = {"step_seconds": ("train_seconds", "steps"), "readout_seconds": ("fit_seconds", "tried")}
+"""Measures that are one value of a cell divided by another."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """A stage on a task with settings; another cell as a setting stands for the folder of that cell."""
 
-    stage: str
-    task: str | None
+    stage: str  # a key of `STAGES` in recipe.py
+    task: str | None  # None for stages that have no rows
     settings: Mapping[str, Any]
 
     @cached_property
@@ -68,14 +69,17 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """A short name for messages."""
+        """A short name for messages: the stage, the task and the settings that readers tell cells apart by."""
         backbone, depth = self.settings.get("backbone", ""), self.settings.get("depth")
+        # A backbone that another cell pretrains is named by its corpus.
+        if isinstance(backbone, Cell):
+            backbone = f"backbone of {backbone.settings.get('corpus')}"
         parameters = self.settings.get("parameters", {}).items()
         words = [
             self.stage,
             self.task or self.settings.get("corpus", ""),
             *(f"{name}={value}" for name, value in parameters if not name.endswith("_rows")),
-            f"backbone of {backbone.settings.get('corpus')}" if isinstance(backbone, Cell) else backbone,
+            backbone,
             f"depth {depth}" if depth else "",
             *(_joined(self.settings.get(n, "")) for n in ("init", "input", "train", "readout", "columns")),
             f"seed {self.settings.get('seed', 0)}",
@@ -83,12 +87,16 @@ class Cell:
         return " ".join(word for word in words if word)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return stage, task and settings as JSON values, with the keys of other cells."""
-        settings = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
+        """Return stage, task and settings as JSON values; a cell as a setting becomes `CELL` and its key."""
+        settings = {
+            name: f"{CELL}{value.key}" if isinstance(value, Cell) else value
+            for name, value in self.settings.items()
+        }
         return {"stage": self.stage, "task": self.task, "settings": settings}
 
 
 def _joined(names: str | Sequence[str]) -> str:
+    """Return one or several names as a text with commas."""
     return names if isinstance(names, str) else ",".join(names)
 
 
@@ -101,16 +109,18 @@ class ReproductionFolder:
         self.work = path / "work"
 
     def create(self) -> None:
-        """Create the folders."""
+        """Create the folder with its subfolders; raise `InputError` if that is not possible."""
         with writing(self.path):
             for folder in (self.path / "cells", self.path / "tables", self.work):
-                refuse_links(folder)
+                refuse_links(folder)  # files would be written to another place
                 make_folder(folder)
 
     def result(self, key: str) -> dict[str, Any] | None:
-        """Return the result of a cell, or None if it has not finished."""
+        """Return the result of a cell with the absolute path of its ``folder``, or None if it has not finished."""
         result = self._read(self.path / "cells" / f"{key}.json")
-        return result and {**result, "folder": str((self.path / result["folder"]).resolve())}
+        if result is None:
+            return None
+        return {**result, "folder": str((self.path / result["folder"]).resolve())}
 
     def is_complete(self, cell: Cell) -> bool:
         """Return whether a cell has a result, and a pretrained model its weights, which may have been removed."""
@@ -119,16 +129,19 @@ class ReproductionFolder:
 
     def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells without a result, and the models that these need and whose weights are missing."""
-        to_run = {cell.key: cell for cell in cells if not self.result(cell.key)}
-        needed = {need.key for cell in to_run.values() for need in cell.needs if not self.is_complete(need)}
-        return [cell for cell in cells if cell.key in to_run or cell.key in needed]
+        keys_without_result = {cell.key for cell in cells if not self.result(cell.key)}
+        needs = [need for cell in cells if cell.key in keys_without_result for need in cell.needs]
+        missing_needs = {need.key for need in needs if not self.is_complete(need)}
+        return [cell for cell in cells if cell.key in keys_without_result | missing_needs]
 
     def results(self) -> list[dict[str, Any]]:
         """Return the results of all finished cells."""
-        paths = sorted((self.path / "cells").glob("*.json"))
-        return [
-            result for path in paths if path.suffixes == [".json"] and (result := self.result(path.stem))
-        ]
+        results = []
+        for path in sorted((self.path / "cells").glob("*.json")):
+            is_failure = path.suffixes != [".json"]  # KEY.failed.json
+            if not is_failure and (result := self.result(path.stem)):
+                results.append(result)
+        return results
 
     def failure(self, key: str) -> str:
         """Return why the last run of a cell failed, or an empty string."""
@@ -137,12 +150,13 @@ class ReproductionFolder:
 
     def failed_since(self, key: str, moment: float) -> bool:
         """Return whether a cell has failed since ``moment``, in seconds since the epoch."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # it has not failed, or has been run again with success
             return (self.path / "cells" / f"{key}.failed.json").stat().st_mtime >= moment
         return False
 
     def save_result(self, key: str, result: Mapping[str, Any]) -> None:
-        """Write the result of a cell, with its ``folder`` relative to this one, so that both can be moved together."""
+        """Write the result of a cell, and remove the reason of an earlier failure."""
+        # The cell's folder is stored relative to this one, so that both can be moved together.
         folder = os.path.relpath(Path(result["folder"]).resolve(), self.path.resolve())
         write_checked(self.path / "cells" / f"{key}.json", {**result, "folder": folder, "format": FORMAT})
         (self.path / "cells" / f"{key}.failed.json").unlink(missing_ok=True)
@@ -157,28 +171,31 @@ class ReproductionFolder:
 
     def tables(self) -> list[dict[str, Any]]:
         """Return the tables, then the figures, with the numbers of the cells that have finished so far."""
-        paths = sorted(
-            (self.path / "tables").glob("*.json"), key=lambda p: (p.stem[0] != "t", len(p.stem), p.stem)
-        )
+
+        def order(path: Path) -> tuple[bool, int, str]:
+            name = path.stem
+            return not name.startswith("t"), len(name), name  # by length, so that table9 precedes table10
+
+        paths = sorted((self.path / "tables").glob("*.json"), key=order)
         return [self.fill(table) for path in paths if (table := self._read(path))]
 
     def fill(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return a table with the numbers of the cells that have finished so far, and whether its claims hold.
 
-        Each number is the mean over the seeds, with its standard error; a test score has its 95%
-        interval over rows.
+        A position of the table is a *spot*, or None if the recipe has no number there. `_numbers` describes what this
+        function adds to each spot.
         """
         rows = [
-            {**row, "spots": [s and {**s, **self._numbers(s)} for s in row["spots"]]}
+            {**row, "spots": [spot and {**spot, **self._numbers(spot)} for spot in row["spots"]]}
             for row in table["rows"]
         ]
-        spots = {
+        spot_at = {
             (row["name"], column): spot
             for row in rows
             for column, spot in zip(table["columns"], row["spots"], strict=True)
             if spot
         }
-        claims = [{**claim, **verdict_on(claim, spots)} for claim in table["claims"]]
+        claims = [{**claim, **verdict_on(claim, spot_at)} for claim in table["claims"]]
         return {**table, "rows": rows, "claims": claims}
 
     @contextmanager
@@ -188,36 +205,54 @@ class ReproductionFolder:
             yield is_held
 
     def _numbers(self, spot: Mapping[str, Any]) -> dict[str, Any]:
-        """Return mean, standard error, interval and seeds of a table position, or the reason why they are missing."""
+        """Return what a table shows at a spot, over the seeds whose cells have finished.
+
+        | entry | meaning |
+        | --- | --- |
+        | ``mean``, ``error`` | mean over the seeds and its standard error, or None with too few seeds |
+        | ``seeds``, ``by_seed`` | number of finished seeds, and the number of each seed, or None |
+        | ``interval`` | 95% interval of a test score over test rows, in percent, mean over the seeds; else None |
+        | ``ends`` | the interval by which claims are judged, see `_ends`, or None |
+        | ``rows`` | number of test rows of a test score; else None |
+        | ``reason`` | why the numbers of some seeds are missing; empty if none is |
+        | the names in `size_of` | model, training rows and steps of the first finished cell |
+        """
         numbers = [self._number(spot, keys) for keys in spot["cells"]]
         finished = [number for number in numbers if number.value is not None]
         values = [number.value for number in finished if number.value is not None]
-        reason = "; ".join(
-            dict.fromkeys(filter(None, (spot["reason"], *(number.reason for number in numbers))))
-        )
+        reasons = dict.fromkeys(filter(None, (spot["reason"], *(number.reason for number in numbers))))
+        reason = "; ".join(reasons)
         if values and reason:
             reason = f"{len(values)} of {len(numbers)} seeds; the others: {reason}"
-        # Test scores have an interval over test rows.
+        # Test scores have an interval over test rows: for each seed, its low and its high end.
         cells = [number.cell["values"] for number in finished]
         tested = [cell for cell in cells if spot["measure"] == "test_score" and cell.get("test_rows")]
-        bounds = zip(*(cell["test_interval"] for cell in tested), strict=True)
-        first = finished[0].cell if finished else None
-        run = first and self.result(str(first["settings"].get("run", "")).removeprefix(CELL))
+        low_ends_and_high_ends = zip(*(cell["test_interval"] for cell in tested), strict=True)
+        interval = [100 * fmean(ends) for ends in low_ends_and_high_ends]
+        # An attention cell reads the weights of a training, whose size is then the size of the result.
+        size: dict[str, str | bool] = {}
+        if finished:
+            first_cell = finished[0].cell
+            run = str(first_cell["settings"].get("run", ""))
+            size = size_of(first_cell, self.result(run.removeprefix(CELL)) if run else None)
         return {
             "mean": fmean(values) if values else None,
             "error": stdev(values) / sqrt(len(values)) if len(values) > 1 else None,
             "seeds": len(values),
             "by_seed": [number.value for number in numbers],
-            "interval": [100 * fmean(bound) for bound in bounds] or None,
+            "interval": interval or None,
             "ends": _ends(spot["measure"], values, finished) if values else None,
             "rows": max((cell["test_rows"] for cell in tested), default=None),
             "reason": reason,
-            **(size_of(first, run) if first else {}),
+            **size,
         }
 
     def _number(self, spot: Mapping[str, Any], keys: list[str]) -> "_Number":
-        """Return the number for one seed, or the reason why it is missing."""
-        # The results of all cells of the spot must exist.
+        """Return the number of a spot for one seed, or the reason why it is missing.
+
+        ``keys`` are those of the seed's cells: one, the two of a ratio, or those among which the best one is shown.
+        """
+        # The results of all cells must exist.
         results = []
         for key in keys:
             if (result := self.result(key)) is None:
@@ -225,80 +260,95 @@ class ReproductionFolder:
             results.append(result)
         if spot.get("combine") == "best":
             results = [max(results, key=lambda result: result["values"]["valid_score"])]
-        name = spot["measure"]
-        first, *others = [_measure(name, result["values"]) for result in results]
+        measure = spot["measure"]
+        first, *others = [_measure(measure, result["values"]) for result in results]
         if first is None or None in others:
-            return _Number(reason=f"not measured: {MEASURES.get(name) or name}")
-        # One measure is the number; of two, it is the ratio, whose bounds are those of the extreme ratios.
+            return _Number(reason=f"not measured: {MEASURES.get(measure) or measure}")
+        first_bounds = _bounds(measure, first, results[0])
         if not others:
-            return _Number(float(first), cell=results[0], bounds=_bounds(name, first, results[0]))
-        if not others[0]:
+            return _Number(float(first), cell=results[0], bounds=first_bounds)
+        # Two cells give the ratio of their numbers, whose bounds are the smallest and the largest possible ratio.
+        denominator = others[0]
+        if not denominator:
             return _Number(reason="the second number of the ratio is zero")
-        numerator = _bounds(name, first, results[0])
-        denominator = _bounds(name, others[0], results[1])
         bounds = None
-        if numerator and denominator:
-            smallest = numerator[0] / denominator[1]
-            largest = numerator[1] / denominator[0] if denominator[0] else inf
+        denominator_bounds = _bounds(measure, denominator, results[1])
+        if first_bounds and denominator_bounds:
+            smallest = first_bounds[0] / denominator_bounds[1]
+            largest = first_bounds[1] / denominator_bounds[0] if denominator_bounds[0] else inf
             bounds = smallest, largest
-        return _Number(first / others[0], cell=results[0], bounds=bounds)
+        return _Number(first / denominator, cell=results[0], bounds=bounds)
 
     def _read(self, path: Path) -> dict[str, Any] | None:
+        """Return the content of a file, or None if there is no file, or one of another version of `FORMAT`."""
         try:
             values = read_checked(path)
-            return values if values.get("format") == FORMAT else None
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             raise InputError(
                 f"{path}: damaged ({error})", "remove it, and run the same command again"
             ) from error
+        return values if values.get("format") == FORMAT else None
 
 
 @dataclass(frozen=True)
 class _Number:
-    """A number of one seed with its cell and the bounds between which it lies, or the reason why it is missing."""
+    """The number of a spot for one seed, or the reason why it is missing."""
 
-    value: float | None = None
-    reason: str = ""
-    cell: Mapping[str, Any] = field(default_factory=dict)
-    bounds: tuple[float, float] | None = None
+    value: float | None = None  # None if it is missing
+    reason: str = ""  # empty if it is not missing
+    cell: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # result of its cell; of a ratio, of the first one
+    bounds: tuple[float, float] | None = None  # the number lies between them, see `_bounds`
 
 
 def _bounds(measure: str, value: float, result: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the bounds of one seed's number: its 95% interval over rows, or the resolution of steps."""
+    """Return the bounds between which one seed's number lies, in its unit, or None if nothing is known about them.
+
+    They are the 95% interval of an accuracy over rows, or the resolution of a number of steps.
+    """
     values = result["values"]
     if measure == "test_score" and values.get("test_interval"):
         low, high = values["test_interval"]
         return 100 * low, 100 * high
     if measure == "train_score":  # the accuracy of the last tenth of the rows that were seen
         rows = max(1, values["passes"] // 10)
-        low, high = accuracy_interval(np.arange(rows) < value / 100 * rows) or (0.0, 1.0)
+        correct = np.arange(rows) < value / 100 * rows  # only the number of correct rows matters, not which
+        low, high = accuracy_interval(correct) or (0.0, 1.0)
         return 100 * low, 100 * high
-    every = result["settings"].get("eval_every")
-    if measure == "converged_step" and every:  # between two validations nobody looked
-        return value - every, value
+    eval_every = result["settings"].get("eval_every")
+    if measure == "converged_step" and eval_every:
+        return value - eval_every, value  # it may have converged at any step since the validation before
     return None
 
 
 def _ends(measure: str, values: Sequence[float], numbers: Sequence[_Number]) -> tuple[float, float] | None:
-    """Return the 95% interval of the mean over seeds, by which claims are judged, or None if a single run has none."""
+    """Return the 95% interval of the mean over seeds, by which claims are judged, or None if a single run has none.
+
+    ``values`` are those of the finished ``numbers``, of which there is at least one.
+    """
     bounds = [number.bounds for number in numbers if number.bounds]
-    within = (fmean(low for low, _ in bounds), fmean(high for _, high in bounds)) if bounds else None
+    mean_bounds = (fmean(low for low, _ in bounds), fmean(high for _, high in bounds)) if bounds else None
     if measure != "converged_step":
-        return interval_of(values, measure, within)
-    # A number of steps is rounded up to the next validation: a difference of one validation is none.
+        return interval_of(values, measure, mean_bounds)
+    # A number of steps is rounded up to the next validation, so a difference of one validation is no difference: the
+    # interval over seeds is extended to contain the bounds.
     ends = interval_of(values, measure, None)
-    return ends and within and (min(ends[0], within[0]), max(ends[1], within[1]))
+    if ends is None or mean_bounds is None:
+        return None
+    return min(ends[0], mean_bounds[0]), max(ends[1], mean_bounds[1])
 
 
 def _measure(name: str, values: Mapping[str, Any]) -> float | None:
-    """Return a measure of a finished cell, accuracies in percent; None if the cell has no such value."""
+    """Return a measure of a finished cell, scores and shares in percent; None if the cell has no such value."""
     if name in RATIOS:
-        seconds, number = map(values.get, RATIOS[name])
-        return seconds / number if seconds is not None and number else None
+        seconds, count = map(values.get, RATIOS[name])
+        return seconds / count if seconds is not None and count else None
     value = values.get(name)
-    return 100 * value if name.endswith(("_score", "_share")) and value is not None else value
+    is_share = name.endswith(("_score", "_share"))  # from 0 to 1 in the cell
+    return 100 * value if is_share and value is not None else value
 
 
 def is_reproduction(path: Path) -> bool:

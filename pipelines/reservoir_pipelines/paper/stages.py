@@ -27,38 +27,43 @@ from reservoir_pipelines.paper.recipe import groups
 from reservoir_pipelines.paper.reproduction_folder import Cell
 from reservoir_pipelines.reports.views import fit_values, train_values
 
-TRIAL_STEPS, TRIAL_ROWS = 8, 32  # steps and rows of a trial
+TRIAL_STEPS = 8
+TRIAL_ROWS = 32
 FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
 # settings that determine the cost of a cell
 COSTLY = "backbone", "depth", "init", "train", "pool", "layers", "parameters", "limit", "batch", "steps"
-COUNTED = "cifar10"  # trained parameters are counted for this task, as in the paper
+COUNTED_TASK = "cifar10"  # trained parameters are counted for this task, as in the paper
 MAX_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
 
 @dataclass(frozen=True)
 class CellRun:
-    """What a cell gave: the commands that reproduce it, its folder or file with its size in bytes, and its values."""
+    """What running a cell has given."""
 
-    commands: list[str]
-    path: Path
-    bytes: int
-    values: dict[str, Any]
+    commands: list[str]  # command lines that repeat it
+    path: Path  # folder of a fit, a run or a model, or the file of a plot
+    bytes: int  # disk space
+    values: dict[str, Any]  # what tables and plots show, by name
 
 
 def run_cell(
-    cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]
+    cell: Cell, folder: Path, folders: Mapping[str, str], place_settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Run a cell and return its result.
+    """Run a cell and return its result as JSON values.
 
-    ``folders`` has the folders of the cells that it needs, by key, and ``places`` the user's cache, data and device.
+    ``folder`` is for files that do not belong in the cache. ``folders`` has the folders of the cells that this cell
+    needs, by key, and ``place_settings`` the user's cache, data and device.
     """
-    refuse_links(folder / cell.key)
+    # Some stages write a folder of this name, which must not be a link to another one.
+    path = folder / cell.key
+    refuse_links(path)
     # A setting that is a cell becomes the folder of that cell.
     settings = {
         name: folders[value.key] if isinstance(value, Cell) else value
         for name, value in cell.settings.items()
     }
-    run = _RUNNERS[cell.stage](cell.task or "", {**settings, **places}, folder / cell.key)
+    run_stage = _RUNNERS[cell.stage]
+    run = run_stage(cell.task or "", {**settings, **place_settings}, path)
     made_with = versions("torch", "transformers", "numpy") | {"device": str(choose_device("auto"))}
     return {
         "commands": run.commands,
@@ -71,18 +76,24 @@ def run_cell(
 
 def _keywords(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a public function has a keyword for."""
-    # The settings of a cell may belong to two functions, and a reproduction adds its cache, data folder and device.
+    # A cell of the stage fit has the settings of two functions, and a reproduction adds its cache, data folder and
+    # device, which not every function uses.
     names = inspect.signature(function).parameters
     return {name: value for name, value in settings.items() if name in names}
 
 
+# Each of the next functions runs the cells of one stage, see `_RUNNERS`. It gets the task ("" for stages that have
+# none), the settings with the user's cache, data and device, and a path for a file or folder of the cell.
+
+
 def _fit(task: str, settings: dict[str, Any], _: Path) -> CellRun:
-    """Extract a task and fit its columns."""
+    """Extract the features of a task, fit readouts to them, and return the scores and the cost of the best one."""
+    # The entry does not become the last one of its task, which other commands read by default.
     with untracked():
         features = extract(task, **_keywords(extract, settings))
     result = fit(features, **_keywords(fit, settings))
     # If the saved readout reads the raw input or a statistic of it, the features have no part in its cost.
-    without_model = result.best.columns in {baseline.columns for baseline in result.baselines}
+    is_baseline = result.best.columns in {baseline.columns for baseline in result.baselines}
     extract_options, fit_options, place = groups("fit", settings)
     commands = [
         typed("extract", [task], extract_options),
@@ -93,77 +104,89 @@ def _fit(task: str, settings: dict[str, Any], _: Path) -> CellRun:
         "extract_seconds": features.seconds,
         "reused": features.reused,
         "passes": features.computed_rows,
-        "cost": result.seconds + (0 if without_model else features.seconds),
+        "cost": result.seconds + (0 if is_baseline else features.seconds),
     }
-    return CellRun(commands, result.saved.parent, 0 if without_model else features.bytes, values)
+    return CellRun(commands, result.saved.parent, 0 if is_baseline else features.bytes, values)
 
 
 def _train(task: str, settings: dict[str, Any], _: Path) -> CellRun:
+    """Train a model on a task, and return its scores and its cost."""
     result = train(task, **_keywords(train, settings))
-    recipe = as_group(settings, opt.TrainOptions)
-    # A sweep costs the time and the rows of all its runs.
+    options = as_group(settings, opt.TrainOptions)
+    # A sweep costs the time and the rows of all its runs; a single run has no trials.
     cost = sum(trial["seconds"] for trial in result.trials) or result.seconds
-    passes = result.steps * recipe.batch * recipe.accumulate * max(1, len(result.trials))
+    passes = result.steps * options.batch * options.accumulate * max(1, len(result.trials))
     values = train_values(result) | {"cost": cost, "passes": passes}
     commands = [typed("train", [task], *groups("train", settings))]
     return CellRun(commands, result.path, folder_bytes(result.path), values)
 
 
-def _attention(task: str, settings: dict[str, Any], place: Path) -> CellRun:
-    """Compute attention maps, and keep their mean in a size that can be stored."""
-    plot = place.with_suffix(".png")
+def _attention(task: str, settings: dict[str, Any], path: Path) -> CellRun:
+    """Compute attention maps, and return their mean over the heads, in a size that can be stored as JSON."""
+    plot = path.with_suffix(".png")
     settings |= {"out": plot}
     result = attention(task, **_keywords(attention, settings))
-
-    # The mean over the heads, averaged over squares of ``factor`` tokens if it is too large to store.
-    mean_map = np.nan_to_num(result.mean.mean(axis=0))
-    factor = -(-len(mean_map) // MAX_TOKENS)
-    side = len(mean_map) // factor
-    covered = side * factor  # tokens in whole squares; the last ones, fewer than ``factor``, are left out
-    squares = mean_map[:covered, :covered].reshape(side, factor, side, factor)
+    mean_map = np.nan_to_num(result.mean.mean(axis=0))  # (tokens, tokens); 0 for two tokens that no row has
     values = {
         "diagonals": result.diagonal_strength,
         "strongest_distance": result.strongest_distance,
-        "map": squares.mean(axis=(1, 3)).round(5).tolist(),
+        "map": _reduced_map(mean_map).round(5).tolist(),
         "layer": result.layer,
         "rows": result.rows,
         "passes": result.rows,
         "lines": {str(back): name for back, name in result.diagonals.items()},
     }
-    size = sum(path.stat().st_size for path in (plot, result.arrays) if path.exists())
+    size = sum(file.stat().st_size for file in (plot, result.arrays) if file.exists())
     return CellRun([typed("attention", [task], *groups("attention", settings))], plot, size, values)
 
 
+def _reduced_map(mean_map: np.ndarray) -> np.ndarray:
+    """Return a map (tokens, tokens) as means over squares, so that it has at most `MAX_TOKENS` on a side."""
+    factor = -(-len(mean_map) // MAX_TOKENS)  # tokens on the side of a square, rounded up
+    side = len(mean_map) // factor
+    covered = side * factor  # tokens in whole squares; the last ones, fewer than ``factor``, are left out
+    squares = mean_map[:covered, :covered].reshape(side, factor, side, factor)
+    return squares.mean(axis=(1, 3))
+
+
 def _pretrain(_: str, settings: dict[str, Any], out: Path) -> CellRun:
+    """Pretrain a backbone in the folder ``out``, and return its accuracy or its loss, and its cost."""
     corpus = settings.get("corpus")
     if corpus is None:
         raise InputError(
             "this package contains no text corpus", "pass --override corpus=TEXT, a file or a folder"
         )
     keywords = _keywords(pretrain, settings)
-    del keywords["corpus"]
+    del keywords["corpus"]  # which is passed by position
     result = pretrain(corpus, out=out, **keywords)
-    values = {"test_score": result.test_accuracy, "test_bits": result.test_bits, "steps": result.steps}
-    values |= {"train_seconds": result.seconds, "cost": result.seconds}
-    _, shape, recipe, place = groups("pretrain", settings)
-    command = typed("pretrain", [corpus], shape, recipe, place, opt.OutOptions(out=out))
+    values = {
+        "test_score": result.test_accuracy,
+        "test_bits": result.test_bits,
+        "steps": result.steps,
+        "train_seconds": result.seconds,
+        "cost": result.seconds,
+    }
+    _, shape, pretrain_options, place = groups("pretrain", settings)  # the first group has the corpus alone
+    command = typed("pretrain", [corpus], shape, pretrain_options, place, opt.OutOptions(out=out))
     return CellRun([command], out, folder_bytes(out), values)
 
 
-def _backbone(_: str, settings: dict[str, Any], place: Path) -> CellRun:
-    name, plot = settings.pop("backbone", DEFAULT_BACKBONE), place.with_suffix(".png")
+def _backbone(_: str, settings: dict[str, Any], path: Path) -> CellRun:
+    """Return the shape, the numbers of parameters and the deviations of the weights of a backbone."""
+    name = settings.pop("backbone", DEFAULT_BACKBONE)
     settings.pop("device", None)  # `card` has no device
     model, root = as_group(settings, opt.ModelOptions), as_group(settings, opt.CacheOptions)
+    plot = path.with_suffix(".png")
     out = opt.OutOptions(out=plot)
-    data = as_group({}, opt.TaskOptions)
-    described = card(name, model, data, root, out, COUNTED, counts={"paper": paper_counts})
-    copied = ("width", "heads", "weight_deviation", "bias_deviation", "deviations")
-    values = {value: described[value] for value in copied} | {
+    task_options = as_group({}, opt.TaskOptions)
+    described = card(name, model, task_options, root, out, COUNTED_TASK, counts={"paper": paper_counts})
+    copied_names = ("width", "heads", "weight_deviation", "bias_deviation", "deviations")
+    values = {value_name: described[value_name] for value_name in copied_names} | {
         "blocks": described["depth"],
         "parameters": described["whole"],
         "paper_share": described.get("paper_share"),
     }
-    command = typed("backbone", [name, "--task", COUNTED], model, root, out)
+    command = typed("backbone", [name, "--task", COUNTED_TASK], model, root, out)
     return CellRun([command], plot, plot.stat().st_size if plot.exists() else 0, values)
 
 
@@ -178,11 +201,11 @@ _RUNNERS: dict[str, Callable[[str, dict[str, Any], Path], CellRun]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds and bytes of a cell, or the reason why it cannot run on this machine."""
+    """The estimated cost of a cell, or the reason why it cannot run on this machine."""
 
-    seconds: float = 0.0
-    bytes: float = 0.0
-    reason: str = ""
+    seconds: float = 0.0  # 0 if not estimated
+    bytes: float = 0.0  # disk space; 0 if not estimated
+    reason: str = ""  # empty if the cell can run
 
     @property
     def is_unknown(self) -> bool:
@@ -191,12 +214,13 @@ class Cost:
 
 
 NO_ESTIMATE = Cost()
+"""The cost of a cell of a stage that has no trial."""
 
 
-def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost]:
+def estimate(cells: Sequence[Cell], place_settings: Mapping[str, Any]) -> dict[str, Cost]:
     """Try one cell of each kind, print the total cost, and return the cost of each cell by its key.
 
-    ``places`` has the user's cache, data and device.
+    ``place_settings`` has the user's cache, data and device.
     """
     cost_of_kind: dict[tuple[Any, ...], Cost] = {}
     costs: dict[str, Cost] = {}
@@ -205,47 +229,54 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
         kind = cell.stage, cell.task, *(str(cell.settings.get(name)) for name in COSTLY)
         if kind not in cost_of_kind:
             notify(f"trying {cell.title}")
-            cost_of_kind[kind] = _cost_of_trial(cell, places)
+            cost_of_kind[kind] = _cost_of_trial(cell, place_settings)
         costs[cell.key] = cost_of_kind[kind]
     if costs:
-        seconds = sum(cost.seconds for cost in costs.values())
-        size = sum(cost.bytes for cost in costs.values())
-        without_estimate = sum(cost.is_unknown for cost in costs.values())
-        rest = f"; {without_estimate} without an estimate" if without_estimate else ""
-        time = f"{time_text(seconds)} without fitting readouts"
-        notify(f"{len(costs)} cells to run: about {time}, {size_text(int(size))}{rest}")
-    if reasons := [cost.reason for cost in costs.values() if cost.reason]:
-        notify(f"{len(reasons)} of the cells cannot run here: {'; '.join(dict.fromkeys(reasons))}")
+        _notify_of_total(list(costs.values()))
     return costs
 
 
-def _cost_of_trial(cell: Cell, places: Mapping[str, Any]) -> Cost:
+def _notify_of_total(costs: Sequence[Cost]) -> None:
+    """Print the total cost of cells, and why some of them cannot run."""
+    seconds = sum(cost.seconds for cost in costs)
+    size = sum(cost.bytes for cost in costs)
+    unknown_count = sum(cost.is_unknown for cost in costs)
+    unknown_text = f"; {unknown_count} without an estimate" if unknown_count else ""
+    time = f"{time_text(seconds)} without fitting readouts"
+    notify(f"{len(costs)} cells to run: about {time}, {size_text(int(size))}{unknown_text}")
+    if reasons := [cost.reason for cost in costs if cost.reason]:
+        notify(f"{len(reasons)} of the cells cannot run here: {'; '.join(dict.fromkeys(reasons))}")
+
+
+def _cost_of_trial(cell: Cell, place_settings: Mapping[str, Any]) -> Cost:
     """Return the cost of a cell from a short trial, or the reason why it cannot run.
 
-    ``places`` has the user's cache, data and device.
+    ``place_settings`` has the user's cache, data and device.
     """
-    # The backbone of another cell does not exist yet; random weights cost the same.
-    settings = {n: v for n, v in cell.settings.items() if not isinstance(v, Cell)} | dict(places)
+    # Attention maps and cards take seconds, and the final scores of a pretraining run are too slow for a trial.
+    if cell.stage not in ("fit", "train"):
+        return NO_ESTIMATE
+    settings = {name: value for name, value in cell.settings.items() if not isinstance(value, Cell)}
+    settings |= place_settings
+    # The pretrained model of another cell may not exist yet; the default backbone with random weights stands for it.
     if cell.needs:
         settings["init"] = "random"
     task = cell.task or ""
     try:
+        # The messages of a trial are not shown.
         with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as folder:
             if cell.stage == "fit":
                 estimated = plan(task, **_keywords(plan, settings))
                 return Cost(estimated.seconds, estimated.bytes)
-            # Attention maps and cards take seconds, and the final scores of a pretraining run are too slow for a trial.
-            if cell.stage != "train":
-                return NO_ESTIMATE
             return _cost_of_training(task, settings, Path(folder))
     except (InputError, CacheError, OSError, RuntimeError) as error:
         return Cost(reason=str(error).partition("\n")[0])
 
 
 def _cost_of_training(task: str, settings: Mapping[str, Any], folder: Path) -> Cost:
-    """Return the cost of a training run, from the time of its first steps."""
+    """Return the cost of a training run from the time of its first steps, which are run in ``folder``."""
     valid_rows = prepare(task, **_keywords(prepare, settings)).rows["valid"]
-    trial = {
+    trial_settings = {
         "steps": TRIAL_STEPS,
         "eval_every": TRIAL_STEPS,
         "limit": TRIAL_ROWS,
@@ -253,11 +284,12 @@ def _cost_of_training(task: str, settings: Mapping[str, Any], folder: Path) -> C
         "from_cache": False,
         "run": folder / "run",
     }
-    result = train(task, **_keywords(train, {**settings, **trial}))
+    result = train(task, **_keywords(train, {**settings, **trial_settings}))
     step_seconds = result.seconds / result.steps
-    # Validations pass their rows forward only; there is one after every ``eval_every`` steps.
-    recipe = as_group(settings, opt.TrainOptions)
-    steps = recipe.steps or TRAIN_STEPS
-    validated_rows = min(valid_rows, settings.get("limit") or valid_rows) * steps / recipe.eval_every
-    seconds = step_seconds * steps + FORWARD * step_seconds / recipe.batch * validated_rows
+    # A validation after every ``eval_every`` steps passes its rows forward only.
+    options = as_group(settings, opt.TrainOptions)
+    steps = options.steps or TRAIN_STEPS
+    rows_of_validation = min(valid_rows, settings.get("limit") or valid_rows)
+    validated_rows = rows_of_validation * steps / options.eval_every
+    seconds = step_seconds * steps + FORWARD * step_seconds / options.batch * validated_rows
     return Cost(seconds, folder_bytes(folder))

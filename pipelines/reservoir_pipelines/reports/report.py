@@ -23,11 +23,11 @@ MAX_FITS = 12  # largest number of fits on the page; the latest are shown
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Record):
-    """The page that `report` wrote, and the number of its parts."""
+    """The page that `report` wrote."""
 
     page: Path
-    parts: int
-    bytes: int
+    parts: int  # number of reproductions, fits and trainings on the page
+    bytes: int  # size of the page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class FolderKind:
     place: str
     matches: Callable[[Path], bool]
     part: Callable[[Path, int], dict[str, Any]]
-    shown_folders: Callable[[Path], set[str]]
+    shown_folders: Callable[[Path], set[str]]  # absolute paths without links
     finish: Callable[[Sequence[dict[str, Any]]], None]
 
 
@@ -60,48 +60,56 @@ def report(
 ) -> Report:
     """Write a page about folders of `fit` and `train`, and of other kinds; see `api.report`."""
     root = cache_root(options.cache)
-    parts = [_part(Path(path), number, kinds) for number, path in enumerate(sources, start=1)]
-    parts = parts or _all_parts(root, kinds)
+    if sources:
+        parts = [_part(Path(path), number, kinds) for number, path in enumerate(sources, start=1)]
+    else:
+        parts = _all_parts(root, kinds)
     if not parts:
         raise InputError(f"{root}: nothing to report yet", "run reservoir fit or reservoir reproduce first")
     for kind in kinds:
         kind.finish(parts)
-    out = options.out or root / ("report.md" if options.markdown else "report.html")
-    template, finalize = ("tables.md.j2", _on_one_line) if options.markdown else ("page.html", _visible)
+    name, template, finalize = (
+        ("report.md", "tables.md.j2", _on_one_line)
+        if options.markdown
+        else ("report.html", "page.html", _visible)
+    )
     text = _render(parts, template, finalize)
+    out = options.out or root / name
     with writing(out):
-        replace_file(out, lambda part: part.write_text(text, encoding="utf-8"))
+        replace_file(out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return Report(page=out, parts=len(parts), bytes=len(text.encode()))
 
 
 def _all_parts(root: Path, kinds: Sequence[FolderKind]) -> list[dict[str, Any]]:
-    """Return the parts about the folders of other kinds in the cache, and about the latest other fits in any folder."""
+    """Return the parts about the folders of other kinds in the cache, and about the latest fits that these do not show.
+
+    A folder that cannot be read is skipped with a message.
+    """
     folders_of_kinds: list[Path] = []
-    shown_there: set[str] = set()
+    shown_folders: set[str] = set()
     for kind in kinds:
         folders = sorted(path for path in (root / kind.place).glob("*") if kind.matches(path))
         folders_of_kinds += folders
-        shown_there |= {name for path in folders for name in kind.shown_folders(path)}
-
-    # Fits in the cache, and those in a folder of --out, which a note in the cache names.
-    fits = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}
-    for note in (root / "readouts").glob(f"*/*/{ELSEWHERE}"):
-        with suppress(OSError, ValueError, KeyError):
-            fits.add(Path(read_checked(note)["folder"]))
-    own_fits = [
-        folder
-        for folder in fits
-        if str(folder.resolve()) not in shown_there and (folder / SUMMARY).is_file()
-    ]
-    own_fits.sort(key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)
-
+        shown_folders |= {name for path in folders for name in kind.shown_folders(path)}
+    fits = [folder for folder in _folders_of_fits(root) if str(folder.resolve()) not in shown_folders]
     parts = []
-    for number, path in enumerate(folders_of_kinds + own_fits[:MAX_FITS], start=1):
+    for number, path in enumerate(folders_of_kinds + fits[:MAX_FITS], start=1):
         try:
             parts.append(_part(path, number, kinds))
         except InputError as error:
             notify(f"skipping one part of the page: {error}")
     return parts
+
+
+def _folders_of_fits(root: Path) -> list[Path]:
+    """Return the folders of all fits in the cache, and of those that were saved elsewhere, the latest first."""
+    folders = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}
+    # Of a fit with --out, a note in the cache names the folder, which may have been removed since.
+    for note in (root / "readouts").glob(f"*/*/{ELSEWHERE}"):
+        with suppress(OSError, ValueError, KeyError):  # a damaged note
+            folders.add(Path(read_checked(note)["folder"]))
+    existing = [folder for folder in folders if (folder / SUMMARY).is_file()]
+    return sorted(existing, key=lambda folder: (folder / SUMMARY).stat().st_mtime, reverse=True)
 
 
 def _part(path: Path, number: int, kinds: Sequence[FolderKind]) -> dict[str, Any]:
@@ -128,12 +136,17 @@ def _part(path: Path, number: int, kinds: Sequence[FolderKind]) -> dict[str, Any
 
 
 def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[Any], Any]) -> str:
-    """Return the page as text; jinja escapes markup if the template is HTML."""
+    """Return the page as text; ``finalize`` escapes each value that the template shows.
+
+    If the template is HTML, jinja then escapes markup.
+    """
     from jinja2 import Environment, PackageLoader, select_autoescape
 
-    loader = PackageLoader("reservoir_pipelines", "reports")
     environment = Environment(
-        loader=loader, autoescape=select_autoescape(), trim_blocks=True, finalize=finalize
+        loader=PackageLoader("reservoir_pipelines", "reports"),
+        autoescape=select_autoescape(),
+        trim_blocks=True,
+        finalize=finalize,
     )
     date = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
     return environment.get_template(template).render(
@@ -148,5 +161,5 @@ def _on_one_line(value: object) -> str:
 
 
 def _visible(value: object) -> object:
-    """Escape control characters and marks that change the text direction."""
+    """Escape control characters and marks that change the text direction; markup of the template stays as it is."""
     return value if hasattr(value, "__html__") else printable(value)

@@ -44,7 +44,7 @@ Values = Mapping[str, Any]
 
 
 def fit_values(summary: Values, results: Path) -> dict[str, Any]:
-    """Return the values of a fit for the page, from its summary and the table of its readouts."""
+    """Return the values of a fit for the page, from its summary and the file ``results`` with all readouts."""
     best, evaluation = summary["best"], summary["evaluation"]
     # Estimators of scikit-learn and repetitions of a series have no penalty.
     penalty = "" if best["alpha"] is None else f" {best['alpha']:.3g}"
@@ -67,17 +67,20 @@ def fit_values(summary: Values, results: Path) -> dict[str, Any]:
 
 def _baseline_name(baseline: Values) -> str:
     """Return the name of a baseline, with its rows if it was not fitted to all training rows."""
-    rows = baseline["readout"].partition(" on ")[2]
+    rows = baseline["readout"].partition(" on ")[2]  # of a readout such as "ridge on 5,000 rows"
     return f"{baseline['name']} on {rows}" if rows else baseline["name"]
 
 
 def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
-    """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices."""
+    """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices.
+
+    ``baselines`` has the columns of the baselines, which are left out, unless one is the chosen readout.
+    """
     text = io.StringIO(read_regular(results).decode(), newline="")
     lines = list(csv.DictReader(text))
     chosen_line = next((line for line in lines if line["chosen"] == "1"), lines[0])
-    # Baselines are not drawn, unless one is the chosen readout.
-    lines = [line for line in lines if line["columns"] not in baselines - {chosen_line["columns"]}]
+    left_out = baselines - {chosen_line["columns"]}
+    lines = [line for line in lines if line["columns"] not in left_out]
     results_of_lines = [
         Result(
             columns=names_of(parse_columns(line["columns"])),
@@ -89,18 +92,24 @@ def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
     ]
     columns, settings, scores = score_matrix(results_of_lines)
     chosen = results_of_lines[lines.index(chosen_line)]
-    place = [columns.index(chosen.title), settings.index(chosen.setting)]
-    return {"columns": columns, "settings": settings, "scores": as_json(scores.tolist()), "best": place}
+    chosen_indices = [columns.index(chosen.title), settings.index(chosen.setting)]
+    return {
+        "columns": columns,
+        "settings": settings,
+        "scores": as_json(scores.tolist()),
+        "best": chosen_indices,
+    }
 
 
 def train_values(run: Training) -> dict[str, Any]:
     """Return the values of a training run for the page, with thinned curves."""
     names = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
-    evaluation = run.evaluation
+    evaluation = run.evaluation  # None if the run was not scored
     return {name: getattr(run, name) for name in names.split()} | {
         "test_interval": evaluation and evaluation.interval,
         "test_rows": evaluation and evaluation.rows,
         "train_seconds": run.seconds,
+        # The folders of the runs mean nothing on another machine.
         "swept": [{name: value for name, value in trial.items() if name != "run"} for trial in run.trials],
         "losses": _thinned(run.history, "loss"),
         "validations": _thinned(run.history, "valid_score"),
@@ -108,14 +117,16 @@ def train_values(run: Training) -> dict[str, Any]:
 
 
 def _thinned(history: list[dict[str, Any]], name: str) -> list[list[float]]:
-    """Return at most `MAX_POINTS` points of a curve, each the mean over an interval."""
-    points = plots.curve_points(history, name)
-    parts = np.array_split(points, min(len(points), MAX_POINTS)) if len(points) else []
-    return [[float(part[-1, 0]), round(float(part[:, 1].mean()), 5)] for part in parts]
+    """Return at most `MAX_POINTS` points of a curve: the last step of an interval, and the mean value over it."""
+    points = plots.curve_points(history, name)  # (points, 2): step and value
+    if not len(points):
+        return []
+    intervals = np.array_split(points, min(len(points), MAX_POINTS))
+    return [[float(interval[-1, 0]), round(float(interval[:, 1].mean()), 5)] for interval in intervals]
 
 
 def fit_part(path: Path, number: int) -> dict[str, Any]:
-    """Return the page's part about a fit."""
+    """Return the page's part about a fit; ``number`` identifies the part on the page."""
     summary = read_checked(path / SUMMARY)
     values = fit_values(summary, path / "results.csv")
     entry = Path(summary["entry"])
@@ -148,13 +159,13 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
-    """Return the page's part about a training run."""
+    """Return the page's part about a finished training run; ``number`` identifies the part on the page."""
     from reservoir_pipelines.training.result import Training
     from reservoir_pipelines.training.run_folder import RunFolder
 
     run = RunFolder(path)
     result = run.result(lambda values: Training.from_dict({**values, "run": str(path)}))
-    assert result  # only finished runs are on the page
+    assert result  # the caller has checked that the run has a result
     config = run.config
     task = config["settings"]["spec"]["task"]
     facts = [
@@ -174,7 +185,10 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
 
 
 def facts_of(stage: str, values: Values) -> list[tuple[str, Any]]:
-    """Return the facts about a fit or a training run from the values that a reproduction stores of it."""
+    """Return the facts about a fit or a training run from the values that a reproduction stores of it.
+
+    Facts without a text are left out. The other stages have no facts.
+    """
     if stage not in ("fit", "train"):
         return []
     metric = values.get("metric", "accuracy")
@@ -187,10 +201,10 @@ def facts_of(stage: str, values: Values) -> list[tuple[str, Any]]:
 
 
 def _fit_facts(values: Values, metric: str) -> list[tuple[str, str]]:
-    """Return the names and texts of what the page says of a fit."""
-    over = over_groups(values.get("test_groups") or 0)
+    """Return the names and texts of the facts about a fit, besides its scores."""
+    groups = values.get("test_groups") or 0
     return [
-        (f"95% interval{over}", interval_text(values.get("test_interval"), metric)),
+        (f"95% interval{over_groups(groups)}", interval_text(values.get("test_interval"), metric)),
         ("chosen", values["readout"]),
         ("tried", f"{values['tried']:,} readouts"),
         ("best on validation, by layer", scores_by_name(values["layers"], metric)),
@@ -205,7 +219,7 @@ def scores_by_name(scores: Mapping[str, float], metric: str) -> str:
 
 
 def _training_facts(values: Values, metric: str) -> list[tuple[str, str]]:
-    """Return the names and texts of what the page says of a training."""
+    """Return the names and texts of the facts about a training run, besides its scores."""
     facts = [
         ("steps", f"{values['steps']:,}"),
         ("best step", f"{values['best_step'] or 0:,}"),
@@ -225,19 +239,25 @@ def plots_of(stage: str, values: Values) -> list[PagePlot]:
         return []
     if stage == "fit":
         return _fit_plots(values)
-    if stage == "train":
-        factor, unit = plots.in_unit(values["metric"])
-        losses, scores = (
-            np.array(values[name], float).reshape(-1, 2) for name in ("losses", "validations")
-        )
-        no_curve = np.zeros((0, 2))  # `draw_course` draws two curves; each plot here has one
-        steps = f"over {values['steps']:,} steps"
-        validations = f"validation {values['metric']} {steps}"
-        return [
-            PagePlot(f"training loss {steps}", plots.draw_course, ([losses, no_curve], "loss")),
-            PagePlot(validations, plots.draw_course, ([no_curve, scores * (1, factor)], unit)),
-        ]
-    return []
+    return _training_plots(values) if stage == "train" else []
+
+
+def _training_plots(values: Values) -> list[PagePlot]:
+    """Return the plots of a training run: its training loss and its validation score over the steps."""
+    factor, unit = plots.in_unit(values["metric"])
+    # Both are (points, 2): step and value. An empty list needs the shape.
+    losses = np.array(values["losses"], float).reshape(-1, 2)
+    scores = np.array(values["validations"], float).reshape(-1, 2) * (1, factor)
+    no_curve = np.zeros(
+        (0, 2)
+    )  # `draw_course` draws a curve of training and one of validation; each plot has one
+    over_steps = f"over {values['steps']:,} steps"
+    loss_text = f"training loss {over_steps}"
+    score_title = f"validation {values['metric']} {over_steps}"
+    return [
+        PagePlot(loss_text, plots.draw_course, ([losses, no_curve], "loss")),
+        PagePlot(score_title, plots.draw_course, ([no_curve, scores], unit)),
+    ]
 
 
 def curve_plots(values: Values) -> list[PagePlot]:
@@ -254,23 +274,23 @@ def curve_plots(values: Values) -> list[PagePlot]:
 
 def _fit_plots(values: Values) -> list[PagePlot]:
     """Return the plots of a fit: layers, settings, learning curve and confusion matrix, if it has them."""
-    metric, stored = values["metric"], values["sweep"]
-    sweep = ScoreGrid(
-        stored["columns"], stored["settings"], np.array(stored["scores"], float), tuple(stored["best"])
+    metric, sweep = values["metric"], values["sweep"]
+    grid = ScoreGrid(
+        sweep["columns"], sweep["settings"], np.array(sweep["scores"], float), tuple(sweep["best"])
     )
     page_plots = []
-    if len(sweep.columns) > 1 and any(map(single_column, sweep.columns)):
+    # A plot of layers needs several columns, of which at least one is of a single layer.
+    if len(grid.columns) > 1 and any(map(single_column, grid.columns)):
         text = f"best validation {metric} of every layer, a line for each pooling"
-        page_plots.append(PagePlot(text, plots.draw_layers, (sweep, None, metric)))
-    if sweep.scores.size > 1:
+        page_plots.append(PagePlot(text, plots.draw_layers, (grid, None, metric)))
+    if grid.scores.size > 1:
         text = f"validation {metric} of every column under every setting"
-        page_plots.append(PagePlot(text, plots.draw_settings, (sweep, metric)))
+        page_plots.append(PagePlot(text, plots.draw_settings, (grid, metric)))
     page_plots += curve_plots(values)
-    if counts := values["confusion"]:
+    if counts := values["confusion"]:  # empty for a regression
         classes = values["classes"]
         text = "confusion matrix: how many rows of each class were predicted as each class"
-        side = 0.75 * plots.confusion_side(classes)
-        page_plots.append(
-            PagePlot(text, plots.draw_confusion, (np.array(counts), classes), (side + 1, side))
-        )
+        side = 0.75 * plots.confusion_side(classes)  # inches; smaller than in the plot that fit saves
+        arguments = (np.array(counts), classes)
+        page_plots.append(PagePlot(text, plots.draw_confusion, arguments, (side + 1, side)))
     return page_plots
