@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # Factor of the standardised scores of tokens before the softmax. Of 0.25, 0.5, 1, 2 and 4, validation rows of two tasks
 # of Wikipedia preferred 0.25 to 1; larger ones read few tokens of a row (docs/log.md).
 SHARPNESS = 0.5
-# Is added to the standard deviation of scores, whose size is about 1. So if all tokens of a row have the same score, all
-# weigh the same, and rounding errors of the scores are not scaled up.
+# Is added to the standard deviation of scores, whose size is about 1. So if all tokens of a row have the same score,
+# they weigh the same, and rounding errors of the scores are not scaled up.
 LEAST_DEVIATION = 1e-3
 
 
