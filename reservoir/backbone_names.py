@@ -52,11 +52,11 @@ def add_name(family: str) -> None:
 
 def check_backbone_name(name: str) -> None:
     """Raise `InputError` unless a name is known, is a folder or a file, or may be a name on the hub."""
-    known_name = name.partition(":")[0]  # settings may follow, as in esn:units=500
-    is_known = (
-        known_name in KNOWN or name in SHORT or any(known_name == plugin.name for plugin in plugins())
-    )
-    if not (is_known or HUB_NAME.fullmatch(name) or Path(name).exists()):
+    without_settings, _, _ = name.partition(":")  # settings may follow, as in esn:units=500
+    families_of_plugins = {plugin.name for plugin in plugins()}
+    is_known = without_settings in KNOWN or without_settings in families_of_plugins or name in SHORT
+    may_be_elsewhere = HUB_NAME.fullmatch(name) is not None or Path(name).exists()
+    if not is_known and not may_be_elsewhere:
         raise InputError(
             f"backbone {name!r}: neither a known name nor a folder",
             f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",

@@ -243,7 +243,8 @@ def model_batches(
 def _batch_cost(model: LoadedModel) -> int:
     """Return how many tokens take as long as the fixed part of a batch on a GPU."""
     backbone = model.fpt.backbone
-    # The weights of a transformer's blocks, whose feed-forward is four times as wide as its hidden states.
+    # A block of a transformer has 12 width**2 weights: four square matrices of attention, and a feed-forward of two
+    # matrices that are four times as wide.
     weights = 12 * max(1, backbone.depth) * backbone.width**2
     return int(BATCH_PRODUCTS[model.compute] / weights)
 

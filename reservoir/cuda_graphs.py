@@ -175,6 +175,7 @@ class CudaRecorder:
 
     def run(self, work: Callable[[], Values]) -> Values:
         """Do the work on the stream of the captures, between what is queued before it and what follows."""
+        # The streams wait for each other on the GPU; this thread waits for neither.
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -183,7 +184,7 @@ class CudaRecorder:
         return values
 
     def capture(self, work: Callable[[], Any]) -> Graph:
-        """Record the work; a replay runs on the stream that is current then."""
+        """Record the work without doing it; a replay runs on the stream that is current then."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()

@@ -34,8 +34,9 @@ class Launched:
 
     @property
     def device(self) -> torch.device:
-        """The device that computes them."""
-        return next(iter(self.columns.values())).device
+        """The device that computes the features; all columns are on the same one."""
+        first_column = next(iter(self.columns.values()))
+        return first_column.device
 
     def __call__(self) -> dict[str, np.ndarray]:
         """Wait for the device and return the features (rows, tokens, width) by column, with a text's pieces joined."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
 MAX_WINDOWS_AROUND = 10  # the widest has 177,147 tokens
 NARROWEST_WINDOW = 9  # values of the narrowest window around a token: as many as a kernel reads
-WINDOW_FACTOR = 3  # of the width of a window around a token and that of the next one
+WINDOW_FACTOR = 3  # how many times wider each window around a token is than the next narrower one
 DEFAULT_WINDOWS = 4  # wider ones than 243 steps added nothing on recordings of 500 to 2,000 steps
 # Smallest response of a kernel that competes, for kernels of norm 6 and values of variance 1. Where a row is
 # constant, the responses are rounding errors, of which the largest would win by chance.
@@ -71,7 +71,7 @@ class Mean(Pooling):
 
 
 class Std(Pooling):
-    """The standard deviation of each channel over all real tokens, by division by their number n, not by n - 1."""
+    """The standard deviation of each channel over all n real tokens, with division by n, not by n - 1."""
 
     pattern = "std"
 
@@ -222,6 +222,7 @@ class Compete(Pooling):
         """Return the features, (batch, 1, 2 * width)."""
         import torch
 
+        # (batch, 1, 1, tokens), as the extreme values of groups have it
         padding = None if states.padding is None else states.padding[:, None, None, :, 0]
         sums_of_pieces: list[Tensor] = []
         for piece in _pieces(states.values, states, self.number):
@@ -281,8 +282,8 @@ class Places(Pooling):
 
 
 ROUNDING = 1e-5
-"""`Sustained` takes values below this for zero: kernels respond to a constant stretch of up to 9 standard deviations
-with rounding errors, which are smaller."""
+"""Values of `Sustained` closer to zero become zero. The responses of kernels to a stretch of one value, up to 9
+standard deviations from the mean, are rounding errors smaller than this."""
 
 
 class Sustained(Pooling):
@@ -357,7 +358,8 @@ class Grid(Pooling):
             [cell.amax(1) for cell in cells],
             [cell.amin(1) for cell in cells],
         )
-        return side_by_side(torch.cat([torch.stack(of_cells, dim=1) for of_cells in statistics], dim=1))
+        features = [torch.stack(of_cells, dim=1) for of_cells in statistics]  # (batch, cells, width) each
+        return side_by_side(torch.cat(features, dim=1))
 
 
 class TokensSideBySide(Pooling):
@@ -403,7 +405,7 @@ def window_widths(number: int) -> tuple[int, ...]:
 
 
 def widths_within(tokens: int) -> int:
-    """Return how many of the `DEFAULT_WINDOWS` narrowest windows have at most ``tokens`` values, and at least one."""
+    """Return how many of the `DEFAULT_WINDOWS` narrowest windows have at most ``tokens`` values; at least 1."""
     return max(1, sum(width <= tokens for width in window_widths(DEFAULT_WINDOWS)))
 
 
@@ -540,7 +542,7 @@ def _count_at_once(states: HiddenStates, levels: Tensor, places: Tensor) -> tupl
     # the tokens above a level; padding weighs nothing.
     ones = states.zero_at_padding(torch.ones_like(places))
     weights = torch.cat([ones, places], dim=2)[:, None]  # (batch, 1, tokens, 2)
-    values = states.values.transpose(1, 2)[:, None]
+    values = states.values.transpose(1, 2)[:, None]  # (batch, 1, width, tokens)
     is_above = values.new_empty(values.shape[0], len(levels), *values.shape[2:])
     torch.gt(values, levels[:, :, None], out=is_above)
     sums = is_above @ weights

@@ -137,7 +137,8 @@ class SequenceModel(nn.Module):
         check_width(len(self.weight), features.shape[1])
         # Channels of a frozen transformer may have a mean of 3000 and a deviation below one. Sums of
         # their products in float32 would lose all the digits in which two rows differ.
-        return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.logits_shape)
+        logits = (features.double() @ self.weight + self.bias).float()
+        return logits.reshape(-1, *self.logits_shape)  # tokens that are samples become those of their row
 
 
 def _logit_weights(readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:

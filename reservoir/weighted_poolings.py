@@ -109,6 +109,7 @@ def random_queries(number: int, width: int) -> list[list[float]]:
     """Return the queries of ``attentionK``: K vectors of ``width`` channels, whose expected squared norm is 1."""
     from reservoir.random import generator
 
+    # Each query has a generator of its own, so that it does not depend on how many there are.
     draws = [generator("attention query", query, width).standard_normal(width) for query in range(number)]
     return [(draw / math.sqrt(width)).tolist() for draw in draws]
 

@@ -190,7 +190,7 @@ class ModularAddition(Source):
         """The description of the task."""
         return Task(
             name="modular-addition",
-            form=Tokens(self.modulus + 1),
+            form=Tokens(self.modulus + 1),  # the numbers and the equals sign
             max_tokens=3,
             classes=self.modulus,
             parameters={"modulus": self.modulus},

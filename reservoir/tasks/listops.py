@@ -267,12 +267,12 @@ class ListOps(Source):
 
     @property
     def _is_cut(self) -> bool:
-        """Whether expressions of more than ``max_tokens`` symbols are cut; else none is that long."""
+        """Whether expressions of more than ``max_tokens`` symbols are cut, as those of files are."""
         return self._from_files
 
     @property
     def _lengths(self) -> tuple[int, int]:
-        """Number of symbols of the shortest and of the longest generated expression."""
+        """The numbers of symbols of the shortest and of the longest generated expression that are allowed."""
         shortest, longest = self.default_lengths
         return self.min_length or shortest, self.max_length or longest
 

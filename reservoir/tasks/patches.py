@@ -43,11 +43,11 @@ def whitened_windows(images: np.ndarray, window: int, stride: int) -> np.ndarray
     margins = (MARGIN, MARGIN)
     tokens = []
     for lo in range(0, len(images), BLOCK):
-        # Cut the windows of some images, whose edges are continued, and order the values of each by place, then by
-        # channel, as the matrix has them.
+        # Cut the windows of some images, whose edges are continued: (images, down, right, channels, window, window).
         block = images[lo : lo + BLOCK]
         framed = np.pad(block, ((0, 0), margins, margins, (0, 0)), mode="edge").astype(np.float32)
         windows = sliding_window_view(framed, (window, window), axis=(1, 2))[:, ::stride, ::stride]
+        # Order the values of each window by pixel, then by channel, as the matrix has them.
         values = windows.transpose(0, 1, 2, 4, 5, 3).reshape(len(block), -1, len(matrix))
         levels = np.rint(contrast_normalised(values) @ matrix * LEVELS + 128)
         tokens.append(np.clip(levels, 0, 255).astype(np.uint8))
@@ -92,10 +92,12 @@ def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
     most 20 degrees; each pixel takes the value of the nearest original pixel. Row number and view
     alone determine crop, flip and angle.
     """
-    blocks = [slice(lo, lo + BLOCK) for lo in range(0, len(images), BLOCK)]
-    return np.concatenate(
-        [_transformed(images[block], row_hash(rows[block], seed=view)) for block in blocks]
-    )
+    transformed: list[np.ndarray] = []
+    for lo in range(0, len(images), BLOCK):
+        block = slice(lo, lo + BLOCK)
+        random_bits = row_hash(rows[block], seed=view)
+        transformed.append(_transformed(images[block], random_bits))
+    return np.concatenate(transformed)
 
 
 def _transformed(images: np.ndarray, random_bits: np.ndarray) -> np.ndarray:

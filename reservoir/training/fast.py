@@ -218,7 +218,10 @@ class _Dropped(torch.autograd.Function):
 
 
 def _times(values: Tensor, mask: Tensor, rate: float) -> Tensor:
-    """Return the kept values scaled up, and zero elsewhere; several times faster on a CPU than ``where``."""
+    """Return the values where the mask is 1, scaled up, and zero where it is 0.
+
+    On a CPU, a product is several times faster than ``where``.
+    """
     return (values * mask.to(values.dtype)).mul_(1 / (1 - rate))
 
 

@@ -133,7 +133,7 @@ class FPTSteps:
         return torch.cat([means, norm.detach().reshape(1)])
 
     def validate(self, step: int) -> dict[str, float]:
-        """Return loss and score on the validation rows."""
+        """Return loss and score on the validation rows; they depend on the weights alone, not on ``step``."""
         valid = self.score(self.rows.valid)
         return {"valid_loss": valid.loss, "valid_score": valid.score}
 

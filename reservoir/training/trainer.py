@@ -112,7 +112,7 @@ class ArrivingValues:
         row = self._added % self.LIMIT
         self._buffer[row].copy_(values, non_blocking=True)
         if self._events:
-            self._events[row].record(self._stream)
+            self._events[row].record(self._stream)  # happens when the copy has ended
         self._added += 1
 
     def arrived(self, most_missing: int = LIMIT - 1) -> Iterator[list[float]]:
