@@ -40,15 +40,13 @@ class Batch:
     lengths: Tensor  # (rows,) in tokens
     tokens: int  # number of tokens to which rows are padded
     stored_lengths: Tensor | None  # (rows,) in stored values, if the device will cut the windows, else None
-    label_tokens: (
-        Tensor | None
-    )  # (rows, labels): the token of each label, -1 for none; None for one label per row
+    # (rows, labels): the token of each label, -1 for none; None for one label per row
+    label_tokens: Tensor | None
     is_full: bool  # whether all rows have this number of tokens
     # (rows, tokens) of bool by name: the tokens that the poolings of this name read
     masks: Mapping[str, Tensor] = field(default_factory=dict)
-    picked: "Picked | None" = (
-        None  # the words or tokens that are rows of the result, if the sequences are not
-    )
+    # the words or tokens that are rows of the result, if the sequences are not
+    picked: "Picked | None" = None
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,8 @@ class Loaded:
 class _ReadRows:
     """Stored sequences as a model reads them, not yet in batches; the fields have the meaning of those of `Loaded`."""
 
-    x: (
-        np.ndarray
-    )  # (rows or pieces, tokens, ...), or (rows, values, ...) if the device will cut the windows
+    # (rows or pieces, tokens, ...), or (rows, values, ...) if the device will cut the windows
+    x: np.ndarray
     lengths: np.ndarray
     stored_lengths: np.ndarray | None = None  # as in `Batch`
     owner: np.ndarray | None = None
@@ -109,9 +106,8 @@ def load(
     """
     label_tokens: np.ndarray | None = None
     if model.fpt.task.labels_each_token and isinstance(model.reader, TextReader):
-        label_tokens = model.reader.places(
-            x, lengths
-        )  # letters have labels, and tokens may have several letters
+        # Letters have labels, and a token may have several letters.
+        label_tokens = model.reader.places(x, lengths)
     read = _read_rows(model, scaling, x, lengths, mask_names)
 
     def put(array: np.ndarray) -> Tensor:

@@ -37,9 +37,8 @@ class CentredWindows:
         # The sums of long sequences need float64. Squares of centred values keep the digits of their differences.
         # A cumulative sum adds one value at a time, so that the zeros at padding do not change a bit of it.
         exact = values.double()
-        self._mean = (
-            exact.cumsum(1)[:, -1:] / lengths[:, None, None]
-        )  # of each sequence: (batch, 1, channels)
+        # The mean of each sequence, (batch, 1, channels).
+        self._mean = exact.cumsum(1)[:, -1:] / lengths[:, None, None]
         self._centred = (exact - self._mean).masked_fill(~self._is_real, 0.0)
 
     def mean(self, width: int) -> Tensor:

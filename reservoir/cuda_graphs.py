@@ -63,12 +63,10 @@ class _Shape:
     """The batches of one shape."""
 
     count: int = 0  # batches so far
-    graph: Graph | None = (
-        None  # None until it is captured, and after `RepeatedBatches` has given up all graphs
-    )
-    buffers: list[Tensor] = field(
-        default_factory=list
-    )  # the memory that the graph reads; empty before its capture
+    # None until it is captured, and after `RepeatedBatches` has given up all graphs
+    graph: Graph | None = None
+    # the memory that the graph reads; empty before its capture
+    buffers: list[Tensor] = field(default_factory=list)
 
 
 class RepeatedBatches:
@@ -164,9 +162,8 @@ class CudaRecorder:
         # Warm-up and capture use the same stream: libraries keep workspaces for each stream, and a workspace that a
         # capture allocates would belong to its graph. It is not the default stream, which cannot be captured.
         with torch.cuda.device(device):
-            self._device = torch.device(
-                "cuda", torch.cuda.current_device()
-            )  # with its number, which "cuda" lacks
+            # With the number of the device, which "cuda" lacks.
+            self._device = torch.device("cuda", torch.cuda.current_device())
             # Of high priority, because torch hands out the 32 other streams in turn: a thread that copies features
             # (`devices.fetch`) would get this one while it captures.
             self._stream = torch.cuda.Stream(priority=-1)

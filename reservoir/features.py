@@ -27,9 +27,8 @@ def column_masks(names: Sequence[str]) -> tuple[str, ...]:
 class Launched:
     """Features that a device is computing, for rows or the pieces of texts."""
 
-    columns: Mapping[
-        str, Tensor
-    ]  # (rows or pieces, tokens, width), by the names that columns have in the cache
+    # (rows or pieces, tokens, width), by the names that columns have in the cache
+    columns: Mapping[str, Tensor]
     loaded: Loaded  # the rows that they are computed from
 
     @property

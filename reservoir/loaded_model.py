@@ -43,14 +43,12 @@ class LoadedModel:
     input_digests: Mapping[str, str] = field(default_factory=dict)
     # What computes the tokens of the backbone from rows; None if an input layer reads windows.
     convolution: KernelConvolution | PatchConvolution | None = None
-    units: PatchUnits | None = (
-        None  # of ``--input patches``, which learns them from training rows; None otherwise
-    )
+    # of ``--input patches``, which learns them from training rows; None otherwise
+    units: PatchUnits | None = None
     # Whether extraction runs compiled blocks, which change the last bits; see `FPT.compile_for_gpu`.
     compiled: bool = False
-    repeated: RepeatedBatches | None = (
-        None  # captures small batches on a GPU; None if the model does not allow it
-    )
+    # captures small batches on a GPU; None if the model does not allow it
+    repeated: RepeatedBatches | None = None
 
     @property
     def tokenizer(self) -> TextReader:

@@ -62,9 +62,8 @@ def _vendor_and_flags() -> tuple[str, set[str]]:
                     break
                 name, _, value = line.partition(":")
                 fields[name.strip()] = value.strip()
-    flags = fields.get(
-        "flags", fields.get("Features", "")
-    )  # Linux calls them flags on x86, Features on ARM
+    # Linux calls them flags on x86, Features on ARM.
+    flags = fields.get("flags", fields.get("Features", ""))
     return fields.get("vendor_id", ""), set(flags.split())
 
 

@@ -244,9 +244,8 @@ class Cifar10(ImageSource):
 
     def pieces(self) -> list[Piece]:
         """Return one piece per batch and view; its ``lo`` is the number of the batch in `files`."""
-        train = [
-            Piece("train", i, i + 1) for i in range(5)
-        ]  # the first five batches; the sixth is the test set
+        # The first five batches; the sixth is the test set.
+        train = [Piece("train", i, i + 1) for i in range(5)]
         views = [piece._replace(view=view) for view in range(1, self.views + 1) for piece in train]
         return [*train, Piece("test", 5, 6), *views]
 

@@ -39,9 +39,8 @@ OPERATOR = 11  # the first operator
 CLOSE = 15  # the closing bracket
 OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
 _IDS = {symbol: number for number, symbol in enumerate(SYMBOLS) if number}  # without the padding, 0
-_BYTES = [
-    bytes([number]) for number in range(len(SYMBOLS))
-]  # the text of each symbol, as `evaluate` reads it
+# The text of each symbol: one byte, as `evaluate` reads it.
+_BYTES = [bytes([number]) for number in range(len(SYMBOLS))]
 
 
 def parse(text: str) -> tuple[bytes, int]:

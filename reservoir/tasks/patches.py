@@ -79,9 +79,8 @@ def whitening(window: int, channels: int) -> np.ndarray:
     centring = np.eye(dim) - 1 / dim
     # With eigenvalues l and vectors V of the covariance C without the mean, C^-1/2 = V l^-1/2 V'.
     eigenvalues, vectors = np.linalg.eigh(centring @ covariance @ centring)
-    roots = np.sqrt(
-        np.maximum(eigenvalues / eigenvalues.mean(), 0) + 0.05
-    )  # rounding may give eigenvalues below 0
+    # Rounding may give eigenvalues below 0.
+    roots = np.sqrt(np.maximum(eigenvalues / eigenvalues.mean(), 0) + 0.05)
     return ((vectors / roots) @ vectors.T).astype(np.float32)
 
 

@@ -38,9 +38,8 @@ def stratified(labels: np.ndarray, shares: dict[str, float], *, spread: bool = F
     that small classes together have these proportions, too; every class keeps a row in the first split.
     """
     hashes = row_hash(np.arange(len(labels)))
-    borders = np.cumsum(list(shares.values()))[
-        :-1
-    ]  # where each split but the last ends, as a share of a class
+    # Where each split but the last ends, as a share of a class.
+    borders = np.cumsum(list(shares.values()))[:-1]
     names = np.array(list(shares))
     split = np.empty(len(labels), dtype=names.dtype)
     classes = np.unique(labels)

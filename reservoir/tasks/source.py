@@ -87,9 +87,8 @@ class Source:
             )
         if isinstance(form, Vectors):
             return x, full_lengths(x)
-        clean_symbols(
-            where, x, full_lengths(x), form.vocabulary
-        )  # raises an error for symbols that are none
+        # Only checked here: the symbols are stored as they are.
+        clean_symbols(where, x, full_lengths(x), form.vocabulary)
         if lengths is None:
             # The number of each token, from 1, that is not 0; the largest is the length, which is at least 1.
             numbers = np.where(x != 0, np.arange(1, x.shape[1] + 1), 1)

@@ -98,9 +98,8 @@ def trained_layer(model: FPT) -> str | None:
     if norm:
         last_block_layer = layers[backbone.depth]
         layer_below |= {id(p): last_block_layer for p in backbone.model.get_submodule(norm).parameters()}
-    blocks_with_input = list(
-        zip(layers, backbone.blocks, strict=False)
-    )  # there are more layers than blocks
+    # There are more layers than blocks, of which the first so many are inputs of blocks.
+    blocks_with_input = list(zip(layers, backbone.blocks, strict=False))
     for layer, block in reversed(blocks_with_input):
         layer_below |= {id(p): layer for p in block.parameters()}
     # The lowest of these layers over all trained parameters.
@@ -122,9 +121,8 @@ def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
     if lowest_layer is None:
         modules_with_dropout = set(model.modules())
     else:
-        first_block = model.backbone.layers.index(
-            lowest_layer
-        )  # layer n is the input of block n, both from 0
+        # Layer n is the input of block n, both counted from 0.
+        first_block = model.backbone.layers.index(lowest_layer)
         blocks_above = model.backbone.blocks[first_block:]
         modules_with_dropout = {module for block in blocks_above for module in block.modules()}
     for module in model.modules():

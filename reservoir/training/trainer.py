@@ -28,9 +28,8 @@ class State:
     step: int = 0  # finished steps
     seconds: float = 0.0  # time of these steps, without validations
     best_step: int = 0  # finished steps at the best validation
-    best: dict[str, float] = field(
-        default_factory=dict
-    )  # values of that validation; empty before the first one
+    # values of that validation; empty before the first one
+    best: dict[str, float] = field(default_factory=dict)
 
     @property
     def stale_steps(self) -> int:
@@ -148,9 +147,8 @@ class Trainer:
     report: Callable[[int, dict[str, float]], None]
     keep: Callable[[State], None]  # called after every validation
     state: State = field(default_factory=State)  # from which the run starts
-    patience: int | None = (
-        None  # steps since the best validation after which the run stops; None for any number
-    )
+    # steps since the best validation after which the run stops; None for any number
+    patience: int | None = None
 
     def run(self, last: int) -> State:
         """Train until step ``last`` or until patience ends; raise `DivergedError` if the loss diverges."""
@@ -230,9 +228,8 @@ class Processes:
     rank: int = 0  # its number among all processes, from 0
     count: int = 1  # number of processes
     local: int = 0  # its number among those of its machine, from 0
-    _last_sum: list[Tensor] = field(
-        default_factory=list, repr=False
-    )  # the tensor of the last `add`; see there
+    # the tensor of the last `add`; see there
+    _last_sum: list[Tensor] = field(default_factory=list, repr=False)
 
     @property
     def first(self) -> bool:
