@@ -108,25 +108,26 @@ def _compute(
         """Return a tensor on the device, whose copy nothing waits for."""
         return x.to(model.device, non_blocking=True)
 
-    rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
+    x, lengths = put(batch.x), put(batch.lengths)
     label_tokens = None if batch.label_tokens is None else put(batch.label_tokens)
     if batch.stored_lengths is not None:
         x = _cut(model, x, put(batch.stored_lengths))[:, : batch.tokens]
         # The responses of a convolution lie in memory channel by channel, as poolings read them.
         x = x if model.convolution else x.contiguous()
     masks = {name: put(mask) for name, mask in batch.masks.items()}
-    # Where words or tokens are rows, their numbers, sequences and positions are on the device before the first layer.
-    picked = None
+    # The rows of the result are the sequences of the batch, or words or tokens at some places of them.
+    places: tuple[Tensor, Tensor] | None = None
     if batch.picked:
         rows = put(batch.picked.rows)
-        picked = put(batch.picked.sequences), put(batch.picked.positions)
+        places = put(batch.picked.sequences), put(batch.picked.positions)
+    else:
+        rows = put(batch.rows)
     pooled_layers = _pooled_layers(model, x, lengths, columns, batch.is_full, masks)
-    del x  # see `Backbone.run_layers`
+    del x  # the backbone frees its memory, while batches of a streamed model wait in turn
     for pooled_columns in pooled_layers:
         for column, pooled in pooled_columns.items():
-            if picked:
-                sequences, positions = picked
-                out[column][rows, 0] = pooled[sequences, positions]
+            if places is not None:
+                out[column][rows, 0] = pooled[places]
                 continue
             values = pooled if label_tokens is None else _at(label_tokens, pooled)
             # A batch may have fewer tokens than the longest row; ``out`` is not initialised.

@@ -91,14 +91,14 @@ def trained_layer(model: FPT) -> str | None:
     """Return the last layer up to which nothing is trained; None if a parameter before the first block is trained."""
     backbone = model.backbone
     layers, norm = backbone.layers, backbone.family.final_norm
-    # For each parameter, by its identity, the layer that its module reads: the norm that of the last block, the output
-    # the final layer, and block n layer n. Blocks come last, from the top down, so that a parameter of several blocks
-    # has the lowest layer.
+    # The layer that the module of each parameter reads, by the identity of the parameter: the output layer reads
+    # `final`, the last norm reads the output of the last block, and each block reads the layer below it. Blocks come
+    # last, from the top down, so that a parameter of several blocks has the lowest layer.
     layer_below = {id(p): "final" for p in model.output.parameters()}
     if norm:
         last_block_layer = layers[backbone.depth]
         layer_below |= {id(p): last_block_layer for p in backbone.model.get_submodule(norm).parameters()}
-    # There are more layers than blocks, of which the first so many are inputs of blocks.
+    # The first layers are the inputs of the blocks; not ``strict``, because more layers follow.
     blocks_with_input = list(zip(layers, backbone.blocks, strict=False))
     for layer, block in reversed(blocks_with_input):
         layer_below |= {id(p): layer for p in block.parameters()}
@@ -116,7 +116,8 @@ def trained_layer(model: FPT) -> str | None:
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
     """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below`` is true."""
-    # Below that layer nothing can overfit, and hidden states without dropout can be cached. None: nothing is below it.
+    # Below that layer nothing can overfit, and hidden states without dropout can be cached. With None, every module has
+    # dropout.
     lowest_layer = None if below else trained_layer(model)
     if lowest_layer is None:
         modules_with_dropout = set(model.modules())
