@@ -47,8 +47,8 @@ class CentredWindows:
 
     def deviation(self, width: int) -> Tensor:
         """Return the standard deviation of the values in the window around each token, float64; 0 for constants."""
-        # The variance is the mean of the squares less the square of the mean, of which rounding errors are left for a
-        # constant.
+        # The variance is the mean of the squares less the square of the mean. If the values are constant, only rounding
+        # errors are left of it, and are set to 0.
         mean_of_squares = self._sums(self._sums_of_squares, width) / self._counts(width)
         variance = mean_of_squares - self._centred_mean(width).square()
         return torch.where(variance > self._least_variance, variance, 0.0).sqrt()

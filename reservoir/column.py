@@ -87,9 +87,8 @@ def parse_columns(text: str) -> Columns:
 
 def single_column(text: str) -> Column | None:
     """Return the column of a name or title; None if it names several columns, or a baseline."""
-    columns = parse_columns(text)
-    is_one_column = len(columns) == 1 and isinstance(columns[0], Column)
-    return columns[0] if is_one_column else None
+    first, *others = parse_columns(text)
+    return first if isinstance(first, Column) and not others else None
 
 
 def names_of(columns: Iterable[Column | Baseline]) -> tuple[str, ...]:

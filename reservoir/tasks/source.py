@@ -89,11 +89,11 @@ class Source:
             return x, full_lengths(x)
         # Only checked here: the symbols are stored as they are.
         clean_symbols(where, x, full_lengths(x), form.vocabulary)
-        if lengths is None:
-            # The number of each token, from 1, that is not 0; the largest is the length, which is at least 1.
-            numbers = np.where(x != 0, np.arange(1, x.shape[1] + 1), 1)
-            lengths = numbers.max(axis=1).astype(np.int32)
-        return x, lengths
+        if lengths is not None:
+            return x, lengths
+        # The number of each token, from 1, that is not 0; the largest is the length, which is at least 1.
+        numbers = np.where(x != 0, np.arange(1, x.shape[1] + 1), 1)
+        return x, numbers.max(axis=1).astype(np.int32)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return augmented view number ``view`` of stored sequences ``x``, whose row numbers are ``rows`` (rows,)."""
