@@ -18,7 +18,8 @@ __all__ = ["InputError", "backbones", "options", "pooling", "readouts", "tasks"]
 
 
 def __getattr__(name: str) -> Any:
-    # The command line answers --help without torch and scikit-learn, which the packages below import.
+    """Import a module of `__all__` when it is first used; Python calls this for names that are not defined here."""
+    # The command line answers --help without torch and scikit-learn, which these modules import.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")

@@ -11,6 +11,7 @@ from typing import Any
 from reservoir.errors import InputError, first_line, nearest
 
 TABLES = ("backbones.toml", "paper/backbones.toml")
+# The known backbones of both tables: by name, the family, and perhaps settings and a short name.
 _LISTED = {
     name: entry
     for table in TABLES
@@ -51,11 +52,11 @@ def add_name(family: str) -> None:
 
 def check_backbone_name(name: str) -> None:
     """Raise `InputError` unless a name is known, is a folder or a file, or may be a name on the hub."""
-    known_name = name.partition(":")[0]  # settings may follow, as in esn:units=500
-    is_known = (
-        known_name in KNOWN or name in SHORT or any(known_name == plugin.name for plugin in plugins())
-    )
-    if not (is_known or HUB_NAME.fullmatch(name) or Path(name).exists()):
+    without_settings, _, _ = name.partition(":")  # settings may follow, as in esn:units=500
+    families_of_plugins = {plugin.name for plugin in plugins()}
+    is_known = without_settings in KNOWN or without_settings in families_of_plugins or name in SHORT
+    may_be_elsewhere = HUB_NAME.fullmatch(name) is not None or Path(name).exists()
+    if not is_known and not may_be_elsewhere:
         raise InputError(
             f"backbone {name!r}: neither a known name nor a folder",
             f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
@@ -63,11 +64,15 @@ def check_backbone_name(name: str) -> None:
 
 
 def gguf_path(backbone: str) -> Path | None:
-    """Return the GGUF file that a backbone is: by its path, or by that of a folder with one and no config.json."""
+    """Return the GGUF file that a backbone names, or the one in a folder that it names; None if it is something else.
+
+    A folder with a config.json holds a model in another format. Raise `InputError` for a folder of several GGUF files.
+    """
     path = Path(backbone)
     if path.suffix == ".gguf" and path.is_file():
         return path
-    if not path.is_dir() or (path / "config.json").exists():
+    has_other_format = (path / "config.json").exists()
+    if not path.is_dir() or has_other_format:
         return None
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:
@@ -79,18 +84,23 @@ def gguf_path(backbone: str) -> Path | None:
 
 
 def locate(name: str, *files: str) -> Path:
-    """Return the GGUF file that a backbone is, or its folder; for a name on the hub, one with ``files`` (patterns)."""
+    """Return the GGUF file or the folder of a backbone, which is downloaded if it is a name on the hub.
+
+    ``files`` are the patterns of the names of files to download. Raise `InputError` if there is no such backbone.
+    """
     if gguf := gguf_path(name):
         return gguf
     folder = Path(SHIPPED.get(name, name))
     if folder.is_dir():
         for path in folder.iterdir():
-            if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe might never end
+            is_regular = path.is_file() or path.is_dir()
+            if path.exists() and not is_regular:  # reading a pipe might never end
                 raise InputError(
                     f"backbone {name!r}: {path.name} is not a regular file",
                     "remove it, or replace it with a regular file",
                 )
         return folder
+    # What is left is a name on the hub, whose client is imported only then, or an error.
     problem = "neither a known name nor a folder"
     cause: Exception | None = None
     if name in KNOWN or HUB_NAME.fullmatch(name):
@@ -114,6 +124,8 @@ def full_name(backbone: str) -> str:
     path = Path(backbone)
     if backbone in SHORT and not path.is_dir():
         return SHORT[backbone]
-    if backbone != DEFAULT_BACKBONE and (path.is_dir() or gguf_path(backbone)):
+    # The default comes with this package, also if a folder has its name.
+    is_local = path.is_dir() or gguf_path(backbone) is not None
+    if backbone != DEFAULT_BACKBONE and is_local:
         return str(path.resolve())
     return backbone

@@ -40,11 +40,14 @@ class Column:
     @classmethod
     def parse(cls, text: str) -> Column:
         """Return the column of a name such as ``block06/mean`` or ``2:block06/mean``; raise `InputError` for others."""
-        number, colon, name = text.rpartition(":")
+        # Without a colon or a slash, `partition` returns an empty separator.
+        entry, colon, name = text.rpartition(":")
         layer, slash, pooling = name.partition("/")
-        if not (layer and slash and pooling) or (colon and not number.isdecimal()):
+        has_both_names = layer and slash and pooling
+        has_wrong_entry = colon and not entry.isdecimal()
+        if not has_both_names or has_wrong_entry:
             raise InputError(f"column {text!r}: write layer/pooling, as in block06/mean")
-        return cls(layer, pooling, int(number) if colon else None)
+        return cls(layer, pooling, int(entry) if colon else None)
 
     def __str__(self) -> str:
         return f"{self.place}/{self.pooling}"
@@ -83,9 +86,9 @@ def parse_columns(text: str) -> Columns:
 
 
 def single_column(text: str) -> Column | None:
-    """Return the column of a name or title; None if it names several columns, or none."""
-    columns = parse_columns(text)
-    return columns[0] if len(columns) == 1 and isinstance(columns[0], Column) else None
+    """Return the column of a name or title; None if it names several columns, or a baseline."""
+    first, *others = parse_columns(text)
+    return first if isinstance(first, Column) and not others else None
 
 
 def names_of(columns: Iterable[Column | Baseline]) -> tuple[str, ...]:
@@ -99,16 +102,26 @@ def joined_name(columns: Iterable[Column | Baseline]) -> str:
 
 
 def short_name(columns: Columns) -> str:
-    """Return a name that fits a table: of more than two columns, their layers with their pooling or their number."""
+    """Return a name that fits a table.
+
+    | columns | name |
+    |---|---|
+    | one or two | ``block01/mean+block02/mean`` |
+    | more, of one pooling and up to 3 layers | ``block01+block02+block03 (mean)`` |
+    | more, of one pooling and more layers | ``mean of 4 layers`` |
+    | more, of several poolings | ``block01 ... block04 (8 columns)`` |
+    """
     if len(columns) <= 2:
         return joined_name(columns)
     layers = list(dict.fromkeys(place_of(column) for column in columns))
+    # A baseline has no pooling.
     poolings = {column.pooling if isinstance(column, Column) else "" for column in columns}
-    layer_text = JOIN.join(layers) if len(layers) <= 3 else f"{layers[0]} ... {layers[-1]}"
+    has_few_layers = len(layers) <= 3
+    layer_text = JOIN.join(layers) if has_few_layers else f"{layers[0]} ... {layers[-1]}"
     if len(poolings) > 1:
         return f"{layer_text} ({len(columns)} columns)"
     (pooling,) = poolings
-    return f"{layer_text} ({pooling})" if len(layers) <= 3 else f"{pooling} of {len(layers)} layers"
+    return f"{layer_text} ({pooling})" if has_few_layers else f"{pooling} of {len(layers)} layers"
 
 
 def place_of(column: Column | Baseline) -> str:
@@ -117,8 +130,9 @@ def place_of(column: Column | Baseline) -> str:
 
 
 def entry_of(place: str) -> str:
-    """Return the number of the entry of a layer; empty if there is only one entry."""
-    return place.rpartition(":")[0]
+    """Return the number of the entry in a place such as ``2:block06``; empty if there is only one entry."""
+    number, _, _ = place.rpartition(":")
+    return number
 
 
 def common_place(columns: Columns) -> str | None:
@@ -129,12 +143,14 @@ def common_place(columns: Columns) -> str | None:
 
 def layers_first_to_last(places: Iterable[str]) -> list[str]:
     """Return layers in the order in which a model computes them, `RAW` last."""
+    # False sorts before True: first all but the raw input, and among them `embed`. The others sort by name, in which
+    # blocks are numbered and come before `final`.
     return sorted(places, key=lambda place: (place == RAW.name, place != "embed", place))
 
 
 def layer_names(depth: int) -> tuple[str, ...]:
     """Return the names of all layers of a backbone with ``depth`` blocks, from the input side to the output side."""
-    if not depth:
+    if not depth:  # without blocks, the input of the first one is all there is
         return ("embed",)
     return ("embed", *(block_name(i) for i in range(1, depth + 1)), "final")
 
@@ -160,10 +176,14 @@ def block_name(number: int) -> str:
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[Column]) -> dict[Column, tuple[int, int]]:
-    """Return the tokens and the width of one row of each column, at the hidden ``width`` of a model."""
-    # If each token has a label, a row keeps as many tokens as labels. Words and tokens of texts are rows themselves.
-    is_row = task.labels_text_tokens
-    most = 1 if is_row else task.readout_tokens if task.labels_each_token else task.max_tokens
+    """Return the number of tokens and the width of one row of each column, at the hidden ``width`` of a model."""
+    if task.labels_text_tokens:  # words or tokens of texts are rows themselves
+        row_tokens = 1
+    elif task.labels_each_token:  # a row keeps as many tokens as it has labels
+        row_tokens = task.readout_tokens
+    else:
+        row_tokens = task.max_tokens
     return {
-        column: find_pooling(column.pooling).shape(width, most, task.readout_tokens) for column in columns
+        column: find_pooling(column.pooling).shape(width, row_tokens, task.readout_tokens)
+        for column in columns
     }

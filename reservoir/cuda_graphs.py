@@ -60,10 +60,12 @@ class Recorder(Protocol):
 
 @dataclass
 class _Shape:
-    """The batches of one shape: how many there were, their graph, and the memory that it reads."""
+    """The batches of one shape."""
 
-    count: int = 0
+    count: int = 0  # batches so far
+    # None until it is captured, and after `RepeatedBatches` has given up all graphs
     graph: Graph | None = None
+    # the memory that the graph reads; empty before its capture
     buffers: list[Tensor] = field(default_factory=list)
 
 
@@ -76,15 +78,17 @@ class RepeatedBatches:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._shapes: dict[Hashable, _Shape] = {}
-        self._graphs_left = MOST_GRAPHS
+        self._shapes: dict[Hashable, _Shape] = {}  # by settings and layouts of tensors
+        self._graphs_left = MOST_GRAPHS  # how many more may be captured
 
     @classmethod
     def of(cls, device: torch.device, backbone: Backbone) -> RepeatedBatches | None:
-        """Return what captures the small batches of a model on a device; None if one of them does not allow it."""
-        # The models whose blocks compile are known to read no values of tensors inside them.
-        reads_values = backbone.family.reads_values or not backbone.family.compiles
-        if device.type != "cuda" or reads_values or backbone.streamed is not None:
+        """Return what captures the small batches of a model on a device; None if device or model do not allow it."""
+        # A graph cannot read values of tensors on the host, as the program of some models does. Only of models whose
+        # blocks compile it is known that they do not.
+        may_read_values = backbone.family.reads_values or not backbone.family.compiles
+        is_streamed = backbone.streamed is not None  # blocks are read from a file while it runs
+        if device.type != "cuda" or may_read_values or is_streamed:
             return None
         return cls(CudaRecorder(device))
 
@@ -98,11 +102,14 @@ class RepeatedBatches:
         layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
         shape = self._shapes.setdefault((settings, *layouts), _Shape())
         shape.count += 1
-        if shape.graph is None and shape.count > CAPTURED_AFTER and self._graphs_left:
+        has_repeated = shape.count > CAPTURED_AFTER
+        if shape.graph is None and has_repeated and self._graphs_left > 0:
             shape.buffers = [tensor.clone() for tensor in tensors]
             shape.graph = self._capture(partial(compute, shape.buffers))
             if shape.graph is not None:
-                self._check(shape.graph, self._recorder.run(partial(compute, tensors)))
+                expected = self._recorder.run(partial(compute, tensors))
+                self._check(shape.graph, expected)
+        # Capture or check may have failed, so the graph is looked up again.
         if shape.graph is None:
             return self._recorder.run(partial(compute, tensors))
         for buffer, tensor in zip(shape.buffers, tensors, strict=True):
@@ -110,26 +117,30 @@ class RepeatedBatches:
         shape.graph.replay()
         return shape.graph.values
 
-    def _check(self, graph: Graph, values: Any) -> None:
-        """Give up all graphs if a replay on the same batch does not give these values; waits for the device."""
+    def _check(self, graph: Graph, expected_values: Any) -> None:
+        """Give up all graphs if a replay on the same batch does not give the expected values; waits for the device."""
         graph.replay()
-        replayed, expected = _tensors_of(graph.values), _tensors_of(values)
-        if len(replayed) != len(expected) or not all(map(torch.equal, replayed, expected)):
+        replayed = _tensors_of(graph.values)
+        expected = _tensors_of(expected_values)
+        are_equal = len(replayed) == len(expected) and all(map(torch.equal, replayed, expected))
+        if not are_equal:
             self._give_up("a graph gives other values than the same kernels without it")
 
     def _capture(self, work: Callable[[], Any]) -> Graph | None:
-        """Return the graph of a batch; None, now and for all further batches, if it cannot be captured."""
+        """Return the graph of a batch, or give up all graphs and return None if it cannot be captured."""
         try:
             graph = self._recorder.capture(work)
         except RuntimeError as error:
             # Ending a capture that has failed raises an error, too; the one before it says why.
-            self._give_up(str(error.__context__ or error).split("\n", 1)[0])
+            cause = error.__context__ or error
+            first_line, *_ = str(cause).split("\n", 1)
+            self._give_up(first_line)
             return None
         self._graphs_left -= 1
         return graph
 
     def _give_up(self, reason: str) -> None:
-        """Compute all further batches without graphs: others share memory with the one that failed."""
+        """Drop all graphs, which share memory with the one that failed, capture no more, and warn of the ``reason``."""
         self._graphs_left = 0
         for shape in self._shapes.values():
             shape.graph = None
@@ -148,18 +159,20 @@ class CudaRecorder:
     """Captures work in CUDA graphs, whose intermediate results share memory, because they never run at once."""
 
     def __init__(self, device: torch.device) -> None:
-        # Warm-up and capture use one stream, other than the default one, which cannot be captured: libraries keep
-        # workspaces for each stream, and those that a capture would allocate belonged to its graph.
+        # Warm-up and capture use the same stream: libraries keep workspaces for each stream, and a workspace that a
+        # capture allocates would belong to its graph. It is not the default stream, which cannot be captured.
         with torch.cuda.device(device):
+            # With the number of the device, which "cuda" lacks.
             self._device = torch.device("cuda", torch.cuda.current_device())
             # Of high priority, because torch hands out the 32 other streams in turn: a thread that copies features
             # (`devices.fetch`) would get this one while it captures.
             self._stream = torch.cuda.Stream(priority=-1)
             self._pool = torch.cuda.graph_pool_handle()
-        self._failed: torch.cuda.CUDAGraph | None = None
+        self._failed: torch.cuda.CUDAGraph | None = None  # kept alive; see `capture`
 
     def run(self, work: Callable[[], Values]) -> Values:
         """Do the work on the stream of the captures, between what is queued before it and what follows."""
+        # The streams wait for each other on the GPU; this thread waits for neither.
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -168,7 +181,7 @@ class CudaRecorder:
         return values
 
     def capture(self, work: Callable[[], Any]) -> Graph:
-        """Record the work; a replay runs on the stream that is current then."""
+        """Record the work without doing it; a replay runs on the stream that is current then."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
@@ -187,12 +200,13 @@ class CudaRecorder:
         return _CudaGraph(graph, values)
 
     def _leave(self, stream: torch.cuda.Stream) -> None:
-        """Restore what a failed capture leaves behind: its stream, and a generator that waits for the end of it."""
+        """Clean up after a failed capture: return to ``stream``, and make the default generator usable again."""
         torch.cuda.set_stream(stream)
-        # Up to torch 2.12 the state of the generator would refuse all further draws, so it gets another one.
+        # Up to torch 2.12 the generator still waits for the end of the capture, and its state would refuse all further
+        # draws. So it gets the state of a new generator with the same seed.
         generator = torch.cuda.default_generators[self._device.index]
-        other = torch.Generator(self._device).manual_seed(generator.initial_seed())
-        generator.graphsafe_set_state(other.graphsafe_get_state())
+        new_generator = torch.Generator(self._device).manual_seed(generator.initial_seed())
+        generator.graphsafe_set_state(new_generator.graphsafe_get_state())
 
 
 @dataclass(frozen=True)

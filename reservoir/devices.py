@@ -24,7 +24,7 @@ MODEL_SHARE = 0.8
 
 def on_gpu(device: torch.device) -> bool:
     """Return whether a device is a GPU, which has separate memory and a queue of work."""
-    return device.type != "cpu"
+    return device.type != "cpu"  # torch calls NVIDIA's and AMD's GPUs cuda, and others by other names
 
 
 def choose_device(name: str) -> torch.device:
@@ -33,7 +33,7 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     with as_input_error(f"device {name!r}: not available here", "use --device cpu, cuda or auto"):
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device)  # raises an error if the device does not exist
     return device
 
 
@@ -42,13 +42,13 @@ def choose_compute(name: str, device: torch.device) -> str:
     if name != "auto":
         return name
     if on_gpu(device):
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return "bfloat16" if native else "float32"
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if is_native else "float32"
     return faster_precision() if device.type == "cpu" else "float32"
 
 
 def choose_training_compute(name: str, device: torch.device) -> str:
-    """Return the precision of the products of a training, whose trained weights and hidden states are float32."""
+    """Return the precision of the products of a training as `choose_compute` does; refuse ``bfloat16-all``."""
     if name == "bfloat16-all":
         problem = "--compute bfloat16-all: trained weights need hidden states in float32"
         raise InputError(problem, "use --compute bfloat16")
@@ -61,12 +61,18 @@ def kind(device: torch.device) -> str:
 
 
 def memory_limit(stream: str, device: torch.device) -> int | None:
-    """Return the bytes of parameters above which blocks are streamed; None for no limit."""
-    if stream != "auto":
-        return 0 if stream == "always" else None
+    """Return the bytes of parameters above which blocks are streamed; None if they never are.
+
+    ``stream`` is that of `StreamOptions`: ``always``, ``never`` or ``auto``.
+    """
+    if stream == "always":
+        return 0
+    if stream == "never":
+        return None
     free = free_memory()
     if device.type == "cuda":
-        free = min(free, torch.cuda.mem_get_info(device)[0])
+        free_on_gpu, _ = torch.cuda.mem_get_info(device)  # bytes; the second is all its memory
+        free = min(free, free_on_gpu)
     return int(MODEL_SHARE * free)
 
 
@@ -88,7 +94,9 @@ def multiplies_float64(device: torch.device) -> bool:
 def of_worker(name: str, number: int) -> str:
     """Return the device of a numbered worker process: with ``auto`` or ``cuda``, several GPUs are used in turn."""
     count = torch.cuda.device_count()
-    return f"cuda:{number % count}" if name in ("auto", "cuda") and count > 1 else name
+    if name in ("auto", "cuda") and count > 1:
+        return f"cuda:{number % count}"
+    return name
 
 
 def pinned(x: Tensor, device: torch.device) -> Tensor:
@@ -97,7 +105,10 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
 
 
 def constant(values: Callable[..., list[Any]], arguments: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the tensor of ``values(*arguments)`` on a device, copied there once, because a copy waits for a GPU."""
+    """Return ``values(*arguments)``, a list of numbers, as a tensor on a device.
+
+    The tensor is shared by all calls, and must not be changed: it is copied once, because a copy waits for a GPU.
+    """
     if torch.compiler.is_compiling():  # a traced graph has constants of its own
         return torch.tensor(values(*arguments), device=device)
     return _copied_constant(values, arguments, device)
@@ -107,13 +118,18 @@ def constant(values: Callable[..., list[Any]], arguments: tuple[int, ...], devic
 def _copied_constant(
     values: Callable[..., list[Any]], arguments: tuple[int, ...], device: torch.device
 ) -> Tensor:
+    """Return the shared tensor of `constant`."""
     with torch.inference_mode(False):  # so that training may use it, too
         return torch.tensor(values(*arguments), device=device)
 
 
 def compiled(step: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Return a function compiled for a GPU, which starts one kernel instead of one for each operation."""
-    return compile_safely(step, dynamic=True) if on_gpu(device) and find_spec("triton") else step
+    """Return a function compiled for a GPU, which starts one kernel instead of one for each operation.
+
+    On a CPU, and without Triton, which torch compiles kernels with, return it unchanged.
+    """
+    can_compile = on_gpu(device) and find_spec("triton") is not None
+    return compile_safely(step, dynamic=True) if can_compile else step
 
 
 def compile_blocks(blocks: nn.ModuleList) -> None:
@@ -123,13 +139,18 @@ def compile_blocks(blocks: nn.ModuleList) -> None:
 
 
 def compile_safely(function: Any, *, dynamic: bool | None = None, fullgraph: bool = False) -> Any:
-    """Return ``torch.compile`` of a function; raise `InputError` if others can have written its stored code."""
-    # A folder of /tmp whose name anyone can guess and make. torch runs the code in it.
+    """Return ``torch.compile`` of a function; raise `InputError` if other users can have written its stored code.
+
+    ``dynamic`` and ``fullgraph`` are those of `torch.compile`.
+    """
+    # torch runs the code in this folder, which is by default in /tmp, with a name that anyone can guess and make first.
     folder = compiled_code_folder()
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    # It must belong to this user, also if it is a link (`lstat`) to a folder (`stat`).
     owners = {folder.lstat().st_uid, folder.stat().st_uid}
-    if owners != {os.getuid()} or folder.stat().st_mode & stat.S_IWOTH:
+    all_may_write = bool(folder.stat().st_mode & stat.S_IWOTH)
+    if owners != {os.getuid()} or all_may_write:
         raise InputError(
             f"{folder}: another user may have written the compiled code in it, which torch would run",
             "remove it, or set TMPDIR to a folder of your own",
@@ -145,26 +166,29 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def computed(device: torch.device) -> torch.cuda.Event:
-    """Return an event of a GPU that happens when it has computed all that this thread has started so far."""
+    """Record and return an event of a GPU that happens when it has computed all that this thread has started so far."""
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 def fetch(tensors: Sequence[Tensor], after: torch.cuda.Event | None = None) -> list[np.ndarray]:
-    """Return tensors of one data type as NumPy arrays, once the device has computed them.
+    """Return tensors of one data type and one device as NumPy arrays, once the device has computed them.
 
-    A GPU copies them when the event ``after`` has happened, by default now, on a stream of its own: they do not wait
-    for what it computes later, and that does not wait for them.
+    A GPU copies them on a stream of its own when the event ``after`` has happened, by default when all is computed that
+    was started before this call. The copies do not wait for what is started later, nor does that wait for the copies.
     """
     device = tensors[0].device
     if not on_gpu(device):
         return [x.numpy() for x in tensors]
     after = computed(device) if after is None else after
-    # torch keeps page-locked memory whose arrays are gone for the next buffer of about the same size.
+    # One page-locked buffer holds all tensors. torch keeps such memory, when the arrays in it are gone, for the next
+    # buffer of about the same size.
     sizes = [x.numel() for x in tensors]
     parts = torch.empty(sum(sizes), dtype=tensors[0].dtype, pin_memory=True).split(sizes)
-    stream, copied = torch.cuda.Stream(device), torch.cuda.Event(blocking=True)
+    # Queue the copies behind the event, on another stream than the computation; only this thread waits for them.
+    stream = torch.cuda.Stream(device)
+    copied = torch.cuda.Event(blocking=True)
     with torch.cuda.stream(stream):
         stream.wait_event(after)
         for part, x in zip(parts, tensors, strict=True):
@@ -175,14 +199,16 @@ def fetch(tensors: Sequence[Tensor], after: torch.cuda.Event | None = None) -> l
 
 
 class _Precision:
-    """The settings of TF32, and how many contexts keep it disabled.
+    """The settings of TF32 to restore, and how many contexts of `exact_products` keep it disabled.
 
-    They are ambient because torch has one setting for the whole process, which no argument can replace.
+    They are global because torch has one setting for the whole process, which no argument can replace.
     """
 
     lock = threading.Lock()
-    contexts = 0
-    products = "highest"  # what the process had set before the first of the contexts
+    contexts = 0  # that have begun and not ended
+    # What the process had set before the first of the contexts: the precision of torch's products, and whether cuDNN's
+    # convolutions may use TF32. Without contexts the values have no meaning.
+    products = "highest"
     convolutions = True
 
 
@@ -195,7 +221,8 @@ def exact_products() -> Iterator[None]:
     The last context that ends restores what the process had set before the first.
     """
     with _Precision.lock:
-        if not _Precision.contexts:
+        is_first = _Precision.contexts == 0
+        if is_first:
             _Precision.products = torch.get_float32_matmul_precision()
             _Precision.convolutions = torch.backends.cudnn.allow_tf32
             torch.set_float32_matmul_precision("highest")
@@ -206,6 +233,7 @@ def exact_products() -> Iterator[None]:
     finally:
         with _Precision.lock:
             _Precision.contexts -= 1
-            if not _Precision.contexts:
+            was_last = _Precision.contexts == 0
+            if was_last:
                 torch.set_float32_matmul_precision(_Precision.products)
                 torch.backends.cudnn.allow_tf32 = _Precision.convolutions

@@ -31,14 +31,17 @@ class FailedError(Exception):
 
 
 def nearest(name: str, valid_names: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar valid name, if any."""
+    """Return the end of a message about an unknown name: a question with the most similar valid name, or ""."""
     by_lower_case = {valid.lower(): valid for valid in valid_names}
     matches = difflib.get_close_matches(name.lower(), list(by_lower_case), n=1)
     return f"; did you mean {by_lower_case[matches[0]]!r}?" if matches else ""
 
 
 def first_line(error: BaseException, where: str = "") -> str:
-    """Return the beginning of an error's message, for use inside another message about the file ``where``."""
+    """Return the first line of an error's message, for use inside another message about the file ``where``.
+
+    It has at most 160 characters; an error without a message gives the name of its type.
+    """
     text = str(error).removeprefix(f"{where}: ")
     text = re.sub(r":\s*\n\s*", ": ", text).strip()  # transformers breaks the line after "Field x:"
     text = re.sub(r" <[^<>]* at 0x[0-9a-f]+>", "", text)  # addresses of objects mean nothing to a reader
@@ -53,15 +56,21 @@ def as_input_error(problem: str, remedy: str) -> Iterator[None]:
     except InputError:
         raise
     except BaseException as error:
-        # Libraries in Rust raise PanicException, which is not an Exception, for input that they do not expect.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        # Libraries in Rust raise PanicException, which is not an Exception, for input that they do not expect. Other
+        # errors that are not an Exception, such as KeyboardInterrupt, are not about the input.
+        is_panic = type(error).__name__ == "PanicException"
+        if not isinstance(error, Exception) and not is_panic:
             raise
-        raise InputError(f"{problem} ({first_line(error, problem.partition(': ')[0])})", remedy) from error
+        where, _, _ = problem.partition(": ")  # which the message of the error may repeat
+        raise InputError(f"{problem} ({first_line(error, where)})", remedy) from error
 
 
 @contextmanager
 def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
-    """Raise `InputError`, in one line, if a path cannot be written within the context."""
+    """Turn an error of the system inside the context into an `InputError`: ``path`` cannot be written.
+
+    ``instead`` is what to do.
+    """
     try:
         yield
     except OSError as error:
@@ -69,10 +78,14 @@ def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
 
 
 def require_path(value: object, what: str) -> str:
-    """Return a name or a path as text; raise `InputError` for anything else, such as an array."""
+    """Return a name or a path as text; raise `InputError` for anything else, such as an array.
+
+    ``what`` is the function and its argument, such as ``predict: readout``, for the message.
+    """
     if isinstance(value, str | PathLike):
         return str(fspath(value))
-    remedy = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier"
     if what.endswith(": readout"):
         remedy = "pass the attribute saved of the result of fit, or run of that of train"
+    else:
+        remedy = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier"
     raise InputError(f"{what} is of type {type(value).__name__}, not a name or a path", remedy)

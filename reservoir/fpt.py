@@ -21,8 +21,19 @@ from reservoir.tasks.task import Task
 class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
-    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases; with
-    ``"linear"``, as in torch's `Linear` and the authors' code (rows of norm 0.58).
+    Parameters
+    ----------
+    task : Task
+        The task as the model sees it: its tokens are those of the input layer, and its labels shape the logits.
+    backbone : Backbone
+        The frozen transformer.
+    inputs : InputLayer, NoInputLayer, BracketCounter or NativeInput
+        Maps tokens to the vectors that the backbone reads.
+    seed : int, default 0
+        Seed of the output layer.
+    output_init : {"orthogonal", "linear"}, default "orthogonal"
+        With ``"orthogonal"``, the output starts with rows of norm 1.41 and zero biases; with ``"linear"``, as in
+        torch's `Linear` and the authors' code (rows of norm 0.58).
     """
 
     def __init__(
@@ -38,12 +49,14 @@ class FPT(nn.Module):
         self.task = task
         self.inputs = inputs
         self.backbone = backbone
-        # For compiled poolings: torch takes whole numbers inside a module, such as the K of a pooling, for constants.
+        # The poolings of the compiled graph by name, set by `compile_for_gpu`. They are attributes of a module because
+        # torch takes whole numbers inside a module, such as the K of a pooling, for constants.
         self._poolings: dict[str, Pooling] = {}
         self._compiled_pool: Callable[..., list[Tensor]] = self._pool_alone
-        # Rows of the batch for which the model was compiled, if it was.
+        # Rows of the batch for which the model was compiled; None if it was not.
         self.compiled_for: int | None = None
-        self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
+        logits_per_output = max(task.classes, 1)  # a regression, with 0 classes, has one value
+        self.output = nn.Linear(backbone.width, task.outputs * logits_per_output)
         # ``linear`` draws as `torch.nn.Linear` does, uniformly, but the same values on every machine.
         if output_init == "linear":
             bound = backbone.width**-0.5
@@ -61,11 +74,13 @@ class FPT(nn.Module):
         ``is_full`` says whether all tokens are real; with None the lengths decide, which may wait for a GPU.
         """
         hidden = self.backbone(self.inputs(x), lengths, self.task.readout_tokens, is_full)
-        return self.logits(Last().of(HiddenStates(hidden, lengths, self.task.readout_tokens)))
+        states = HiddenStates(hidden, lengths, self.task.readout_tokens)
+        return self.logits(Last().of(states))
 
     def logits(self, pooled: Tensor) -> Tensor:
         """Return the logits of pooled hidden states (batch, readout_tokens, width), shaped as in `forward`."""
-        return self.output(pooled).unflatten(-1, (self.task.outputs, max(self.task.classes, 1)))
+        logits_per_output = max(self.task.classes, 1)
+        return self.output(pooled).unflatten(-1, (self.task.outputs, logits_per_output))
 
     @torch.inference_mode()
     def features(
@@ -76,14 +91,15 @@ class FPT(nn.Module):
         is_full: bool | None = None,
         masks: Mapping[str, Tensor] | None = None,
     ) -> dict[Column, Tensor]:
-        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone.
+        """Return the columns: pooled hidden states (batch, kept tokens, kept width), from the needed layers alone.
 
-        ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``. ``masks``
-        are those (batch, tokens) of bool that the poolings read.
+        ``x`` are tokens (batch, tokens, ...) for the input layer, and ``lengths`` (batch,) the number of real ones.
+        ``is_full`` says whether all tokens are real, so that nothing waits for a GPU to compare ``lengths``; None if it
+        is not known. ``masks`` are those (batch, tokens) of bool that the poolings read, by name.
         """
         pooled: dict[Column, Tensor] = {}
-        for of_layer in self.pooled_layers(x, lengths, columns, is_full, masks):
-            pooled |= of_layer
+        for columns_of_layer in self.pooled_layers(x, lengths, columns, is_full, masks):
+            pooled |= columns_of_layer
         return pooled
 
     def pooled_layers(
@@ -103,24 +119,26 @@ class FPT(nn.Module):
     def compile_for_gpu(self, rows: int, columns: Sequence[Column], masks: Collection[str] = ()) -> None:
         """Compile blocks and poolings for `features` of ``columns``, which read ``masks``, on a GPU.
 
-        Code that torch makes may depend on the first batch that it sees, and should not depend on the block with which
-        a resumed run begins. So the first one has about ``rows`` sequences of full length.
+        Code that torch makes may depend on the first batch that it sees, and should not depend on the rows with which
+        a resumed run begins. So the first batch is always the same: about ``rows`` sequences of zeros, of full length.
         """
         self.compiled_for = rows
         self.backbone.compile_steps()
         self._poolings = {column.pooling: find_pooling(column.pooling) for column in columns}
         self._compiled_pool = devices.compile_safely(self._pool_alone, dynamic=True, fullgraph=True)
-        # torch takes sizes that are equal in the first batch for the same size, also those of parameters.
-        taken = {size for parameter in self.backbone.parameters() for size in parameter.shape}
-        tokens = _size_without(self.task.max_tokens, taken)
-        rows = _size_without(max(rows, 2), taken | {tokens})
+        # torch takes sizes that are equal in the first batch for the same size, also those of parameters. So the
+        # numbers of rows and of tokens differ from each other and from all sizes of parameters.
+        taken_sizes = {size for parameter in self.backbone.parameters() for size in parameter.shape}
+        tokens = _size_without(self.task.max_tokens, taken_sizes)
+        rows = _size_without(max(rows, 2), taken_sizes | {tokens})
         device = self.output.weight.device
         embeds = torch.zeros(rows, tokens, self.backbone.width, device=device)
         lengths = torch.full((rows,), tokens, device=device)
-        every = {name: torch.ones(rows, tokens, dtype=torch.bool, device=device) for name in masks}
+        full_masks = {name: torch.ones(rows, tokens, dtype=torch.bool, device=device) for name in masks}
+        # torch compiles when a function first runs. Batches with and without padding have code of their own.
         with torch.inference_mode():
             for is_full in (True, False):
-                for _ in self._pooled_layers(embeds.clone(), lengths, columns, is_full, every):
+                for _ in self._pooled_layers(embeds.clone(), lengths, columns, is_full, full_masks):
                     pass
 
     def _pooled_layers(
@@ -131,22 +149,22 @@ class FPT(nn.Module):
         is_full: bool | None,
         masks: Mapping[str, Tensor],
     ) -> Iterator[dict[Column, Tensor]]:
-        """Yield the columns of each layer; see `pooled_layers`."""
-        of_layer: dict[str, list[Column]] = {}
+        """Yield the columns of each layer as `pooled_layers` does, from the vectors that the backbone reads."""
+        columns_by_layer: dict[str, list[Column]] = {}
         for column in columns:
-            of_layer.setdefault(column.layer, []).append(column)
+            columns_by_layer.setdefault(column.layer, []).append(column)
         real_tokens = RealTokens(lengths, embeds.shape[1], is_full, masks)
         is_compiled = self.backbone.is_compiled_for(embeds)
-        layers = self.backbone.run_layers(embeds, lengths, of_layer, is_full)
-        del embeds  # see `run_layers`
+        layers = self.backbone.run_layers(embeds, lengths, columns_by_layer, is_full)
+        del embeds  # whose memory the backbone can then free
         for layer, hidden in layers:
-            of_this = of_layer.get(layer, ())
-            names = [column.pooling for column in of_this]
+            columns_of_layer = columns_by_layer.get(layer, ())  # none of a layer on the way to a deeper one
+            names = [column.pooling for column in columns_of_layer]
             if is_compiled and names:
                 pooled = self._compiled_pool(hidden, lengths, is_full, masks, names)
             else:
                 pooled = self._pool(hidden, real_tokens, [find_pooling(name) for name in names])
-            yield dict(zip(of_this, pooled, strict=True))
+            yield dict(zip(columns_of_layer, pooled, strict=True))
 
     def _pool_alone(
         self,
@@ -156,17 +174,28 @@ class FPT(nn.Module):
         masks: Mapping[str, Tensor],
         names: Sequence[str],
     ) -> list[Tensor]:
-        """Return poolings of one layer; what layers could share is computed in the same kernels."""
+        """Return the pooled hidden states (batch, kept tokens, kept width) of one layer by each named pooling.
+
+        This is the function that is compiled. It shares nothing with other layers: masks and weights are computed in
+        the same kernels.
+        """
         real_tokens = RealTokens(lengths, hidden.shape[1], is_full, masks)
         return self._pool(hidden, real_tokens, [self._poolings[name] for name in names])
 
     def _pool(self, hidden: Tensor, real_tokens: RealTokens, poolings: Sequence[Pooling]) -> list[Tensor]:
-        """Return poolings of one layer."""
-        sizes = self.task.readout_tokens, self.task.max_tokens
-        states = HiddenStates(hidden, real_tokens.lengths, *sizes, self.inputs.special, real_tokens)
+        """Return the pooled hidden states (batch, kept tokens, kept width) of one layer by each pooling."""
+        states = HiddenStates(
+            hidden,
+            real_tokens.lengths,
+            readout_tokens=self.task.readout_tokens,
+            max_tokens=self.task.max_tokens,
+            special=self.inputs.special,
+            real_tokens=real_tokens,
+        )
         return [pooling.of(states) for pooling in poolings]
 
 
 def _size_without(size: int, taken: Collection[int]) -> int:
     """Return the largest number from ``size`` down to 2 that is not ``taken``; ``size`` itself if all are."""
-    return next((number for number in range(size, 1, -1) if number not in taken), size)
+    free_sizes = (number for number in range(size, 1, -1) if number not in taken)
+    return next(free_sizes, size)

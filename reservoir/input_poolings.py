@@ -37,8 +37,10 @@ class Excess(Pooling):
     note = "how far both signs exceed a threshold, in K x K cells"
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        """Return 1 token of two features per cell and channel; raise `InputError` if the tokens are no such picture."""
         side = math.isqrt(max_tokens)
-        if side * side != max_tokens or side < self.number:
+        is_square = side * side == max_tokens
+        if not is_square or side < self.number:
             raise InputError(
                 f"pooling {self.name}: {max_tokens:,} tokens are not a square picture of at least {self.number} x "
                 f"{self.number} places",
@@ -47,12 +49,14 @@ class Excess(Pooling):
         return 1, 2 * self.number**2 * width
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the roots, (batch, 1, 2 * K * K * width), all cells of the positive sign first."""
         return side_by_side(self.mean_excess(states).sqrt().flatten(1, 3))
 
     def mean_excess(self, states: HiddenStates) -> Tensor:
         """Return the mean excess (batch, 2 signs, K rows, K columns, width) of each cell."""
         import torch
 
+        # A traced graph reads no lengths, so it is not checked.
         if not states.traced and not states.real_tokens.is_full:
             raise InputError(f"pooling {self.name}: the rows differ in length", "use another pooling")
         cells = states.constant(_cell_weights, self.number, math.isqrt(states.values.shape[1]))
@@ -66,17 +70,22 @@ class Excess(Pooling):
 
 
 def _cell_weights(number: int, side: int) -> list[list[float]]:
-    """Return the share of each of ``side ** 2`` places in the mean of each of ``number ** 2`` cells."""
+    """Return the weight of each place of a picture in the mean over each cell, (number ** 2 cells, side ** 2 places).
+
+    The weights of a cell sum to 1.
+    """
     import numpy as np  # the help of every command lists the poolings, and needs no arrays
 
-    # Along a line, cell i reaches from i side / K to (i + 1) side / K, and place p from p to p + 1. This is NumPy's
-    # work, because torch.export would trace operations of torch, and each number that is taken from their result.
+    # Along a line of K cells, cell i reaches from i side / K to (i + 1) side / K, and place p from p to p + 1. Their
+    # overlap, divided by the length side / K of a cell, is the weight (K, side). Computed by NumPy, because
+    # torch.export would trace operations of torch, and each number that is taken from their result.
     places = np.arange(side, dtype=np.float32)
     edges = np.arange(number + 1, dtype=np.float32) * np.float32(side) / np.float32(number)
     begin = np.maximum(edges[:-1, None], places[None])
     end = np.minimum(edges[1:, None], places[None] + 1)
-    shares = (end - begin).clip(min=0) * np.float32(number) / np.float32(side)
-    return np.kron(shares, shares).tolist()
+    line_weights = (end - begin).clip(min=0) * np.float32(number) / np.float32(side)
+    # The weight in a cell of the picture is the product of those along rows and along columns.
+    return np.kron(line_weights, line_weights).tolist()
 
 
 class Mirrored(Excess):
@@ -91,14 +100,19 @@ class Mirrored(Excess):
     note = "excessK of a picture and its mirror image, for --input patches"
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        """Return 1 token of half the features of ``excessK``; raise `InputError` if the channels are not pairs."""
         if width % 2:
             raise InputError(f"pooling {self.name}: {width:,} channels are not pairs", "use an even width")
         tokens, features = super().shape(width, max_tokens, readout_tokens)
         return tokens, features // 2
 
     def of(self, states: HiddenStates) -> Tensor:
-        first, partner = self.mean_excess(states).chunk(2, dim=4)
-        return side_by_side(((first + partner.flip(3)) / 2).sqrt().flatten(1, 3))
+        """Return the roots, (batch, 1, K * K * width), all cells of the positive sign first."""
+        # A channel responds in the mirrored picture as its partner, in the second half of the channels (axis 4), does
+        # in the picture, in mirrored columns of cells (axis 3).
+        excess, excess_of_partner = self.mean_excess(states).chunk(2, dim=4)
+        mean = (excess + excess_of_partner.flip(3)) / 2
+        return side_by_side(mean.sqrt().flatten(1, 3))
 
 
 class Counts(Pooling):
@@ -114,6 +128,7 @@ class Counts(Pooling):
     needs_float32 = True
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        """Return 1 token of all sums, maxima and products; raise `InputError` if there are fewer than K channels."""
         if self.number > width:
             raise InputError(
                 f"pooling {self.name}: the layer has {width:,} channels", "use a smaller number"
@@ -122,10 +137,12 @@ class Counts(Pooling):
         return 1, 2 * width * (1 + self.number)
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the features, (batch, 1, 2 * width * (1 + K)): sums, maxima, then both for each of the K channels."""
         import torch
 
-        values = states.filled(0.0)
-        both = torch.cat([values.sum(dim=1), states.filled(float("-inf")).amax(dim=1)], dim=1)
-        first = states.values[:, 0, : self.number]
-        products = first[:, :, None] * both[:, None, :]
-        return side_by_side(torch.cat([both[:, None, :], products], dim=1))
+        sums = states.filled(0.0).sum(dim=1)
+        maxima = states.filled(float("-inf")).amax(dim=1)
+        sums_and_maxima = torch.cat([sums, maxima], dim=1)[:, None]  # (batch, 1, 2 * width)
+        first_token = states.values[:, 0, : self.number, None]  # (batch, K, 1)
+        products = first_token * sums_and_maxima
+        return side_by_side(torch.cat([sums_and_maxima, products], dim=1))

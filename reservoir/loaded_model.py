@@ -30,22 +30,25 @@ from reservoir.tasks.windows import Windows
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model on its device, with the SHA-256 of its float32 weights and of its native input."""
+    """A model on its device, and what turns stored rows into its tokens."""
 
     fpt: FPT
-    settings: Reservoir
-    windows: Windows
-    digest: str
+    settings: Reservoir  # with all defaults resolved
+    windows: Windows  # that become tokens, unless a reader or a convolution makes them
+    digest: str  # SHA-256 of the backbone's weights before they are rounded
     device: torch.device
-    compute: str
-    reader: Reader | None = None
+    compute: str  # one of `PRECISIONS`
+    reader: Reader | None = None  # of native input; None with any other
+    # SHA-256 of tokenizer, embeddings and chat template of native input, by these names
     input_digests: Mapping[str, str] = field(default_factory=dict)
-    # What computes the tokens of the backbone from rows, if there is no input layer that reads windows.
+    # What computes the tokens of the backbone from rows; None if an input layer reads windows.
     convolution: KernelConvolution | PatchConvolution | None = None
-    units: PatchUnits | None = None  # of ``--input patches``, which learns them from training rows
+    # of ``--input patches``, which learns them from training rows; None otherwise
+    units: PatchUnits | None = None
     # Whether extraction runs compiled blocks, which change the last bits; see `FPT.compile_for_gpu`.
     compiled: bool = False
-    repeated: RepeatedBatches | None = None  # what computes small batches on a GPU
+    # captures small batches on a GPU; None if the model does not allow it
+    repeated: RepeatedBatches | None = None
 
     @property
     def tokenizer(self) -> TextReader:
@@ -57,8 +60,12 @@ class LoadedModel:
         return self.reader
 
     def tokens(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts."""
-        return (self.convolution or self.windows.of_tensors)(x, lengths)
+        """Return the tokens that the FPT reads of scaled values or of symbols (rows, values, ...), and their counts.
+
+        ``lengths`` (rows,) count the values of each row.
+        """
+        make_tokens = self.convolution or self.windows.of_tensors
+        return make_tokens(x, lengths)
 
 
 def load_model(
@@ -85,9 +92,10 @@ def load_model(
         "own_precision": precision != "float32",
         "memory_limit": memory_limit(stream, place),
     }
-    # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, kernels
-    # whose responses are the hidden states, or a drawn input layer.
-    windows, seen = settings.windows(task), settings.windowed(task)
+    # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, a
+    # convolution whose responses are the hidden states, or a drawn input layer.
+    windows = settings.windows(task)
+    seen = settings.windowed(task)
     input_digests: Mapping[str, str] = {}
     convolution: KernelConvolution | PatchConvolution | None = None
     if settings.input == "native":
@@ -102,14 +110,17 @@ def load_model(
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)
         drawn = draw_inputs(task, seen, settings, windows, backbone, units)
         if isinstance(drawn, KernelConvolution | PatchConvolution):
-            convolution, inputs = drawn.to(place), NoInputLayer()
+            convolution = drawn.to(place)
+            inputs = NoInputLayer()
         else:
             inputs = drawn
-    if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
+    has_tokenizer = reader is not None and reader.kind == "tokenizer"
+    if settings.long == "windows" and not has_tokenizer:
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     # The digest is that of the weights before they are rounded to the precision of the products.
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
+    # A generic model, whose code nobody has described, is also compared with itself in float32.
     if precision == "bfloat16-all" and backbone.family.is_generic:
         convert_to_bfloat16(backbone)
     else:
@@ -122,8 +133,7 @@ def load_model(
         device=place,
         reader=reader,
         input_digests=input_digests,
-        # Recurrent backbones stay in float32.
-        compute=backbone.compute,
+        compute=backbone.compute,  # not ``precision``, because recurrent backbones stay in float32
         convolution=convolution,
         units=units if settings.input == "patches" else None,
         compiled=compiled and backbone.streamed is None,
@@ -132,7 +142,12 @@ def load_model(
 
 
 def reads_samples(model: ReservoirOptions) -> bool:
-    """Return whether the named backbone was pretrained on samples of sounds."""
-    # By default, only a pretrained model reads by its own input.
-    native = model.input == "native" or (model.input is None and model.init in {None, "pretrained"})
-    return bool(model.backbone) and native and find(full_name(str(model.backbone)))[0].reads == "sounds"
+    """Return whether the options name a backbone that reads samples of sounds by its own input."""
+    if not model.backbone:
+        return False
+    # By default, only a pretrained model reads by its own input; without ``init``, a model is pretrained if it can be.
+    is_native_by_default = model.input is None and model.init in {None, "pretrained"}
+    if model.input != "native" and not is_native_by_default:
+        return False
+    family, *_ = find(full_name(model.backbone))
+    return family.reads == "sounds"

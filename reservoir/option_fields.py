@@ -23,7 +23,8 @@ MAX_SHOWN = 200  # characters of a value in a message
 StrPath = str | PathLike[str]
 G = TypeVar("G", bound="Options")
 
-_where: set[str] = set()  # names of the options declared with ``where=True``
+# The names of the options declared with ``where=True``, which say where work runs or files are; `Options` adds them.
+_where: set[str] = set()
 
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "None": (NoneType, ""),
@@ -70,10 +71,10 @@ def path_option(
     converter: Callable[[StrPath | None], Path | None],
     shown: str = "",
 ) -> Any:
-    """Return a field for a path, which callers may give as text. It says where, so no file may set it.
+    """Return a field for a path, which callers may give as text, and which no file may set (``where=True``).
 
-    Type checkers read ``default`` and ``converter`` where the field is declared, so that each
-    declaration repeats ``default=None, converter=as_path``.
+    Type checkers read ``default`` and ``converter`` where the field is declared, so each declaration repeats
+    ``default=None, converter=as_path``.
     """
     metadata = _metadata(text, shown=shown, where=True, converter=converter)
     return field(default=default, metadata=metadata)
@@ -97,7 +98,10 @@ def _metadata(
     where: bool = False,
     converter: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what the field of an option keeps besides its default: see `option` for each."""
+    """Return what the field of an option keeps besides its default.
+
+    `option` describes the items; ``converter``, if it is not None, is applied to the value of a path.
+    """
     return {
         "help": text,
         "check": check,
@@ -109,17 +113,17 @@ def _metadata(
 
 
 def _must(accepts: Callable[[Any], object], remedy: str) -> Check:
-    """Return a check that returns the remedy for values that are not accepted."""
+    """Return a check that returns None if ``accepts(value)`` is true, else the remedy."""
     return lambda value: None if accepts(value) else remedy
 
 
 def at_least(low: int) -> Check:
-    """Return a check that a number is whole and at least ``low``."""
-    whole = _must(
+    """Return a check that a number is whole, at least ``low``, and fits in 31 bits."""
+    check_low = _must(
         lambda value: value == int(value) and value >= low, f"give a whole number of at least {low}"
     )
-    small = _must(lambda value: value < 2**31, "give a smaller number")
-    return lambda value: whole(value) or small(value)
+    check_high = _must(lambda value: value < 2**31, "give a smaller number")
+    return lambda value: check_low(value) or check_high(value)  # the first remedy, if any
 
 
 def one_of(*names: str) -> Check:
@@ -139,7 +143,7 @@ dilation_list = _must(  # each dilation adds a window to every token
     re.compile(r"auto|0*[1-9]\d{0,8}(,0*[1-9]\d{0,8}){0,999}").fullmatch,
     "give auto, or up to 1,000 positive whole numbers such as 1,2,4",
 )
-span = _must(
+span = _must(  # of time; the look-ahead refuses a length of zero
     re.compile(r"(?=.*[1-9])\d+(\.\d+)?[smhd]").fullmatch, "give a time such as 90s, 10m, 1h or 30d"
 )
 
@@ -151,8 +155,13 @@ def seconds_of(text: str) -> float:
 
 def only(*names: str) -> Check:
     """Return a check that a mapping has values for some of ``names``, and for nothing else."""
-    remedy = f"give values of {', '.join(names)}"
-    return _must(lambda value: value and value.keys() <= {*names} and [] not in value.values(), remedy)
+
+    def accepts(value: Mapping[str, Any]) -> bool:
+        """Return whether there is at least one name, all are allowed, and each has a value."""
+        has_valid_names = value.keys() <= {*names}
+        return len(value) > 0 and has_valid_names and [] not in value.values()
+
+    return _must(accepts, f"give values of {', '.join(names)}")
 
 
 # `option` is not a field specifier, because a type checker sees a default only in an argument of that
@@ -169,26 +178,29 @@ class Options:
     """
 
     def __init_subclass__(cls, panel: str = "Options") -> None:
-        # The options that this group declares get its heading, and those of places are remembered.
-        own = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
-        for item in own.values():
+        """Make each subclass a frozen dataclass, and register its options."""
+        # The options that this group declares get its heading, and names of those with ``where=True`` are collected.
+        declared = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
+        for item in declared.values():
             item.metadata = MappingProxyType({**item.metadata, "panel": panel})
-        _where.update(name for name, item in own.items() if item.metadata.get("where"))
+        _where.update(name for name, item in declared.items() if item.metadata.get("where"))
         # An inherited option to which this group only assigns a new default keeps its check and its help.
         inherited = getattr(cls, "__dataclass_fields__", {})
-        for name in vars(cls).keys() & inherited.keys() - own.keys():
+        for name in vars(cls).keys() & inherited.keys() - declared.keys():
             setattr(cls, name, field(default=vars(cls)[name], metadata=inherited[name].metadata))
         dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
+        """Convert each option to a plain value, or to a path, and check its type and its value."""
         for item in fields(self):
-            kinds = str(item.type).split(" | ")
-            if not KINDS.keys() >= {*kinds}:
+            kinds = str(item.type).split(" | ")  # such as ["int", "None"]: annotations are stored as text
+            is_option = KINDS.keys() >= {*kinds}
+            if not is_option:
                 continue  # an argument such as a task or an entry, which its function checks
             value = _plain(getattr(self, item.name))
             if convert := item.metadata.get("converter"):
                 value = convert(value)
-            object.__setattr__(self, item.name, value)
+            object.__setattr__(self, item.name, value)  # the dataclass is frozen
             _check(item, kinds, value)
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,22 +211,26 @@ class Options:
 
 
 def _check(item: Field[Any], kinds: Sequence[str], value: Any) -> None:
-    """Raise `InputError` if the value of an option has another type than ``kinds``, or fails its check."""
-    not_texts = isinstance(value, list | tuple) and not all(isinstance(text, str) for text in value)
-    truth_for_number = isinstance(value, bool) and "bool" not in kinds  # Python counts True as a number
-    right_type = any(isinstance(value, KINDS[kind][0]) for kind in kinds)
-    if not_texts or truth_for_number or not right_type:
-        words = " or ".join(KINDS[kind][1] for kind in kinds if kind != "None")
-        shown = " ".join(reprlib.repr(value).split())
-        raise InputError(f"{flag_of(item)} {shown}: give {words}. {item.metadata.get('help', '')}".strip())
+    """Raise `InputError` if a value of an option fails its check, or has none of the types ``kinds`` (see `KINDS`)."""
+    has_other_items = isinstance(value, list | tuple) and not all(isinstance(text, str) for text in value)
+    is_bool_for_number = isinstance(value, bool) and "bool" not in kinds  # Python counts True as a number
+    has_type = any(isinstance(value, KINDS[kind][0]) for kind in kinds)
+    if has_other_items or is_bool_for_number or not has_type:
+        expected = " or ".join(KINDS[kind][1] for kind in kinds if kind != "None")
+        shown = " ".join(reprlib.repr(value).split())  # shortened, on one line
+        raise InputError(
+            f"{flag_of(item)} {shown}: give {expected}. {item.metadata.get('help', '')}".strip()
+        )
     check = item.metadata.get("check")
-    if check and value is not None and (fault := check(value)):
+    if check is None or value is None:  # None stands for the default
+        return
+    if remedy := check(value):
         shown = str(value) if len(str(value)) <= MAX_SHOWN else f"{str(value)[:MAX_SHOWN]} ..."
-        raise InputError(f"{flag_of(item)} {shown}: {fault}")
+        raise InputError(f"{flag_of(item)} {shown}: {remedy}")
 
 
 def _plain(value: Any) -> Any:
-    """Convert paths to text and NumPy numbers to Python numbers, because files hold plain values."""
+    """Return a value with paths as text and NumPy numbers as Python numbers, because files hold plain values."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -233,20 +249,22 @@ def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]
     that sends harmful code. With ``source``, the file's name, such options raise `InputError`;
     without it, they are dropped.
     """
-    named = sorted(_where & values.keys())
-    if named and source:
+    forbidden = sorted(_where & values.keys())
+    if forbidden and source:
         raise InputError(
-            f"{source}: {named[0]!r} says where work runs or files are, which a file may not decide",
-            f"remove it, or pass --{named[0].replace('_', '-')} yourself",
+            f"{source}: {forbidden[0]!r} says where work runs or files are, which a file may not decide",
+            f"remove it, or pass --{forbidden[0].replace('_', '-')} yourself",
         )
     return {name: value for name, value in values.items() if name not in _where}
 
 
 def refuse_modules(values: Mapping[str, Any], source: str) -> None:
     """Raise `InputError` if the readout that a file names would import a module other than scikit-learn's."""
-    # A module is imported only if a person types its name in the same command or Python call.
-    path = str(values.get("readout") or "").partition(":")[0]
-    if "." in path and not path.startswith("sklearn."):
+    # A module is imported only if a person types its name in the same command or Python call. A readout is a name, or
+    # a path such as sklearn.svm.LinearSVC:C=1, whose parameters stand after the colon.
+    path, _, _ = str(values.get("readout") or "").partition(":")
+    is_path = "." in path
+    if is_path and not path.startswith("sklearn."):
         raise InputError(
             f"{source}: the readout {values['readout']!r} would import a module, which a file may not do",
             "if you trust the module, type it on the command line",
@@ -254,7 +272,10 @@ def refuse_modules(values: Mapping[str, Any], source: str) -> None:
 
 
 def as_group(options: Options | Mapping[str, Any], kind: type[G]) -> G:
-    """Return a group of options with the values that another group, or a mapping, has for them."""
+    """Return a group of the type ``kind`` with the values that another group, or a mapping, has for its options.
+
+    The others get their defaults.
+    """
     values = vars(options) if isinstance(options, Options) else options
     return kind(**{item.name: values[item.name] for item in fields(kind) if item.name in values})
 
@@ -265,25 +286,33 @@ def keyword(name: str, default: Any, annotation: Any = inspect.Parameter.empty) 
 
 
 def flag_of(item: Any) -> str:
-    """Return the flag of a field, such as ``--learning-rate``."""
+    """Return the flag of a dataclass field that declares an option, such as ``--learning-rate``."""
     return "--" + (item.metadata.get("flag") or item.name.replace("_", "-"))
 
 
 def typed(name: str, arguments: Sequence[str], *groups: Options) -> str:
-    """Return the command line with the options that differ from their defaults."""
-    parts = ["reservoir", name, *arguments]
-    for item, value in ((item, getattr(group, item.name)) for group in groups for item in fields(group)):
-        flag = flag_of(item)
-        if value == item.default or value is None:
-            continue
-        if isinstance(value, bool):
-            parts.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, Mapping):
-            parts += [part for name, inner in value.items() for part in (flag, f"{name}={_listed(inner)}")]
-        else:
-            parts += [flag, _listed(value)]
-    return shlex.join(parts)
+    """Return the command line of the command ``name`` with the options that differ from their defaults."""
+    words = ["reservoir", name, *arguments]
+    for group in groups:
+        for item in fields(group):
+            value = getattr(group, item.name)
+            is_default = value == item.default or value is None
+            if not is_default:
+                words += _flag_words(flag_of(item), value)
+    return shlex.join(words)
 
 
-def _listed(value: Any) -> str:
+def _flag_words(flag: str, value: Any) -> list[str]:
+    """Return the words of a command line that give an option a value."""
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    if isinstance(value, Mapping):  # the flag is repeated for each name
+        return [
+            word for name, inner in value.items() for word in (flag, f"{name}={_comma_separated(inner)}")
+        ]
+    return [flag, _comma_separated(value)]
+
+
+def _comma_separated(value: Any) -> str:
+    """Return the items of a list separated by commas, or any other value as text."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -41,10 +41,13 @@ UNIT_GAIN = 1.0
 
 
 def flag_instead(parameters: Mapping[str, Any]) -> str | None:
-    """Return what to write instead of a task parameter that has a flag of its own; None if no parameter has one."""
+    """Return what to write instead of a task parameter that has a flag of its own; None if no parameter has one.
+
+    This is the check of ``--param``.
+    """
     # These options are parameters of named tasks as well: ``window`` is the side of windows of images.
-    of_named_tasks = {"views", "window", *(item.name for item in fields(VariantOptions))}
-    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in of_named_tasks}
+    also_parameters = {"views", "window", *(item.name for item in fields(VariantOptions))}
+    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in also_parameters}
     for name, value in parameters.items():
         if name in flags:
             return f"write {flags[name]} {value}"
@@ -132,6 +135,7 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     )
 
     def __post_init__(self) -> None:
+        """Check each option, then their combinations; store a list of columns to drop as one text."""
         super().__post_init__()
         exclusive = (
             ("values", "symbols"),
@@ -155,11 +159,11 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
         if self.past is not None and self.forecast is None:
             raise InputError(f"--past {self.past} needs --forecast", "add the number of values to forecast")
         if self.drop is not None and not isinstance(self.drop, str):
-            object.__setattr__(self, "drop", ",".join(self.drop))
+            object.__setattr__(self, "drop", ",".join(self.drop))  # the dataclass is frozen
 
     @property
     def explicit(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
+        """The options of how files are read that differ from their defaults."""
         values = {item.name: getattr(self, item.name) for item in fields(OwnDataOptions)}
         defaults = {item.name: item.default for item in fields(OwnDataOptions)}
         return {name: value for name, value in values.items() if value != defaults[name]}
@@ -188,10 +192,10 @@ class TaskOptions(VariantOptions, OwnDataOptions, panel="Data"):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The parameters of the task, including those that are options."""
-        named = {"views": self.views, **vars(as_group(self, VariantOptions))}
-        named = {name: value for name, value in named.items() if value is not None}
-        return dict(self.parameters or {}) | named | self.explicit
+        """The parameters of the task that the user has set: those of ``--param``, and those that are options."""
+        options = {"views": self.views, **vars(as_group(self, VariantOptions))}
+        set_options = {name: value for name, value in options.items() if value is not None}
+        return dict(self.parameters or {}) | set_options | self.explicit
 
 
 class RowOptions(TaskOptions, panel="Data"):
@@ -239,11 +243,12 @@ class ModelOptions(ShapeOptions, panel="Model"):
     @property
     def title(self) -> str:
         """Short name for folders and tables, such as ``gpt2-random`` or ``gpt2-depth6-random``."""
-        name = "".join(
-            c if c.isalnum() or c in "._-" else "-" for c in Path(self.backbone or "").name
-        ).strip("-.")
+        # The last part of a path or of a name on the hub, with other characters replaced; it may be empty, as of "..".
+        letters = Path(self.backbone or "").name
+        name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in letters)
+        name = name.strip("-.") or "backbone"
         depth = f"-depth{self.depth}" if self.depth else ""
-        return f"{name or 'backbone'}{depth}-{self.init}"
+        return f"{name}{depth}-{self.init}"
 
 
 class ReservoirOptions(ModelOptions, panel="Model"):
@@ -443,7 +448,7 @@ class TrustOptions(Options, panel="Run"):
 
 
 RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
-"""The options of train that change its result, besides groups and rows."""
+"""The options of train that change its result, besides the parameter groups and the training rows."""
 
 
 class CoverageOptions(Options, panel="Output"):
@@ -455,6 +460,7 @@ class CoverageOptions(Options, panel="Output"):
     abstain: bool = option(False, "With --coverage: no label unless the set has exactly one class.")
 
     def __post_init__(self) -> None:
+        """Check each option, and that an abstaining readout has sets to abstain by."""
         super().__post_init__()
         if self.abstain and self.coverage is None:
             raise InputError("--abstain needs --coverage", "add --coverage 0.9")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
 MAX_WINDOWS_AROUND = 10  # the widest has 177,147 tokens
 NARROWEST_WINDOW = 9  # values of the narrowest window around a token: as many as a kernel reads
-WINDOW_FACTOR = 3  # of the width of a window around a token and that of the next one
+WINDOW_FACTOR = 3  # how many times wider each window around a token is than the next narrower one
 DEFAULT_WINDOWS = 4  # wider ones than 243 steps added nothing on recordings of 500 to 2,000 steps
 # Smallest response of a kernel that competes, for kernels of norm 6 and values of variance 1. Where a row is
 # constant, the responses are rounding errors, of which the largest would win by chance.
@@ -45,15 +45,20 @@ class Last(Pooling):
         return readout_tokens, width
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the last real tokens of each sequence, (batch, readout_tokens, width)."""
         import torch
 
         count = states.readout_tokens
 
         def last_positions() -> Tensor:
-            return states.lengths[:, None] - count + torch.arange(count, device=states.values.device)
+            """Return the positions of these tokens, (batch, readout_tokens)."""
+            first = states.lengths[:, None] - count
+            return first + torch.arange(count, device=states.values.device)
 
+        # All layers of a batch share the positions. `gather` takes an index for each channel.
         positions = states.real_tokens.shared(f"last{count}", last_positions)
-        return states.values.gather(1, positions[:, :, None].expand(-1, -1, states.values.shape[2]))
+        index = positions[:, :, None].expand(-1, -1, states.values.shape[2])
+        return states.values.gather(1, index)
 
 
 class Mean(Pooling):
@@ -66,11 +71,12 @@ class Mean(Pooling):
 
 
 class Std(Pooling):
-    """The standard deviation of each channel, whose squares are divided by the number of real tokens."""
+    """The standard deviation of each channel over all n real tokens, with division by n, not by n - 1."""
 
     pattern = "std"
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the standard deviations, (batch, 1, width)."""
         deviations = states.values - states.segment_means(1)
         squares = states.zero_at_padding(deviations).square_()
         return (squares.sum(dim=1) / states.lengths[:, None]).sqrt()[:, None]
@@ -82,11 +88,14 @@ class Min(Pooling):
     pattern = "min"
 
     def of(self, states: HiddenStates) -> Tensor:
-        if states.is_ordered:
-            return states.ranked((states.lengths * 0)[:, None])
+        """Return the minima, (batch, 1, width)."""
+        if states.is_ordered:  # another pooling has sorted the values; the minimum has rank 0
+            rank_of_minimum = (states.lengths * 0)[:, None]
+            return states.ranked(rank_of_minimum)
         return states.filled(float("inf")).amin(dim=1)[:, None]
 
     def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Return the minima of whole texts from those of their pieces."""
         import numpy as np
 
         return np.minimum.reduceat(values, starts)
@@ -98,11 +107,14 @@ class Max(Pooling):
     pattern = "max"
 
     def of(self, states: HiddenStates) -> Tensor:
-        if states.is_ordered:
-            return states.ranked((states.lengths - 1)[:, None])
+        """Return the maxima, (batch, 1, width)."""
+        if states.is_ordered:  # another pooling has sorted the values; the maximum of n has rank n - 1
+            rank_of_maximum = (states.lengths - 1)[:, None]
+            return states.ranked(rank_of_maximum)
         return states.filled(float("-inf")).amax(dim=1)[:, None]
 
     def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Return the maxima of whole texts from those of their pieces."""
         import numpy as np
 
         return np.maximum.reduceat(values, starts)
@@ -141,17 +153,19 @@ class Quantiles(Pooling):
     sorts = True
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the quantiles, (batch, 1, K * width), all channels of the lowest one first."""
         import torch
 
-        # The rank of level (i + 1) / (K + 1) among n values is (i + 1) (n - 1) / (K + 1). Integers give its whole
-        # part and the rest without rounding errors.
+        # The rank of level (i + 1) / (K + 1) among n values is (i + 1) (n - 1) / (K + 1). Division of integers gives
+        # its whole part and its fraction without rounding errors.
         lengths = states.lengths[:, None]
-        levels = torch.arange(1, self.number + 1, device=lengths.device)
-        scaled_rank = (lengths - 1) * levels
-        low = scaled_rank // (self.number + 1)
-        rest = ((scaled_rank % (self.number + 1)).float() / (self.number + 1))[:, :, None]
-        high = torch.minimum(low + 1, lengths - 1)
-        return side_by_side(torch.lerp(states.ranked(low), states.ranked(high), rest))
+        numerators = torch.arange(1, self.number + 1, device=lengths.device)  # of the levels
+        scaled_rank = (lengths - 1) * numerators  # (batch, K)
+        lower_rank = scaled_rank // (self.number + 1)
+        fraction = ((scaled_rank % (self.number + 1)).float() / (self.number + 1))[:, :, None]
+        # Interpolate between the values of this rank and of the next one; the last value has no next one.
+        upper_rank = torch.minimum(lower_rank + 1, lengths - 1)
+        return side_by_side(torch.lerp(states.ranked(lower_rank), states.ranked(upper_rank), fraction))
 
 
 class Shares(Pooling):
@@ -162,31 +176,33 @@ class Shares(Pooling):
     needs_float32 = True
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the shares, (batch, 1, K * width), all channels of the lowest level first."""
         import torch
 
         lengths = states.lengths[:, None, None]
-        if states.traced:
+        if states.traced:  # one comparison per level needs no sorted values
             values = states.filled(float("-inf"))
             counts = [(values > level).float().sum(dim=1) for level in share_levels(self.number)]
-            above = torch.stack(counts, dim=1)
+            count_above = torch.stack(counts, dim=1)  # (batch, K, width)
         else:
-            # Quantiles have sorted the values, which a search reads at a few places instead of all once per level.
+            # Quantiles share the sorted values, which a binary search reads at a few places instead of all once per
+            # level. It gives the number of values up to each level, (batch, width, K).
             ordered = states.ordered
             levels = states.constant(share_levels, self.number)
-            places = levels.expand(*ordered.shape[:2], self.number).contiguous()
-            below = torch.searchsorted(ordered, places, right=True).transpose(1, 2)
-            above = (lengths - below).float()
-        return side_by_side(above / lengths)
+            levels_by_channel = levels.expand(*ordered.shape[:2], self.number).contiguous()
+            count_up_to = torch.searchsorted(ordered, levels_by_channel, right=True)
+            count_above = (lengths - count_up_to.transpose(1, 2)).float()
+        return side_by_side(count_above / lengths)
 
 
 class Compete(Pooling):
     """For groups of K neighbouring channels, how far each channel leads, and how often it is the lowest.
 
     At each token, the channel with the largest value of its group leads by this value, if it is positive, and
-    the channel with the smallest value is the lowest, if it is negative. The features of a channel are the
-    square root of the mean of its leads over all real tokens, for all channels, then the square root of the
-    share of tokens where it is the lowest. Roots make rare and frequent channels comparable. Hydra (Dempster,
-    Schmidt and Webb 2023) has sums in the place of means.
+    the channel with the smallest value is the lowest, if it is negative; values within `LEAST_RESPONSE` of zero
+    count as zero. The features are, for all channels, the square root of the mean of a channel's leads over all
+    real tokens, then, for all channels, the square root of the share of tokens where it is the lowest. Roots make
+    rare and frequent channels comparable. Hydra (Dempster, Schmidt and Webb 2023) has sums in the place of means.
     """
 
     pattern = "competeK"
@@ -194,6 +210,7 @@ class Compete(Pooling):
     needs_float32 = True
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        """Return 1 token of two features per channel; raise `InputError` if the channels are not groups of K."""
         if width % self.number:
             raise InputError(
                 f"pooling {self.name}: {width:,} channels are not groups of {self.number}",
@@ -202,30 +219,32 @@ class Compete(Pooling):
         return 1, 2 * width
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the features, (batch, 1, 2 * width)."""
         import torch
 
+        # (batch, 1, 1, tokens), as the extreme values of groups have it
         padding = None if states.padding is None else states.padding[:, None, None, :, 0]
-        of_pieces: list[Tensor] = []
+        sums_of_pieces: list[Tensor] = []
         for piece in _pieces(states.values, states, self.number):
-            groups = piece.unflatten(1, (-1, self.number))
+            groups = piece.unflatten(1, (-1, self.number))  # (batch, groups, K, tokens)
             largest = groups.amax(dim=2, keepdim=True)
             smallest = groups.amin(dim=2, keepdim=True)
-            # Padding, which may hold any values, leads nowhere and is never the lowest.
-            is_too_small = largest < LEAST_RESPONSE
-            is_lowest = smallest < -LEAST_RESPONSE
+            # At padding, which may hold any values, no channel leads and none is the lowest.
+            has_no_lead = largest < LEAST_RESPONSE
+            has_lowest = smallest < -LEAST_RESPONSE
             if padding is not None:
-                is_too_small, is_lowest = is_too_small | padding, is_lowest & ~padding
-            leads = largest.masked_fill(is_too_small, 0.0)
-            # Products of (batch, groups, K, tokens) and (batch, groups, tokens, 1) sum over the tokens.
-            sums = [
-                _ones_where(torch.eq, groups, largest) @ leads.transpose(2, 3),
-                _ones_where(torch.eq, groups, smallest) @ is_lowest.float().transpose(2, 3),
-            ]
-            of_pieces.append(torch.stack([values.flatten(1) for values in sums], dim=1))
-        means = torch.cat(of_pieces, dim=2) / states.lengths[:, None, None]
+                has_no_lead = has_no_lead | padding
+                has_lowest = has_lowest & ~padding
+            leads = largest.masked_fill(has_no_lead, 0.0)
+            # Leads, and tokens where a channel is the lowest, are summed over the tokens: (batch, 2, channels).
+            sum_of_leads = _sum_where_equal(groups, largest, leads)
+            lowest_tokens = _sum_where_equal(groups, smallest, has_lowest.float())
+            sums_of_pieces.append(torch.stack([sum_of_leads.flatten(1), lowest_tokens.flatten(1)], dim=1))
+        means = torch.cat(sums_of_pieces, dim=2) / states.lengths[:, None, None]
         return side_by_side(means.sqrt())
 
     def join(self, values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Return the features of whole texts: the squares, which are means over tokens, are averaged."""
         import numpy as np
 
         return np.sqrt(weighted_average(np.square(values), counts, starts))
@@ -239,6 +258,7 @@ class Above(Pooling):
     needs_float32 = True
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the shares, (batch, 1, K * width), the first level of all channels first."""
         counts, _ = _above_levels(states, self.number)
         return side_by_side(counts / states.lengths[:, None, None])
 
@@ -253,14 +273,17 @@ class Places(Pooling):
     note = "mean places of tokens above K levels that differ by channel"
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the mean places, (batch, 1, K * width), the first level of all channels first."""
         import torch
 
         counts, sums = _above_levels(states, self.number)
-        return side_by_side(torch.where(counts > 0, sums / counts.clamp(min=1), 0.5))
+        means = sums / counts.clamp(min=1)  # `where` computes both cases, and must not divide by 0
+        return side_by_side(torch.where(counts > 0, means, 0.5))
 
 
 ROUNDING = 1e-5
-"""Above the responses of kernels to a constant stretch of up to 9 standard deviations, which are rounding errors."""
+"""Values of `Sustained` closer to zero become zero. The responses of kernels to a stretch of one value, up to 9
+standard deviations from the mean, are rounding errors smaller than this."""
 
 
 class Sustained(Pooling):
@@ -274,42 +297,29 @@ class Sustained(Pooling):
     note = "largest values over stretches of 1, 4, 16, ... tokens"
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        """Return 1 token of K features per channel."""
         return 1, width * self.number
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the sustained values, (batch, 1, K * width), all channels of the shortest stretch first."""
         import torch
 
-        # No sequence has stretches that are longer than the longest one: of the batch, or of the task if it is traced.
-        tokens = states.max_tokens if states.traced else states.values.shape[1]
+        # Stretches that are longer than every sequence are left out: those of the batch, or, in a traced graph, which
+        # must work for all batches, those of the task.
+        longest_sequence = states.max_tokens if states.traced else states.values.shape[1]
         all_stretches = _stretches(self.number)
-        stretches = [stretch for stretch in all_stretches if stretch <= max(1, tokens)]
-        # The minimum counts only for sequences that are shorter than a stretch, so it needs no further tokens.
-        # (batch, 1, width)
+        stretches = [stretch for stretch in all_stretches if stretch <= max(1, longest_sequence)]
+        pieces = _pieces(states.filled(float("-inf")), states)
+        sustained = torch.cat([_largest_minima(piece, stretches, states.traced) for piece in pieces], dim=2)
+        # The minimum (batch, 1, width) replaces the value of a stretch that a sequence is too short for. Such a
+        # sequence has fewer tokens than the longest stretch, so further tokens are not read.
         lowest = states.filled_start(all_stretches[-1], float("inf")).amin(dim=1)[:, None]
-        of_pieces: list[Tensor] = []
-        for piece in _pieces(states.filled(float("-inf")), states):
-            # The piece is (batch, channels, tokens). With minus infinity at padding and, in a traced graph, after the
-            # last token, only stretches that end before count.
-            smallest = (
-                torch.nn.functional.pad(piece, (0, stretches[-1] - 1), value=float("-inf"))
-                if states.traced
-                else piece
-            )
-            sustained = [smallest.amax(dim=2)]  # (batch, channels) for each stretch
-            for stretch in stretches[1:]:
-                # ``smallest`` holds the minimum of the n = stretch / 4 tokens from each start. The minimum of a stretch
-                # is the smaller one of its two halves', so shifts by n and 2n give those of 2n and 4n tokens.
-                for half in (stretch // 4, stretch // 2):
-                    smallest = torch.minimum(smallest[:, :, :-half], smallest[:, :, half:])
-                sustained.append(smallest.amax(dim=2))
-            of_pieces.append(torch.stack(sustained, dim=1))  # (batch, stretches, channels)
-        # (batch, stretches)
         is_long_enough = states.lengths[:, None] >= states.constant(_stretches, len(stretches))
-        values = torch.where(is_long_enough[:, :, None], torch.cat(of_pieces, dim=2), lowest)
-        missing = len(all_stretches) - len(stretches)
-        values = torch.cat([values, lowest.expand(-1, missing, -1)], dim=1)
-        # In sparse series all training rows may have such values. Divided by their standard deviation, another value of
-        # a new row would be enormous.
+        values = torch.where(is_long_enough[:, :, None], sustained, lowest)
+        left_out = len(all_stretches) - len(stretches)
+        values = torch.cat([values, lowest.expand(-1, left_out, -1)], dim=1)  # (batch, K, width)
+        # In sparse series all training rows may have rounding errors here. Divided by the standard deviation of these,
+        # another value of a new row would be enormous.
         return side_by_side(torch.where(values.abs() < ROUNDING, 0, values))
 
 
@@ -319,20 +329,26 @@ class Grid(Pooling):
     pattern = "gridK"
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        """Return 1 token of 4 statistics per cell and channel; raise `InputError` if the tokens are no such image."""
         side = math.isqrt(max_tokens)
-        if side * side != max_tokens or side < self.number:
-            least = f"at least {self.number} x {self.number} pixels"
+        is_square = side * side == max_tokens
+        if not is_square or side < self.number:
+            least_size = f"at least {self.number} x {self.number} pixels"
             raise InputError(
-                f"pooling {self.name}: {max_tokens:,} tokens are not a square image of {least}",
+                f"pooling {self.name}: {max_tokens:,} tokens are not a square image of {least_size}",
                 "use another pooling",
             )
         return 1, width * 4 * self.number**2
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the statistics, (batch, 1, 4 * K * K * width): the means of all cells first."""
         import torch
 
+        # A traced graph reads no lengths, so it is not checked.
         if not states.traced and not states.real_tokens.is_full:
             raise InputError(f"pooling {self.name}: the rows differ in length", "use another pooling")
+        # Tokens become (batch, rows, columns, width), which is cut into K bands of rows, and each band into K cells of
+        # columns. The tokens of a cell are then (batch, tokens, width).
         side = math.isqrt(states.values.shape[1])
         bands = states.values.unflatten(1, (side, side)).tensor_split(self.number, dim=1)
         cells = [cell.flatten(1, 2) for band in bands for cell in band.tensor_split(self.number, dim=2)]
@@ -342,7 +358,8 @@ class Grid(Pooling):
             [cell.amax(1) for cell in cells],
             [cell.amin(1) for cell in cells],
         )
-        return side_by_side(torch.cat([torch.stack(of_cells, dim=1) for of_cells in statistics], dim=1))
+        features = [torch.stack(of_cells, dim=1) for of_cells in statistics]  # (batch, cells, width) each
+        return side_by_side(torch.cat(features, dim=1))
 
 
 class TokensSideBySide(Pooling):
@@ -352,19 +369,21 @@ class TokensSideBySide(Pooling):
     by_position = True
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        """Return 1 token of all features of a sequence; raise `InputError` if they are too many for a readout."""
         features = max_tokens * width
         if features > MAX_TOKEN_FEATURES:
-            have = f"{max_tokens:,} tokens of {width:,} channels have {features:,} features"
+            size = f"{max_tokens:,} tokens of {width:,} channels have {features:,} features"
             raise InputError(
-                f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}", "use segmentsK or quantilesK"
+                f"pooling tokens: {size}, more than {MAX_TOKEN_FEATURES:,}", "use segmentsK or quantilesK"
             )
         return 1, features
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the tokens, (batch, 1, max_tokens * width), with zeros up to the longest sequence of the task."""
         from torch.nn.functional import pad
 
-        missing = states.max_tokens - states.values.shape[1]
-        return side_by_side(pad(states.filled(0.0), (0, 0, 0, missing)))
+        missing_tokens = states.max_tokens - states.values.shape[1]
+        return side_by_side(pad(states.filled(0.0), (0, 0, 0, missing_tokens)))
 
 
 class AllTokens(Pooling):
@@ -386,7 +405,7 @@ def window_widths(number: int) -> tuple[int, ...]:
 
 
 def widths_within(tokens: int) -> int:
-    """Return how many of the `DEFAULT_WINDOWS` narrowest windows have at most ``tokens`` values, and at least one."""
+    """Return how many of the `DEFAULT_WINDOWS` narrowest windows have at most ``tokens`` values; at least 1."""
     return max(1, sum(width <= tokens for width in window_widths(DEFAULT_WINDOWS)))
 
 
@@ -402,6 +421,7 @@ class Around(Pooling):
     per_token = True
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        """Return all tokens, each of K features per channel; raise `InputError` if K is too large."""
         if self.number > MAX_WINDOWS_AROUND:
             raise InputError(
                 f"pooling {self.name}: at most {MAX_WINDOWS_AROUND} windows around a token",
@@ -410,6 +430,7 @@ class Around(Pooling):
         return max_tokens, width * self.number
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the roots, (batch, tokens, K * width), all channels of the narrowest window first."""
         import torch
 
         from reservoir.centred_windows import CentredWindows
@@ -448,10 +469,15 @@ POOLINGS = {kind.pattern: kind for kind in _KINDS}
 @cache
 def find_pooling(name: str) -> Pooling:
     """Return the pooling of a name such as ``segments8``; raise `InputError` if it is unknown."""
-    numbered = re.fullmatch(r"([a-z]+)([1-9][0-9]{0,3})", name)
-    pattern, number = (f"{numbered[1]}K", int(numbered[2])) if numbered else (name, 0)
-    takes_number = pattern.endswith("K")
-    if pattern not in POOLINGS or takes_number != (number > 0):
+    # A name with a number is that of a pattern with K; one without has the number 0.
+    pattern = name
+    number = 0
+    if match := re.fullmatch(r"([a-z]+)([1-9][0-9]{0,3})", name):
+        pattern = f"{match[1]}K"
+        number = int(match[2])
+    # The name may also be that of a pattern itself, such as segmentsK.
+    lacks_number = pattern.endswith("K") and number == 0
+    if pattern not in POOLINGS or lacks_number:
         raise InputError(f"pooling {name!r}: choose among {', '.join(POOLINGS)} (K is 1 or more)")
     return POOLINGS[pattern](number)
 
@@ -463,18 +489,26 @@ def check_poolings(names: Iterable[str]) -> None:
 
 
 def masks_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the masks that poolings read, without duplicates."""
-    return tuple(dict.fromkeys(mask for name in names if (mask := find_pooling(name).mask)))
+    """Return the names of the masks that poolings read, without duplicates."""
+    masks = [find_pooling(name).mask for name in names]  # empty for a pooling of all real tokens
+    return tuple(dict.fromkeys(mask for mask in masks if mask))
 
 
 def pooling_help() -> str:
     """Return the names of all poolings, with a note on those that need one."""
-    return ", ".join(name + (f" ({kind.note})" if kind.note else "") for name, kind in POOLINGS.items())
+    notes = {name: f" ({kind.note})" if kind.note else "" for name, kind in POOLINGS.items()}
+    return ", ".join(name + note for name, note in notes.items())
 
 
 def share_levels(number: int) -> list[float]:
-    """Return the K levels of ``sharesK``, from -18 to 18, denser near 0, because values span orders of magnitude."""
-    top, middle = math.asinh(18 / 0.06), (number - 1) / 2
+    """Return the K levels of ``sharesK``, ascending, from -18 to 18 if there are at least three.
+
+    They are denser near 0, because values span orders of magnitude.
+    """
+    # sinh is linear near 0 and exponential beyond 1, so levels have equal distances up to about 0.06 and grow by a
+    # factor beyond. The argument of sinh has equal steps from -top to top. With one level, the divisor would be 0.
+    top = math.asinh(18 / 0.06)
+    middle = (number - 1) / 2
     return [0.06 * math.sinh(top * (i - middle) / max(middle, 1)) for i in range(number)]
 
 
@@ -485,22 +519,30 @@ def _above_levels(states: HiddenStates, number: int) -> tuple[Tensor, ...]:
     """
 
     def compute() -> tuple[Tensor, ...]:
+        """Return both tensors."""
         levels = states.constant(channel_levels, states.values.shape[2], number)
+        # The place of a token is its middle, between 0 and 1: (batch, tokens, 1).
         places = ((states.positions + 0.5) / states.lengths[:, None])[:, :, None]
         places = states.zero_at_padding(places)
-        by_signs = states.on_host or states.traced
-        return (_count_by_signs if by_signs else _count_at_once)(states, levels, places)
+        if states.on_host or states.traced:
+            return _count_by_signs(states, levels, places)
+        return _count_at_once(states, levels, places)
 
     return states.shared(f"above{number}", compute)
 
 
 def _count_at_once(states: HiddenStates, levels: Tensor, places: Tensor) -> tuple[Tensor, ...]:
-    """Return the result of `_above_levels` by one comparison and one product, for a GPU."""
+    """Return the result of `_above_levels` by one comparison and one product, for a GPU.
+
+    ``levels`` are (levels, width), ``places`` (batch, tokens, 1).
+    """
     import torch
 
+    # The comparison writes 1.0 and 0.0, (batch, levels, width, tokens). Its product with ones and places sums both over
+    # the tokens above a level; padding weighs nothing.
     ones = states.zero_at_padding(torch.ones_like(places))
     weights = torch.cat([ones, places], dim=2)[:, None]  # (batch, 1, tokens, 2)
-    values = states.values.transpose(1, 2)[:, None]
+    values = states.values.transpose(1, 2)[:, None]  # (batch, 1, width, tokens)
     is_above = values.new_empty(values.shape[0], len(levels), *values.shape[2:])
     torch.gt(values, levels[:, :, None], out=is_above)
     sums = is_above @ weights
@@ -508,57 +550,99 @@ def _count_at_once(states: HiddenStates, levels: Tensor, places: Tensor) -> tupl
 
 
 def _count_by_signs(states: HiddenStates, levels: Tensor, places: Tensor) -> tuple[Tensor, ...]:
-    """Return the result of `_above_levels` by sums of signs, for some channels at a time."""
+    """Return the result of `_above_levels` by sums of signs, for some channels at a time.
+
+    ``levels`` are (levels, width), ``places`` (batch, tokens, 1).
+    """
     import torch
 
     places = places.transpose(1, 2)
-    counts: list[Tensor] = []
-    sums: list[Tensor] = []
-    for piece in _pieces(states.filled(float("-inf")), states):
-        # The sign is 1 above a level, and -1 below it and at padding. The sum of weights over the tokens above is
-        # half the sum of (sign + 1) times the weights.
-        counts_of_levels: list[Tensor] = []
-        sums_of_levels: list[Tensor] = []
-        for level in levels[:, : piece.shape[1]]:
+    sign_sums: list[Tensor] = []  # of each piece, over its tokens: (batch, levels, channels)
+    place_sums: list[Tensor] = []  # the same of the places, with the signs
+    levels_left = levels  # those of the channels of this piece and of the later ones
+    for piece in _pieces(states.filled(float("-inf")), states):  # (batch, channels, tokens)
+        # The sign is 1 above a level, and -1 below it and at padding.
+        sign_sums_of_levels: list[Tensor] = []
+        place_sums_of_levels: list[Tensor] = []
+        for level in levels_left[:, : piece.shape[1]]:
             signs = (piece - level[:, None]).sign_()
-            counts_of_levels.append(signs.sum(dim=2))
-            sums_of_levels.append(signs.mul_(places).sum(dim=2))
-        counts.append(torch.stack(counts_of_levels, dim=1))
-        sums.append(torch.stack(sums_of_levels, dim=1))
-        levels = levels[:, piece.shape[1] :]
-    count = (torch.cat(counts, dim=2) + states.values.shape[1]) / 2
-    return count, (torch.cat(sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2
+            sign_sums_of_levels.append(signs.sum(dim=2))
+            place_sums_of_levels.append(signs.mul_(places).sum(dim=2))
+        sign_sums.append(torch.stack(sign_sums_of_levels, dim=1))
+        place_sums.append(torch.stack(place_sums_of_levels, dim=1))
+        levels_left = levels_left[:, piece.shape[1] :]
+    # (sign + 1) / 2 is 1 above a level, else 0. So the sum of weights over the tokens above it is half the sum of the
+    # signs times the weights, plus half the sum of all weights: ones for the count, places for their sum.
+    tokens = states.values.shape[1]
+    count_above = (torch.cat(sign_sums, dim=2) + tokens) / 2
+    sum_of_places = (torch.cat(place_sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2
+    return count_above, sum_of_places
 
 
-def _ones_where(comparison: Callable[..., Tensor], values: Tensor, limits: Tensor) -> Tensor:
-    """Return 1.0 where a comparison of values is true, else 0.0."""
+def _sum_where_equal(groups: Tensor, extremes: Tensor, weights: Tensor) -> Tensor:
+    """Return, for each channel, the sum of weights over the tokens at which it equals the extreme value of its group.
+
+    ``groups`` are (batch, groups, K, tokens), ``extremes`` and ``weights`` (batch, groups, 1, tokens), the sums
+    (batch, groups, K, 1).
+    """
     import torch
 
-    if torch.compiler.is_compiling() or values.requires_grad:
-        return comparison(values, limits).float()
-    # Written as float32 at once: the detour by bool takes ten times as long on a CPU, and reads all values twice.
-    return comparison(values, limits, out=torch.empty_like(values))
+    if torch.compiler.is_compiling() or groups.requires_grad:  # neither allows ``out``
+        is_extreme = torch.eq(groups, extremes).float()
+    else:
+        # Written as float32 at once: the detour by bool takes ten times as long on a CPU, and reads all values twice.
+        is_extreme = torch.eq(groups, extremes, out=torch.empty_like(groups))
+    # A product of (K, tokens) and (tokens, 1) sums over the tokens.
+    return is_extreme @ weights.transpose(2, 3)
+
+
+def _largest_minima(values: Tensor, stretches: Sequence[int], traced: bool) -> Tensor:
+    """Return, for each length of a stretch, the largest of the minima over all stretches of neighbouring tokens.
+
+    ``values`` are (batch, channels, tokens), minus infinity at padding, so that no stretch with padding counts. The
+    lengths are 1, 4, 16 and so on; the result is (batch, stretches, channels).
+    """
+    import torch
+
+    minima = values  # over the stretch from each token
+    if traced:  # a batch may have fewer tokens than the longest stretch, and shifts must leave some
+        minima = torch.nn.functional.pad(values, (0, stretches[-1] - 1), value=float("-inf"))
+    largest = [minima.amax(dim=2)]
+    for stretch in stretches[1:]:
+        # ``minima`` are those of stretches of n = stretch / 4 tokens. The minimum of a stretch is the smaller one of
+        # its two halves', so shifts by n and 2n give those of 2n and 4n tokens.
+        for half in (stretch // 4, stretch // 2):
+            minima = torch.minimum(minima[:, :, :-half], minima[:, :, half:])
+        largest.append(minima.amax(dim=2))
+    return torch.stack(largest, dim=1)
 
 
 def _pieces(values: Tensor, states: HiddenStates, multiple: int = 1) -> Sequence[Tensor]:
-    """Return values (batch, tokens, width) of hidden states as (batch, width, tokens), in pieces of some channels.
+    """Return values (batch, tokens, width) of hidden states as (batch, width, tokens), on the host in several pieces.
 
-    Each piece has a multiple of some number of channels, except for the last one.
+    A piece has some of the channels, their number divisible by ``multiple``, except perhaps that of the last piece.
     """
     values = values.transpose(1, 2)
     if not states.on_host:
         return (values,)
     # Intermediate results of a piece stay in the cache of a core: all channels at once took 3 to 6 times as long.
-    channels = PIECE_VALUES // (values.shape[0] * values.shape[2])
-    return values.split(max(1, channels // multiple) * multiple, dim=1)
+    channels_in_cache = PIECE_VALUES // (values.shape[0] * values.shape[2])
+    channels = max(1, channels_in_cache // multiple) * multiple
+    return values.split(channels, dim=1)
 
 
 def channel_levels(width: int, number: int) -> list[list[float]]:
-    """Return the levels of ``aboveK``: K for each of ``width`` channels, from -18 to 18, denser near 0."""
+    """Return the levels of ``aboveK`` as K lists of one level for each of ``width`` channels.
+
+    They are between -18 and 18, and denser near 0.
+    """
     # Multiples of the golden ratio, modulo 1, are spread evenly over each range of channels, however many there are.
-    golden, top = (math.sqrt(5) - 1) / 2, math.asinh(18 / 0.3)
-    places = [((count + 0.5) * golden) % 1 for count in range(width * number)]
-    levels = [0.3 * math.sinh(top * (2 * place - 1)) for place in places]
+    # By sinh the levels are spread evenly up to about 0.3, and evenly in their logarithm beyond. The K levels of a
+    # channel are neighbours in the list.
+    golden_ratio = (math.sqrt(5) - 1) / 2
+    top = math.asinh(18 / 0.3)
+    fractions = [((count + 0.5) * golden_ratio) % 1 for count in range(width * number)]
+    levels = [0.3 * math.sinh(top * (2 * fraction - 1)) for fraction in fractions]
     return [levels[first::number] for first in range(number)]
 
 

@@ -29,16 +29,16 @@ class Pooling(ABC):
     number: int = 0
 
     pattern: ClassVar[str]  # the name, in which K stands for a number
-    note: ClassVar[str] = ""  # what ``--help`` says beside the name
-    needs_class_token: ClassVar[bool] = False  # whether only models with a class token have it
+    note: ClassVar[str] = ""  # what ``--help`` says beside the name; empty for a name that explains itself
+    needs_class_token: ClassVar[bool] = False  # whether only models with a class token have this pooling
     per_token: ClassVar[bool] = False  # whether a row keeps all its tokens, each of which is a sample
     by_position: ClassVar[bool] = False  # whether each feature is attributed to one token, by its position
     by_segment: ClassVar[bool] = False  # whether each feature is attributed to one stretch of the sequence
-    sorts: ClassVar[bool] = False  # whether it sorts all values, which takes time for long sequences
-    # Whether its values are exactly 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
+    sorts: ClassVar[bool] = False  # whether all values are sorted, which takes time for long sequences
+    # Whether the features are exactly 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
     # zeros, and standardisation scales the errors up to variance 1 if all training rows are 0.
     needs_float32: ClassVar[bool] = False
-    mask: ClassVar[str] = ""  # the mask of tokens that it reads; empty if it reads all real tokens
+    mask: ClassVar[str] = ""  # the mask of tokens that the pooling reads; empty if it reads all real tokens
 
     @property
     def name(self) -> str:
@@ -46,8 +46,13 @@ class Pooling(ABC):
         return self.pattern.replace("K", str(self.number))
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-        """Return the tokens and the width that a row keeps; ``max_tokens`` is the length of the longest sequence."""
-        return 1, width * max(1, self.number)
+        """Return how many tokens a row keeps, and of what width each: by default one token of K times the width.
+
+        ``width`` is that of the hidden states, ``max_tokens`` the length of the longest sequence of the task, and
+        ``readout_tokens`` the number of tokens with a label.
+        """
+        features_per_channel = max(1, self.number)  # the number is 0 for a pooling without K
+        return 1, width * features_per_channel
 
     @abstractmethod
     def of(self, states: HiddenStates) -> Tensor:
@@ -76,8 +81,14 @@ def side_by_side(values: Tensor) -> Tensor:
 
 
 def weighted_average(values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the average of the pieces of each text, weighted by ``counts`` (pieces,); zeros if all counts are 0."""
+    """Return the average of the pieces of each text, weighted by ``counts``; zeros if all counts are 0.
+
+    The arguments are those of `Pooling.join`.
+    """
     import numpy as np
 
+    # `reduceat` adds up from the first piece of each text to the piece before that of the next text.
     weights = counts.astype(np.float32)[:, None, None]
-    return np.add.reduceat(values * weights, starts) / np.maximum(np.add.reduceat(weights, starts), 1)
+    sums = np.add.reduceat(values * weights, starts)
+    sums_of_weights = np.add.reduceat(weights, starts)
+    return sums / np.maximum(sums_of_weights, 1)

@@ -20,6 +20,7 @@ def gelu_of_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def compiled_code_folder() -> Path:
     """Return the folder in which torch keeps compiled code, and from which it runs code."""
+    # pyright knows no private names.
     from torch._inductor.runtime.runtime_utils import default_cache_dir  # pyright: ignore
 
     return Path(default_cache_dir())

@@ -25,14 +25,18 @@ AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 """Instruction sets without which oneDNN, torch's library for products, converts bfloat16 to float32."""
 
 TILES = {"amx_tile", "amx_bf16"}
+"""Instruction sets of AMX."""
 
 
 def may_have_gpu() -> bool:
     """Return whether torch may find a GPU here; on Linux it finds none without a driver."""
-    if sys.platform != "linux" or Path("/dev/kfd").exists():  # the driver of AMD's GPUs
+    if sys.platform != "linux":  # not known without torch
+        return True
+    has_amd_driver = Path("/dev/kfd").exists()
+    if has_amd_driver:
         return True
     try:
-        ctypes.CDLL("libcuda.so.1")  # that of NVIDIA's, which torch loads by the same name
+        ctypes.CDLL("libcuda.so.1")  # NVIDIA's driver, which torch loads by the same name
     except OSError:
         return False
     return True
@@ -42,8 +46,10 @@ def faster_precision() -> str:
     """Return ``bfloat16`` if this processor multiplies it natively and faster, else ``float32`` (table above)."""
     vendor, flags = _vendor_and_flags()
     flags -= _disabled_in_onednn()
-    on_x86 = flags >= AVX512 and (flags >= TILES or (vendor == "AuthenticAMD" and "avx512_bf16" in flags))
-    return "bfloat16" if on_x86 or "bf16" in flags else "float32"
+    has_fast_avx512 = vendor == "AuthenticAMD" and "avx512_bf16" in flags
+    is_fast_on_x86 = flags >= AVX512 and (flags >= TILES or has_fast_avx512)
+    is_fast_on_arm = "bf16" in flags
+    return "bfloat16" if is_fast_on_x86 or is_fast_on_arm else "float32"
 
 
 def _vendor_and_flags() -> tuple[str, set[str]]:
@@ -56,14 +62,18 @@ def _vendor_and_flags() -> tuple[str, set[str]]:
                     break
                 name, _, value = line.partition(":")
                 fields[name.strip()] = value.strip()
-    return fields.get("vendor_id", ""), set(fields.get("flags", fields.get("Features", "")).split())
+    # Linux calls them flags on x86, Features on ARM.
+    flags = fields.get("flags", fields.get("Features", ""))
+    return fields.get("vendor_id", ""), set(flags.split())
 
 
 def _disabled_in_onednn() -> set[str]:
-    """Return the instruction sets that a variable of oneDNN forbids it to use."""
+    """Return the instruction sets of `TILES` and ``avx512_bf16`` that a variable of oneDNN forbids it to use."""
+    # The variable, of which DNNL_... is the older name, is the highest instruction set that oneDNN may use.
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
     limit = limit.upper()
     if limit in ("ALL", "DEFAULT") or "AMX" in limit:
         return set()
+    # Every limit below AMX forbids its tiles.
     has_bfloat16 = limit in ("AVX512_CORE_BF16", "AVX512_CORE_FP16") or limit.startswith("AVX10")
     return TILES if has_bfloat16 else TILES | {"avx512_bf16"}

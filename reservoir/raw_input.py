@@ -10,22 +10,24 @@ from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir.tasks.windows import Windows
 from reservoir.tasks.words import are_words, to_symbols
 
-MAX_VALUES = 2**22  # values, such as one-hot letters, that are computed at a time
+MAX_VALUES = 2**22  # values, such as one-hot letters, that are computed at a time: 16 MB of float32
 MAX_WIDTH = 6144  # wider inputs are pooled, because a sweep's time grows with the cube
 
 
 def read_values(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return stored sequences as patches of pictures, as symbols, or as scaled values."""
-    x = as_patches(x) if task.pictures else x
-    x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
+    """Return stored sequences as a model reads them: pictures as patches, texts as symbols, and values scaled."""
+    if task.pictures:  # stored as the bytes of files
+        x = as_patches(x)
+    elif task.alphabet:  # stored as code points
+        x = to_symbols(x, lengths, task.alphabet)
     return scaling(x) if scaling else x
 
 
 def raw_pooling(task: Task) -> Pooling:
     """Return the pooling of the raw input: all values side by side, or means of 8 segments if it is wide or words."""
-    # The letters of words have no fixed positions.
-    is_flat = _row_values(task) <= MAX_WIDTH and not are_words(task.alphabet)
-    return find_pooling("tokens" if is_flat else "segments8")
+    is_wide = _row_values(task) > MAX_WIDTH
+    has_words = are_words(task.alphabet)  # whose letters have no fixed positions
+    return find_pooling("segments8" if is_wide or has_words else "tokens")
 
 
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -35,10 +37,10 @@ def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np
     has a label.
     """
     most_rows = max(1, MAX_VALUES // _row_values(task))
-    if len(x) > most_rows:
+    if len(x) > most_rows:  # some rows at a time, by a call of this function for each part
         parts = (slice(start, start + most_rows) for start in range(0, len(x), most_rows))
         return np.concatenate([raw_features(task, scaling, x[part], lengths[part]) for part in parts])
-    # The values (rows, tokens, dim) as float32, zero at padding; symbols are one-hot.
+    # Values become float32 (rows, tokens, dim), zero at padding; symbols become one-hot vectors.
     x = read_values(task, scaling, x, lengths)[:, : lengths.max()]
     if isinstance(task.form, Tokens):
         symbols = x[..., None].astype(np.int64)
@@ -48,19 +50,21 @@ def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np
     values = np.where(is_padding[:, :, None], np.float32(0), x.astype(np.float32, copy=False))
     if task.labels_each_token:
         return with_tokens(values, task.readout_tokens)
-    if raw_pooling(task).by_position:
+    pooling = raw_pooling(task)
+    if pooling.by_position:  # all values side by side, which need no torch
         return with_tokens(values, task.max_tokens).reshape(len(x), -1)
-    import torch  # means of segments are those of hidden states
+    import torch  # other poolings are those of hidden states
 
     from reservoir.hidden_states import HiddenStates
 
     states = HiddenStates(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)))
-    return raw_pooling(task).of(states).flatten(1).numpy()
+    return pooling.of(states).flatten(1).numpy()
 
 
 def _row_values(task: Task) -> int:
-    """Return the number of values of the longest row, of which a symbol has one for each of the vocabulary."""
-    return task.max_tokens * (task.form.vocabulary if isinstance(task.form, Tokens) else task.form.dim)
+    """Return the number of values of the longest row; a symbol counts as the one-hot vector that it becomes."""
+    token_values = task.form.vocabulary if isinstance(task.form, Tokens) else task.form.dim
+    return task.max_tokens * token_values
 
 
 @dataclass(frozen=True)
@@ -68,22 +72,25 @@ class RawWindows:
     """The raw input of each token and of its neighbours, for labels of every token."""
 
     task: Task
-    scaling: Scaling | None
-    windows: Windows
+    scaling: Scaling | None  # None if the sequences are read as they are stored
+    windows: Windows  # one around each token
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the values in the window around each token of stored sequences, (rows, tokens, width)."""
         values = raw_features(self.task, self.scaling, x, lengths)
-        return self.windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))[0]
+        # The features have as many tokens as a row has labels, which may be fewer than a row has.
+        tokens, _ = self.windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))
+        return tokens
 
 
 def with_tokens(features: np.ndarray, tokens: int) -> np.ndarray:
-    """Return features with a number of tokens, (rows, tokens, width), for labels of every token.
+    """Return features of exactly ``tokens`` tokens, (rows, tokens, width).
 
-    Those of tokens are cut off, or followed by zeros; those of whole rows (rows, width) are repeated.
+    Features of tokens (rows, any number, width) are cut off, or followed by zeros; features of whole rows (rows, width)
+    are repeated for each token.
     """
     if features.ndim == 2:
         return np.repeat(features[:, None], tokens, axis=1)
     features = features[:, :tokens]
-    missing = tokens - features.shape[1]
-    return np.pad(features, ((0, 0), (0, missing), (0, 0))) if missing else features
+    missing_tokens = tokens - features.shape[1]
+    return np.pad(features, ((0, 0), (0, missing_tokens), (0, 0))) if missing_tokens else features

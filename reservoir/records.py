@@ -12,19 +12,23 @@ R = TypeVar("R")
 
 
 def from_json(kind: type[R], values: Mapping[str, Any]) -> R:
-    """Return a dataclass of these values; raise `ValueError` or `TypeError` for other names or types of fields."""
+    """Return an instance of the dataclass ``kind`` with these values.
+
+    Raise `ValueError` for a name that is no field or a value of another type, and `TypeError` if a field is missing.
+    """
     hints = get_type_hints(kind)
     for name, value in values.items():
-        if not fits(value, hints.get(name)):
+        if not fits(value, hints.get(name)):  # nothing fits the hint None of an unknown name
             raise ValueError(f"it has the wrong value {reprlib.repr(value)} of {name!r}")
     return kind(**values)
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Return whether a JSON value has an annotated type; numbers are finite, and integers fit in 64 bits."""
-    origin = get_origin(hint)
+    origin = get_origin(hint)  # of ``list[float]``, list; None for a type without arguments
     if origin is not None:
         return _fits_alternatives_or_items(value, origin, get_args(hint))
+    # `type` instead of `isinstance`, because True is an instance of int.
     if hint is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max  # not NaN either
     if hint is int:
@@ -39,9 +43,11 @@ def _fits_alternatives_or_items(value: Any, origin: Any, inner: tuple[Any, ...])
     """
     if origin in (Union, UnionType):
         return any(fits(value, alternative) for alternative in inner)
-    if origin in (dict, Mapping):
-        return isinstance(value, dict) and all(fits(item, inner[1]) for item in value.values())
-    if origin not in (list, tuple) or not isinstance(value, list | tuple):
+    if origin in (dict, Mapping):  # the keys of a JSON object are always strings
+        _, value_hint = inner
+        return isinstance(value, dict) and all(fits(item, value_hint) for item in value.values())
+    is_hint_of_list = origin in (list, tuple)
+    if not is_hint_of_list or not isinstance(value, list | tuple):
         return False
     # list[T] and tuple[T, ...] have one type for any number of items, and tuple[S, T] one for each item.
     is_of_any_length = origin is list or inner[-1] is ...
@@ -51,12 +57,12 @@ def _fits_alternatives_or_items(value: Any, origin: Any, inner: tuple[Any, ...])
 
 def check_arrays(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise `ValueError` unless arrays or tensors have these names and shapes, and are finite floats."""
-    unmatched = sorted(arrays.keys() ^ shapes.keys())
+    unmatched = sorted(arrays.keys() ^ shapes.keys())  # names in only one of the two
     if unmatched:
         name = unmatched[0]
         raise ValueError(f"{name} is {'missing' if name in shapes else 'not expected'}")
     for name, array in arrays.items():
-        dtype = str(array.dtype).removeprefix("torch.")
+        dtype = str(array.dtype).removeprefix("torch.")  # of an array or a tensor
         shape = tuple(array.shape)
         if shape != shapes[name] or dtype not in ("float32", "float64"):
             raise ValueError(

@@ -37,18 +37,19 @@ class Reservoir(ReservoirOptions):
     @property
     def plain(self) -> bool:
         """Whether each value is a token as it is, without windows."""
-        values_alone = self.patch == 1 and self.stride == 1 and self.dilations in ("1", "auto")
-        return values_alone and self.pad == "valid" and self.normalise == "channel"
+        has_window_of_one = self.patch == 1 and self.stride == 1 and self.dilations in ("1", "auto")
+        return has_window_of_one and self.pad == "valid" and self.normalise == "channel"
 
     def windows(self, task: Task) -> Windows:
         """Return the windows that become the tokens of a task."""
-        if self.input == "patches":
+        if self.input == "patches":  # windows of pictures
             picture = Picture.of(task, self.patch, self.stride)
             return PictureWindows(
                 patch=self.patch, stride=self.stride, stored=task.max_tokens, places=picture.places
             )
-        dilations = tuple(map(int, self.with_dilations(task.max_tokens).dilations.split(",")))
-        symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
+        numbers = self.with_dilations(task.max_tokens).dilations.split(",")
+        dilations = tuple(int(number) for number in numbers)
+        symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0  # 0 for values
         return Windows(
             patch=self.patch,
             stride=self.stride,
@@ -59,13 +60,18 @@ class Reservoir(ReservoirOptions):
         )
 
     def with_dilations(self, longest: int) -> Reservoir:
-        """Replace the dilations ``auto`` by 1, 2, 4 ... up to windows that span a row of the ``longest`` length."""
+        """Return these options with ``auto`` replaced by the dilations 1, 2, 4 ... whose windows fit into a row.
+
+        The row has the length ``longest``, in values. Other dilations stay as they are.
+        """
         if self.dilations != "auto":
             return self
-        # A window of ``patch`` values at distances of d spans (patch - 1) d + 1 places.
+        # A window of ``patch`` values at distances of d spans (patch - 1) d + 1 places. Windows of one value are the
+        # same at all dilations.
         dilations = [1]
-        while (self.patch - 1) * 2 * dilations[-1] < longest and self.patch > 1:
-            dilations.append(2 * dilations[-1])
+        if self.patch > 1:
+            while (self.patch - 1) * 2 * dilations[-1] + 1 <= longest:
+                dilations.append(2 * dilations[-1])
         return replace(self, dilations=",".join(map(str, dilations)))
 
     def windowed(self, task: Task) -> Task:
@@ -76,7 +82,7 @@ class Reservoir(ReservoirOptions):
         if isinstance(windows, PictureWindows):
             picture = Picture.of(task, self.patch, self.stride)
             return replace(task, form=Vectors(picture.window_values), max_tokens=picture.places)
-        # Windows of few symbols are vectors of ones and zeros, with a channel for each symbol.
+        # Windows of symbols are vectors of ones and zeros, with a channel for each symbol, so these must be few.
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MAX_SYMBOLS:
             raise InputError(
@@ -84,9 +90,10 @@ class Reservoir(ReservoirOptions):
                 f"has {channels}",
                 "leave out the window options",
             )
-        # Labels of tokens need as many windows as tokens.
-        keeps_tokens = task.labels_each_token and self.stride == 1 and self.pad == "same"
-        if task.readout_tokens > 1 and not keeps_tokens:
+        # Labels of tokens need a window around each token.
+        has_window_per_token = self.stride == 1 and self.pad == "same"
+        can_label_tokens = task.labels_each_token and has_window_per_token
+        if task.readout_tokens > 1 and not can_label_tokens:
             raise InputError(
                 f"--patch {self.patch}: task {task.name!r} labels tokens, not windows",
                 "leave out the window options",
@@ -97,7 +104,7 @@ class Reservoir(ReservoirOptions):
                 f"--patch {self.patch}: no window fits the sequences of up to {task.max_tokens} values",
                 "give a smaller patch or smaller dilations",
             )
-        # A window has its values at each dilation, in each form, of each channel.
+        # A token holds the values of a window at each dilation, in each form, of each channel.
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         if dim > MAX_WINDOW:
             raise InputError(

@@ -18,18 +18,23 @@ from reservoir.raw_input import raw_pooling
 from reservoir.readouts.linear import LinearReadout, check_width
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-PIECES = 32  # parts of a sequence that are hidden one by one
-DRAWS = 4  # random replacements of hidden symbols
+MAX_STRETCHES = 32  # of a sequence that are hidden one by one
+DRAWS = 4  # random replacements of the symbols of a stretch
 
 
 class Branch(nn.Module):
-    """Columns of one reservoir on the CPU: windows, input layer, blocks up to the deepest wanted layer, poolings."""
+    """Columns of one reservoir on the CPU: windows, input layer, blocks up to the deepest wanted layer, poolings.
+
+    It takes the FPT of the model, whose output layer is replaced: the readout of the `SequenceModel` stands for it.
+    """
 
     def __init__(self, model: LoadedModel, columns: Sequence[Column]) -> None:
         super().__init__()
         self.fpt = model.fpt
+        # The declared type is that of the output layer; nothing here reads its weights.
         self.fpt.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         for column in columns:
+            # Masks come with the text of a row. That of words, or all tokens (no mask), follow from the length.
             if find_pooling(column.pooling).mask not in ("", "words"):
                 raise InputError(
                     f"column {column}: the module reads token IDs alone, without the mask of {column.pooling}",
@@ -40,24 +45,28 @@ class Branch(nn.Module):
         self.reader = model.reader
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Return the samples (samples, width) of each column, from scaled sequences and their lengths."""
+        """Return the features (samples, width) of each column, from scaled sequences and their lengths.
+
+        Each row is a sample, or each token of a row if tokens have labels.
+        """
         # Rows become tokens of the backbone: responses of kernels or patches, if the model has them, or windows.
         make_tokens = self.convolution or self.windows.of_tensors
         x, lengths = make_tokens(x, lengths)
         pooled = self.fpt.features(x, lengths, list(self.shapes))
-        samples: list[Tensor] = []
-        for column, (tokens, _) in self.shapes.items():
-            values = pooled[column]
+        features: list[Tensor] = []
+        for column, (row_tokens, _) in self.shapes.items():
+            values = pooled[column]  # (batch, tokens, width)
             if find_pooling(column.pooling).per_token:  # padded to the longest sequence of the task
-                values = nn.functional.pad(values, (0, 0, 0, tokens - values.shape[1]))
-            # If the column has as many tokens as the task has labels for each row, each token is a sample.
-            sample_per_token = 1 < tokens == self.fpt.task.readout_tokens
-            samples.append(values.flatten(0, 1) if sample_per_token else values.flatten(1))
-        return samples
+                missing_tokens = row_tokens - values.shape[1]
+                values = nn.functional.pad(values, (0, 0, 0, missing_tokens))
+            # Tokens are samples if a row keeps several, as many as the task has labels for it.
+            are_tokens_samples = 1 < row_tokens == self.fpt.task.readout_tokens
+            features.append(values.flatten(0, 1) if are_tokens_samples else values.flatten(1))
+        return features
 
 
 class RawInput(nn.Module):
-    """The raw input of a task as a branch: `raw_features`, which `torch.export` can trace."""
+    """The raw input of a task as a branch: the same values as `raw_features` in operations `torch.export` can trace."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -65,9 +74,9 @@ class RawInput(nn.Module):
         self.pooling = raw_pooling(task)
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Return the features of scaled vectors or of symbols, (rows, width) of float32."""
+        """Return the features of scaled vectors or of symbols, one tensor (rows, width) of float32 in a list."""
         values = one_hot(x.long(), self.form.vocabulary) if isinstance(self.form, Tokens) else x
-        # Poolings read no padding.
+        # Poolings read no padding, so that of ``values`` need not be zero.
         states = HiddenStates(values, lengths, max_tokens=self.longest)
         return [self.pooling.of(states).flatten(1)]
 
@@ -87,10 +96,11 @@ class SequenceModel(nn.Module):
         The fitted readout.
     """
 
-    offset: Tensor
+    # Buffers, which type checkers do not see where they are registered.
+    offset: Tensor  # (dim,), and so is ``scale``; both only with a scaling
     scale: Tensor
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # float64 (features, logits)
+    bias: Tensor  # float64 (logits,)
 
     def __init__(
         self,
@@ -127,12 +137,13 @@ class SequenceModel(nn.Module):
         check_width(len(self.weight), features.shape[1])
         # Channels of a frozen transformer may have a mean of 3000 and a deviation below one. Sums of
         # their products in float32 would lose all the digits in which two rows differ.
-        return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.logits_shape)
+        logits = (features.double() @ self.weight + self.bias).float()
+        return logits.reshape(-1, *self.logits_shape)  # tokens that are samples become those of their row
 
 
 def _logit_weights(readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
     """Return the weights (features, logits) and intercepts (logits,) of a readout's logits, or of its predictions."""
-    if not readout.targets.classes:
+    if not readout.targets.classes:  # a regression, whose scores are the predictions
         return readout.coef, readout.intercept.reshape(-1)
     # The coding of the classes and the temperature are linear, so they become a part of the weights.
     weight = readout.targets.logits(readout.coef)
@@ -148,8 +159,9 @@ class TokensModel(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the logits of token numbers (batch, tokens); the mask is 1 for real tokens."""
-        return self.model(input_ids, attention_mask.sum(1))
+        """Return the logits of token numbers (batch, tokens); the mask is 1 for real tokens, 0 for padding."""
+        lengths = attention_mask.sum(1)
+        return self.model(input_ids, lengths)
 
 
 class PixelsModel(nn.Module):
@@ -163,38 +175,65 @@ class PixelsModel(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Return the logits of pixels (batch, channels, height, width)."""
-        # Cut both sides into patches: (batch, patch rows, patch columns, values), and the patches one after the other.
-        grid = pixel_values[:, :, : self.height, : self.width]
-        grid = grid.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))
+        # Cut both sides into patches: (batch, channels, patch rows, patch height, patch columns, patch width).
+        image = pixel_values[:, :, : self.height, : self.width]
+        grid = image.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))
+        # Move the values of a patch to the end, channels fastest, and join them: (batch, patches, values).
         patches = grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-        return self.model(patches, torch.full_like(patches[:, 0, 0], self.tokens, dtype=torch.int64))
+        lengths = torch.full_like(patches[:, 0, 0], self.tokens, dtype=torch.int64)
+        return self.model(patches, lengths)
 
 
 def occlusion(
     model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0
 ) -> Tensor:
-    """Return the decrease of the logits when a stretch of the input is hidden, per position (rows, positions, k)."""
+    """Return by how much each logit decreases when the input around a position is hidden, (rows, positions, logits).
+
+    Parameters
+    ----------
+    model : callable
+        Returns the logits of sequences and lengths, such as a `SequenceModel`.
+    x : Tensor
+        Sequences (rows, positions) of symbols or (rows, positions, channels) of values, right-padded.
+    lengths : Tensor
+        The real positions of each sequence, (rows,) of int64.
+    symbols : int, default 0
+        The size of the vocabulary; 0 if sequences are values.
+    """
     draw = torch.Generator().manual_seed(0)
     effects: list[Tensor] = []
     for row, length in zip(x, lengths.tolist(), strict=True):
-        bounds = torch.linspace(0, length, min(length, PIECES) + 1).long()
-        hidden = [row]
+        # A row is divided into stretches of nearly equal length, which are hidden one at a time.
+        bounds = torch.linspace(0, length, min(length, MAX_STRETCHES) + 1).long()
+        copies = [row]
         for begin, end in pairwise(bounds.tolist()):
-            for _ in range(DRAWS if symbols else 1):
-                # Random symbols, or the mean of each channel in the row, replace what is hidden.
-                changed = row.clone()
-                filler = (
-                    torch.randint(symbols, (end - begin,), generator=draw)
-                    if symbols
-                    else row[:length].mean(0)
-                )
-                changed[begin:end] = filler.to(row.dtype)
-                hidden.append(changed)
+            copies += _hidden_copies(row, length, slice(begin, end), symbols, draw)
         # One forward pass of the row and of its changed copies. The decrease of each stretch, averaged over the
         # draws, is divided evenly among the positions of the stretch.
-        logits = model(torch.stack(hidden), lengths.new_full((len(hidden),), length)).flatten(1).double()
-        drops = (logits[0] - logits[1:]).reshape(len(bounds) - 1, -1, logits.shape[1]).mean(1)
+        logits = model(torch.stack(copies), lengths.new_full((len(copies),), length)).flatten(1).double()
+        stretches = len(bounds) - 1
+        drops = (logits[0] - logits[1:]).reshape(stretches, -1, logits.shape[1]).mean(1)
         sizes = bounds.diff()
-        spread = torch.repeat_interleave(drops / sizes[:, None], sizes, dim=0)
-        effects.append(torch.nn.functional.pad(spread, (0, 0, 0, x.shape[1] - length)))
+        effect = torch.repeat_interleave(drops / sizes[:, None], sizes, dim=0)
+        effects.append(torch.nn.functional.pad(effect, (0, 0, 0, x.shape[1] - length)))
     return torch.stack(effects)
+
+
+def _hidden_copies(
+    row: Tensor, length: int, stretch: slice, symbols: int, draw: torch.Generator
+) -> list[Tensor]:
+    """Return copies of a row in which other values replace a stretch.
+
+    Symbols are replaced by random ones, in several draws; values by the mean of each channel over the row, in one copy.
+    ``length`` is the number of real positions of the row, and ``symbols`` the size of the vocabulary, 0 for values.
+    """
+    copies: list[Tensor] = []
+    for _ in range(DRAWS if symbols else 1):  # the mean is the same in every draw
+        if symbols:
+            replacement = torch.randint(symbols, (stretch.stop - stretch.start,), generator=draw)
+        else:
+            replacement = row[:length].mean(0)
+        copy = row.clone()
+        copy[stretch] = replacement.to(row.dtype)
+        copies.append(copy)
+    return copies

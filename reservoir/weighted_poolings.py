@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 # Factor of the standardised scores of tokens before the softmax. Of 0.25, 0.5, 1, 2 and 4, validation rows of two tasks
 # of Wikipedia preferred 0.25 to 1; larger ones read few tokens of a row (docs/log.md).
 SHARPNESS = 0.5
-# Is added to the standard deviation of scores, which are about 1: without differences all tokens weigh the same.
+# Is added to the standard deviation of scores, whose size is about 1. So if all tokens of a row have the same score,
+# they weigh the same, and rounding errors of the scores are not scaled up.
 LEAST_DEVIATION = 1e-3
 
 
@@ -27,6 +28,7 @@ class MeanOverMask(Pooling):
     """The mean of the tokens of a mask; zero if the mask has none."""
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the means, (batch, 1, width)."""
         return states.mask_weights(self.mask).bmm(states.filled(0.0))
 
 
@@ -38,7 +40,7 @@ class Words(MeanOverMask):
 
 
 class LastPrompt(MeanOverMask):
-    """The last token before the answer that ends a chat; of other texts, the last token."""
+    """The last token before the answer that ends a chat; for other texts, the last token. The mask has this token."""
 
     pattern = mask = "last-prompt"
     note = "the last token before the answer of a chat"
@@ -68,9 +70,11 @@ class Fading(Pooling):
     note = "means that fade from both ends, with half-lives of 2, 4, ... 2^K tokens"
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
+        """Return 1 token of 2 K features per channel."""
         return 1, width * 2 * self.number
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the means, (batch, 1, 2 * K * width), those from the first token on before the others."""
         return side_by_side(states.real_tokens.fading_weights(self.number).bmm(states.filled(0.0)))
 
 
@@ -96,6 +100,7 @@ class Attention(Pooling):
     note = "means by attention to K random queries"
 
     def of(self, states: HiddenStates) -> Tensor:
+        """Return the means, (batch, 1, K * width), all channels of the first query first."""
         queries = states.constant(random_queries, self.number, states.values.shape[2])
         return side_by_side(attention_weights(states, queries).bmm(states.filled(0.0)))
 
@@ -104,6 +109,7 @@ def random_queries(number: int, width: int) -> list[list[float]]:
     """Return the queries of ``attentionK``: K vectors of ``width`` channels, whose expected squared norm is 1."""
     from reservoir.random import generator
 
+    # Each query has a generator of its own, so that it does not depend on how many there are.
     draws = [generator("attention query", query, width).standard_normal(width) for query in range(number)]
     return [(draw / math.sqrt(width)).tolist() for draw in draws]
 
@@ -112,15 +118,16 @@ def attention_weights(states: HiddenStates, queries: Tensor) -> Tensor:
     """Return the weights (batch, queries, tokens) of `Attention`, which are 0 at padding, for queries (K, width)."""
     import torch
 
-    # The smallest variance only prevents 0 / 0: states of a model may be tiny.
+    # Standardise each token over its channels. The constant only prevents 0 / 0, because states may be tiny.
     normalised = torch.nn.functional.layer_norm(states.filled(0.0), queries.shape[1:], eps=1e-30)
-    # Scores (batch, tokens, queries) are summed in float64: in float32 the sums depend on the length of the padding.
+    # The scores s_t, (batch, tokens, queries), are summed in float64: in float32 the sums depend on the length of the
+    # padding.
     scores = (normalised @ queries.T).double()
-    # Standardise over the real tokens of each row; scores of padding are 0 and do not count.
+    # Standardise them over the real tokens of each row; scores of padding are 0 and do not count.
     lengths = states.lengths[:, None, None]
     deviations = states.zero_at_padding(scores - scores.sum(dim=1, keepdim=True) / lengths)
-    spread = (deviations.square().sum(dim=1, keepdim=True) / lengths).sqrt()
-    standardised = SHARPNESS * deviations / (spread + LEAST_DEVIATION)
+    standard_deviation = (deviations.square().sum(dim=1, keepdim=True) / lengths).sqrt()
+    logits = SHARPNESS * deviations / (standard_deviation + LEAST_DEVIATION)  # c z_t
     if states.padding is not None:
-        standardised = standardised.masked_fill(states.padding, float("-inf"))
-    return standardised.softmax(dim=1).transpose(1, 2).float()
+        logits = logits.masked_fill(states.padding, float("-inf"))
+    return logits.softmax(dim=1).transpose(1, 2).float()

@@ -104,7 +104,7 @@ class Variants:
 
 
 def variant_of(parameters: Mapping[str, Any], task: str = "") -> Variant:
-    """Return the variant that the parameters of a task choose; errors name the task."""
+    """Return the variant that the parameters of a task choose; raise `InputError`, which names the task, for others."""
     variants = _variants()
     value = parameters.get(variants.parameter, variants.default)
     if value not in variants.by_value:
@@ -114,11 +114,15 @@ def variant_of(parameters: Mapping[str, Any], task: str = "") -> Variant:
 
 
 def _variants() -> Variants:
+    """Return all variants, from the module that has them."""
     return import_module(VARIANTS_MODULE).VARIANTS
 
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
-    """Return the source of a named task; ``data`` is the folder of its files, ``parameters`` are its own."""
+    """Return the source of a named task; ``data`` is the folder of its files, ``parameters`` are its own.
+
+    Raise `InputError` for an unknown task or parameter, or a value of another kind than the parameter's default.
+    """
     if name not in TASKS:
         raise InputError(f"no task {name!r}", f"give one of {', '.join(TASKS)}{nearest(name, TASKS)}")
     source_type, parameters = _source_type(name, parameters)
@@ -133,36 +137,47 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
 
 
 def _is_like(value: Any, default: Any) -> bool:
-    """Return whether a parameter may have a value; whole numbers may be 0 only if this is the default."""
+    """Return whether a parameter with this default may have a value.
+
+    | default | values |
+    |---|---|
+    | text | texts |
+    | float | numbers |
+    | 0, False or None | the default, and whole numbers from 0 |
+    | any other | the default, and whole numbers from 1 |
+    """
     if isinstance(default, str):
         return isinstance(value, str)
     if isinstance(default, float):
         return isinstance(value, int | float)
     least = 1 if default else 0
-    return value == default or (isinstance(value, int) and value >= least)
+    is_whole_number = isinstance(value, int) and value >= least
+    return value == default or is_whole_number
 
 
 def named_source(task: Task) -> Any:
-    """Return the source of a named task from its description, without a folder of data."""
+    """Return the source of a named task, of the type that `TASKS` has for it, without a folder of data."""
     source_type, parameters = _source_type(task.name, task.parameters)
     return source_type(**parameters)
 
 
 def source_of(task: Task) -> Source:
-    """Return the source of a named task as `named_source` does; of other tasks one without rows."""
+    """Return the source of a named task as `named_source` does, and for any other task a source without rows."""
     return named_source(task) if task.name in TASKS else Source()
 
 
 def _source_type(name: str, parameters: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
     """Return the class of a task's source in the variant that its parameters choose, and its parameters."""
     source_type = variant_of(parameters, name).sources.get(name, TASKS[name])
-    # Every named task has all variants; the sources whose data do not depend on them do not take the parameter.
+    # Every named task has all variants. The class does not take the parameter if its data do not depend on them.
     variant_parameter = _variants().parameter
     takes_variant = any(item.name == variant_parameter for item in fields(source_type))
-    if takes_variant:
-        return source_type, dict(parameters)
-    others = {name: value for name, value in parameters.items() if name != variant_parameter}
-    return source_type, others
+    own_parameters = {
+        parameter: value
+        for parameter, value in parameters.items()
+        if takes_variant or parameter != variant_parameter
+    }
+    return source_type, own_parameters
 
 
 def unknown_parameter(task: str, parameter: str, names: Iterable[str]) -> InputError:
@@ -174,8 +189,9 @@ def unknown_parameter(task: str, parameter: str, names: Iterable[str]) -> InputE
 
 
 def shows_images(task: Task) -> bool:
-    """Return whether the sequences of a task are images."""
-    return task.pictures > 0 or issubclass(TASKS.get(task.name, object), ImageSource)
+    """Return whether the sequences of a task are images: your own, or those of a named task."""
+    named_type = TASKS.get(task.name, object)
+    return task.pictures > 0 or issubclass(named_type, ImageSource)
 
 
 def images_of(task: Task, x: np.ndarray) -> Iterator["Image"]:
@@ -186,4 +202,5 @@ def images_of(task: Task, x: np.ndarray) -> Iterator["Image"]:
     from PIL import Image
 
     for image in named_source(task).images(x):
-        yield Image.fromarray(np.repeat(image, 3 // image.shape[2], axis=2))
+        copies = 3 // image.shape[2]  # of the one channel of a grey image; a colour image has all three
+        yield Image.fromarray(np.repeat(image, copies, axis=2))

@@ -22,21 +22,22 @@ class _Bits(Source):
     """Common parts of both tasks: rows are drawn in pieces, and sequences are used unchanged."""
 
     data: Path | None = None  # not used
-    n: int
-    patterns: int
-    token_bits: int
+    n: int  # bits of a string
+    patterns: int  # random strings of a row
+    token_bits: int  # bits of a token
     train_rows: int = 10_000
     valid_rows: int = 1000
     test_rows: int = 1000
     seed: int = 0
 
     name: ClassVar[str]
-    copies: ClassVar[int] = 0  # strings besides the patterns
-    # accuracy of copying the visible input, if it is above that of a constant
+    copies: ClassVar[int] = 0  # strings of a row besides the patterns
+    # accuracy of copying the visible input, if it is above that of a constant answer; None otherwise
     floor: ClassVar[float | None] = None
     endless = True
 
     def __post_init__(self) -> None:
+        """Raise `InputError` unless a string has a whole number of tokens."""
         if self.n % self.token_bits:
             raise InputError(
                 f"{self.name}: n is {self.n}, not a multiple of token_bits, {self.token_bits}", "change one"
@@ -45,19 +46,22 @@ class _Bits(Source):
     @property
     def task(self) -> Task:
         """The description of the task; the last string is read out."""
-        per_string = self.n // self.token_bits
+        string_tokens = self.n // self.token_bits
+        parameters = {
+            # An option that is off is left out, because it is newer than the cache keys of the tasks.
+            name: value
+            for name, value in vars(self).items()
+            if name != "data" and value is not False
+        }
         return Task(
             name=self.name,
             form=Vectors(self.token_bits),
-            max_tokens=(self.patterns + self.copies) * per_string,
+            max_tokens=(self.patterns + self.copies) * string_tokens,
             classes=2,
-            readout_tokens=per_string,
+            readout_tokens=string_tokens,
             outputs=self.token_bits,
             floor=self.floor,
-            # An option that is off is left out, because it is newer than the keys of the tasks.
-            parameters={
-                name: value for name, value in vars(self).items() if name != "data" and value is not False
-            },
+            parameters=parameters,
         )
 
     def pieces(self) -> list[Piece]:
@@ -67,15 +71,15 @@ class _Bits(Source):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
         draw = np.random.default_rng([self.seed, SPLITS.index(piece.part), piece.lo])
-        # `PIECE_ROWS` are always drawn, so that a row does not depend on the piece's size.
+        strings, labels = self._draw(draw, piece.part)
+        # `PIECE_ROWS` are always drawn, so that a row does not depend on the piece's size. Bits become tokens.
         rows = piece.hi - piece.lo
-        x, y = (
-            bits.reshape(PIECE_ROWS, -1, self.token_bits)[:rows] for bits in self._draw(draw, piece.part)
-        )
+        x = strings.reshape(PIECE_ROWS, -1, self.token_bits)[:rows]
+        y = labels.reshape(PIECE_ROWS, -1, self.token_bits)[:rows]
         return {piece.part: Split(x=x, y=y.astype(np.int64), lengths=full_lengths(x))}
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bits and the labels of `PIECE_ROWS` rows."""
+        """Return strings (rows, strings, n) and labels (rows, n) of `PIECE_ROWS` rows of the split ``part``."""
         raise NotImplementedError
 
 
@@ -99,6 +103,7 @@ class BitMemory(_Bits):
     copies = 1
 
     def __post_init__(self) -> None:
+        """Raise `InputError` for parameters that contradict each other, or for a mask that is no probability."""
         super().__post_init__()
         if not 0 <= self.mask <= 1:
             raise InputError(f"bit-memory: mask is {self.mask}", "give a probability from 0 to 1")
@@ -109,6 +114,7 @@ class BitMemory(_Bits):
         return 1 - self.mask / 2
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return strings (rows, patterns + 1, n), the last one masked by zeros, and its original bits (rows, n)."""
         strings = 2 * draw.integers(0, 2, (PIECE_ROWS, self.patterns, self.n), dtype=np.int8) - 1
         # One string of each row is recalled; its copy has zeros where bits are masked.
         recalled = strings[np.arange(PIECE_ROWS), draw.integers(0, self.patterns, PIECE_ROWS)]
@@ -137,22 +143,24 @@ class BitXor(_Bits):
     name = "bit-xor"
 
     def __post_init__(self) -> None:
+        """Raise `InputError` for parameters that contradict each other, or too few or too many bits to hold out."""
         super().__post_init__()
         if self.held_out and self.n * self.patterns not in HELD_OUT_BITS:
             raise InputError("bit-xor: held_out needs n * patterns from 6 to 20", "leave it out")
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return random bit strings (rows, patterns, n) of a part, and the XOR of the strings of each row."""
+        """Return random bit strings (rows, patterns, n) of the split ``part``, and the XOR of each row's, (rows, n)."""
         shape = (PIECE_ROWS, self.patterns, self.n)
         if self.held_out:
-            # Inputs are the numbers below 2 ** bits, and a hash of each decides its split.
-            inputs = np.arange(2 ** (self.n * self.patterns))
+            # Inputs are the numbers below 2 ** bits. A hash of each, as a share of all hashes, decides its split.
+            input_bits = self.n * self.patterns
+            inputs = np.arange(2**input_bits)
             share = row_hash(inputs) / 2.0**64
             low, high = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}[part]
-            inputs = draw.choice(inputs[(share >= low) & (share < high)], PIECE_ROWS)
-            bits = (
-                inputs[:, None] >> np.arange(self.n * self.patterns) & 1
-            )  # the binary digits of each number
+            inputs_of_split = inputs[(share >= low) & (share < high)]
+            drawn = draw.choice(inputs_of_split, PIECE_ROWS)
+            # The binary digits of each number, (rows, bits), are its strings, one after the other.
+            bits = drawn[:, None] >> np.arange(input_bits) & 1
             strings = bits.astype(np.int8).reshape(shape)
         else:
             strings = draw.integers(0, 2, shape, dtype=np.int8)
@@ -173,6 +181,7 @@ class ModularAddition(Source):
     modulus: int = 199
 
     def __post_init__(self) -> None:
+        """Raise `InputError` unless the modulus is between 2 and 1,000: all pairs of numbers are rows."""
         if not 2 <= self.modulus <= 1000:
             raise InputError(f"modular-addition: modulus is {self.modulus}", "give a number from 2 to 1000")
 
@@ -181,7 +190,7 @@ class ModularAddition(Source):
         """The description of the task."""
         return Task(
             name="modular-addition",
-            form=Tokens(self.modulus + 1),
+            form=Tokens(self.modulus + 1),  # the numbers and the equals sign
             max_tokens=3,
             classes=self.modulus,
             parameters={"modulus": self.modulus},
@@ -189,12 +198,14 @@ class ModularAddition(Source):
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return all pairs by split."""
-        pairs = np.stack(np.divmod(np.arange(self.modulus**2), self.modulus), axis=1)
-        # The share is that of the unordered pair, so that both orders are in the same split.
+        pairs = np.stack(np.divmod(np.arange(self.modulus**2), self.modulus), axis=1)  # (rows, 2)
+        # The hash, as a share of all hashes, is that of the unordered pair, so that both orders are in the same split.
         low, high = pairs.min(axis=1), pairs.max(axis=1)
         share = row_hash(low * self.modulus + high) / 2.0**64
+        split_number = np.digitize(share, [0.9, 0.95])  # 0 for train, 1 for valid, 2 for test
+        # The third symbol, the modulus itself, is the equals sign.
         x = np.full((len(pairs), 3), self.modulus, np.int16)
         x[:, :2] = pairs
-        rows = Split(x=x, y=classes_of(pairs.sum(axis=1) % self.modulus), lengths=full_lengths(x))
-        part = np.digitize(share, [0.9, 0.95])
-        return {name: rows.take(part == number) for number, name in enumerate(SPLITS)}
+        sums = pairs.sum(axis=1) % self.modulus
+        rows = Split(x=x, y=classes_of(sums), lengths=full_lengths(x))
+        return {name: rows.take(split_number == number) for number, name in enumerate(SPLITS)}

@@ -45,8 +45,8 @@ class ImageSource(Source):
     shape: ClassVar[tuple[int, ...]]  # shape of an image as published: (side, side) or (side, side, 3)
     channels: ClassVar[int] = 1  # values of a pixel in a token
     patch: ClassVar[int] = 4  # side of a patch in pixels
-    labels: ClassVar[tuple[str, ...]] = ()
-    white: ClassVar[int] = 255  # the largest value
+    labels: ClassVar[tuple[str, ...]] = ()  # names of the classes; empty if they are digits
+    white: ClassVar[int] = 255  # the largest value of a pixel
     # constants that standardise each channel, for values from 0 to 1
     mean: ClassVar[tuple[float, ...]] = (0.0,)
     deviation: ClassVar[tuple[float, ...]] = (1.0,)
@@ -54,37 +54,50 @@ class ImageSource(Source):
 
     @property
     def task(self) -> Task:
-        """The description of the task; parameters that differ from the default are part of the cache key."""
-        side = self.shape[0]
-        own = [item for item in fields(self) if item.name not in ("data", "window", "stride")]
+        """The description of the task; parameters that differ from the default are part of the cache key.
+
+        Raise `InputError` if windows do not fill the image.
+        """
+        side, *_ = self.shape
+        # The parameters of subclasses; windows are added below.
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        defaults = {item.name: item.default for item in fields(self)}
         parameters = {
-            item.name: value for item in own if (value := getattr(self, item.name)) != item.default
+            name: value
+            for name, value in values.items()
+            if name not in ("data", "window", "stride") and value != defaults[name]
         }
-        size = self.patch
-        grid = (side + 2 * self.border) // self.patch  # tokens in a row of the image
         if self.window:
-            # Windows must fill the image and its margin exactly: steps of the stride, without a rest.
-            size = self.window
-            steps, rest = divmod(side + 2 * MARGIN - size, max(self.stride, 1))
-            if not (2 <= size <= side and 1 <= self.stride <= size) or rest:
-                start = (
-                    f"task {self.name!r}: windows of {size} pixels with stride {self.stride} do not fill"
-                )
-                raise InputError(f"{start} {side} + {2 * MARGIN} pixels", "try window=6 and stride=2")
-            grid = steps + 1
-            parameters |= {"window": size, "stride": self.stride}
+            tokens_along_side = self._windows_along(side)
+            token_side = self.window
+            parameters |= {"window": self.window, "stride": self.stride}
+        else:
+            tokens_along_side = (side + 2 * self.border) // self.patch
+            token_side = self.patch
         return Task(
             name=self.name,
-            form=Vectors(size**2 * self.channels),
-            max_tokens=grid**2,
+            form=Vectors(token_side**2 * self.channels),
+            max_tokens=tokens_along_side**2,
             classes=10,
             parameters=parameters,
             labels=self.labels,
         )
 
+    def _windows_along(self, side: int) -> int:
+        """Return the number of windows along a side of ``side`` pixels; raise `InputError` unless they fill it."""
+        # Steps of the stride lead from the first window, which begins with the margin, to the last, which ends with it.
+        steps, remainder = divmod(side + 2 * MARGIN - self.window, max(self.stride, 1))
+        is_valid = 2 <= self.window <= side and 1 <= self.stride <= self.window
+        if not is_valid or remainder:
+            start = (
+                f"task {self.name!r}: windows of {self.window} pixels with stride {self.stride} do not fill"
+            )
+            raise InputError(f"{start} {side} + {2 * MARGIN} pixels", "try window=6 and stride=2")
+        return steps + 1
+
     def scaling(self) -> Scaling:
         """Return the map from stored bytes to standardised or whitened values."""
-        if self.window:
+        if self.window:  # the inverse of how `whitened_windows` stores values
             return Scaling.constant(1 / LEVELS, self.window**2 * self.channels, offset=128)
         # A patch holds the channels of each of its pixels; bytes reach from 0 to `white`, the constants to 1.
         pixels = self.patch**2
@@ -93,34 +106,44 @@ class ImageSource(Source):
         return Scaling(offset=offset.astype(np.float32), scale=(1 / deviation).astype(np.float32))
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return images (rows, *shape) of whole numbers, or sequences, as sequences."""
-        if x.shape[1:] == self.shape and x.dtype.kind in "uif" and np.array_equal(x, x.astype(np.uint8)):
+        """Return images (rows, *shape) of whole numbers, or sequences, as sequences with their lengths.
+
+        All sequences have the same length, so ``lengths`` is not read.
+        """
+        has_shape = x.shape[1:] == self.shape and x.dtype.kind in "uif"
+        are_images = has_shape and np.array_equal(x, x.astype(np.uint8))
+        if are_images:
             x = self.tokens(x.astype(np.uint8))
         return super().encode(x)
 
     def tokens(self, images: np.ndarray) -> np.ndarray:
         """Return the sequences (rows, tokens, dim) of images (rows, *shape), all of bytes."""
-        images = images.reshape(*images.shape[:3], -1)
+        images = images.reshape(*images.shape[:3], -1)  # with an axis of channels, also if they are grey
         if self.window:
             return whitened_windows(images, self.window, self.stride)
         edges = (self.border, self.border)
         return patches(np.pad(images, ((0, 0), edges, edges, (0, 0))), self.patch)
 
     def images(self, x: np.ndarray) -> np.ndarray:
-        """Return images (rows, side, side, channels) of values 0 to 255."""
+        """Return stored sequences (rows, tokens, dim) as images (rows, side, side, channels) of values 0 to 255."""
         if self.window:
             raise InputError(
                 "whitened windows cannot be converted back to images", "choose a task without window"
             )
-        inside = slice(self.border, self.border + self.shape[0])
-        images = joined(x, self.shape[0] + 2 * self.border, self.patch)[:, inside, inside]
+        side, *_ = self.shape
+        inside = slice(self.border, self.border + side)
+        images = joined(x, side + 2 * self.border, self.patch)[:, inside, inside]
         return np.rint(images * (255 / self.white)).astype(np.uint8)
 
     def split(self, path: Path, images: np.ndarray, labels: np.ndarray, first: int = 0) -> Split:
-        """Return images and labels (rows,) from a file as rows of the task; ``first`` is the id of the first."""
-        largest = labels.max(initial=0)
-        if not 0 < len(images) == len(labels) or largest > 9:
-            contents = f"{len(images)} images and {len(labels)} labels up to {largest}"
+        """Return images (rows, *shape) and labels (rows,) from a file as rows of the task.
+
+        ``first`` is the id of the first row. Raise `InputError`, which names the file, if images and labels do not fit.
+        """
+        largest_label = labels.max(initial=0)
+        has_label_per_image = 0 < len(images) == len(labels)
+        if not has_label_per_image or largest_label > 9:
+            contents = f"{len(images)} images and {len(labels)} labels up to {largest_label}"
             raise InputError(
                 f"{path}: {contents}, instead of a label from 0 to 9 for each image",
                 "fetch the files again",
@@ -144,8 +167,8 @@ class Digits(ImageSource):
 
         images, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
         rows = self.split(Path("digits"), images.reshape(-1, 8, 8).astype(np.uint8), labels)
-        split = stratified(labels, SHARES)
-        return {name: rows.take(split == name) for name in SHARES}
+        split_of_row = stratified(labels, SHARES)
+        return {name: rows.take(split_of_row == name) for name in SHARES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,30 +188,33 @@ class Mnist(ImageSource):
         return [Piece("train", 0, 60_000), Piece("t10k", 0, 10_000)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
-        """Return test, or train and valid, which is about a tenth of the training file."""
+        """Return the split test, or train and valid; valid is about a tenth of the training file."""
         images, labels = self._pair(piece.part)
         rows = self.split(images, read_idx(images, (28, 28)), read_idx(labels))
         if piece.part == "t10k":
             return {"test": rows}
-        valid = held_out(np.arange(len(rows)))
-        return {"train": rows.take(~valid), "valid": rows.take(valid)}
+        is_valid = held_out(np.arange(len(rows)))
+        return {"train": rows.take(~is_valid), "valid": rows.take(is_valid)}
 
     def _pair(self, part: str) -> list[Path]:
+        """Return the files of images and of labels of the part ``train`` or ``t10k``, the test set."""
         names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")
         return [find_file("mnist", self.data, MNIST_FOLDERS, (name, f"{name}.gz")) for name in names]
 
 
 def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
-    """Return the unsigned bytes (rows, *sides) of an idx file of MNIST, gzipped or not."""
+    """Return the unsigned bytes (rows, *sides) of an idx file of MNIST, gzipped or not; labels have no sides."""
     remedy = "check that images and labels are not swapped, or fetch the file again"
     with as_input_error(f"{path}: not a complete idx file of MNIST", remedy):
         with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as file:
-            # Two zero bytes, the type (8: unsigned byte), the number of dimensions, and their sizes.
+            is_gzipped = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_gzipped else path.open("rb") as file:
+            # The header consists of 32-bit integers. The first has two zero bytes, the type (8: unsigned byte) and the
+            # number of dimensions; the others are the sizes of the dimensions, rows first.
             dimensions = 1 + len(sides)
             kind, rows, *shape = struct.unpack(f">{1 + dimensions}I", file.read(4 * (1 + dimensions)))
-            if kind != 0x800 + dimensions or tuple(shape) != sides or rows > MNIST_MAX_ROWS:
+            has_kind = kind == 0x800 + dimensions
+            if not has_kind or tuple(shape) != sides or rows > MNIST_MAX_ROWS:
                 raise ValueError(f"its header is {kind:08x}, with {rows:,} rows of shape {tuple(shape)}")
             # One byte more, if there is one, so that `reshape` refuses a file that is too long.
             body = file.read(rows * math.prod(sides) + 1)
@@ -218,21 +244,23 @@ class Cifar10(ImageSource):
 
     def pieces(self) -> list[Piece]:
         """Return one piece per batch and view; its ``lo`` is the number of the batch in `files`."""
+        # The first five batches; the sixth is the test set.
         train = [Piece("train", i, i + 1) for i in range(5)]
         views = [piece._replace(view=view) for view in range(1, self.views + 1) for piece in train]
         return [*train, Piece("test", 5, 6), *views]
 
     def read(self, piece: Piece) -> dict[str, Split]:
-        """Return test, or train and valid, which is about a tenth of the rows, or a view of train."""
+        """Return the split test, or train and valid (about a tenth of the rows), or an augmented view of train."""
         path = self.files()[piece.lo]
         images, labels = read_batch(path)
-        rows = CIFAR_BATCH_ROWS * piece.lo + np.arange(len(images))
+        # Row numbers count through all batches in order. They are the ids of training rows; a view has its image's id.
+        first_row = CIFAR_BATCH_ROWS * piece.lo
+        rows = first_row + np.arange(len(images))
         if piece.view:
             images = augmented(images, rows, piece.view)
         if piece.part == "test":
             return {"test": self.split(path, images, labels)}
-        # ids count through the five training batches; views of an image have its id
-        batch = self.split(path, images, labels, CIFAR_BATCH_ROWS * piece.lo)
+        batch = self.split(path, images, labels, first_row)
         is_valid = held_out(rows)
         train = {"train": batch.take(~is_valid)}
         return train if piece.view else {**train, "valid": batch.take(is_valid)}
@@ -270,34 +298,41 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
             labels = records[:, 0]
             values = records[:, 1:]
         else:
-            stored, numbers = read_pickle(data)
-            labels = np.array(numbers, np.uint8)
-            values = np.frombuffer(stored, np.uint8)
+            stored_images, stored_labels = read_pickle(data)
+            labels = np.array(stored_labels, np.uint8)
+            values = np.frombuffer(stored_images, np.uint8)
+        # Both formats store the colours one after the other: (rows, channels, height, width).
         return values.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
 def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
-    """Return the images of a pickled batch (its longest string) and the labels; raises many types of errors."""
-    longest: str | bytes | bytearray = b""
+    """Return the images of a pickled batch, which are its longest string, and the labels.
+
+    A damaged file raises errors of many types.
+    """
+    # Python's unpickler would call any function that a file names; pickletools only splits it into instructions. The
+    # batch is a dictionary: a string that numbers follow is their key.
+    longest_string: str | bytes | bytearray = b""
     labels: list[Any] = []
-    key: Any = ""  # the last string, which is a key of the dictionary if numbers follow
-    # Python's unpickler would call any function that a file names; pickletools only splits it into instructions.
+    last_string: Any = ""
     for instruction, argument, _ in pickletools.genops(data):
         if isinstance(argument, str | bytes | bytearray):
-            longest = max(longest, argument, key=len)
+            longest_string = max(longest_string, argument, key=len)
             if argument != "latin1":  # Python 3 writes this encoding after each key
-                key = argument
-        elif key in ("labels", b"labels") and instruction.name.startswith("BININT"):
+                last_string = argument
+        elif last_string in ("labels", b"labels") and instruction.name.startswith("BININT"):
             labels.append(argument)
-    return longest.encode("latin-1") if isinstance(longest, str) else bytes(longest), labels
+    # Pickles of Python 2 have bytes, which pickletools may return as text of one letter per byte.
+    images = longest_string.encode("latin-1") if isinstance(longest_string, str) else bytes(longest_string)
+    return images, labels
 
 
 def grey(images: np.ndarray) -> np.ndarray:
-    """Return the luma (ITU-R BT.601) of images (..., 3) of bytes, rounded, in fixed point as in Pillow."""
+    """Return the luma (ITU-R BT.601) of images (rows, ..., 3) of bytes, rounded, (rows, ...) of bytes, as in Pillow."""
     luma = np.empty(images.shape[:-1], np.uint8)
     for lo in range(0, len(images), GREY_BLOCK):
-        red, green, blue = (
-            images[lo : lo + GREY_BLOCK, ..., channel].astype(np.uint32) for channel in range(3)
-        )
-        luma[lo : lo + GREY_BLOCK] = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
+        block = slice(lo, lo + GREY_BLOCK)
+        red, green, blue = (images[block, ..., channel].astype(np.uint32) for channel in range(3))
+        # The weights 0.299, 0.587 and 0.114 in units of 2**-16, and a half to round to the nearest.
+        luma[block] = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
     return luma

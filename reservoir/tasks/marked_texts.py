@@ -36,8 +36,9 @@ class MarkedText:
         """The number of letters before the last answer; None if the whole text is a prompt."""
         if not self.ends_with_answer:
             return None
-        assert self.spans
-        return self.spans[-1][0]
+        assert self.spans  # the last of them is the answer
+        answer_start, _ = self.spans[-1]
+        return answer_start
 
 
 def has_marks(text: str) -> bool:
@@ -52,6 +53,7 @@ def with_span(text: str, start: int, end: int) -> str:
 
 def parse_marks(marked: str) -> MarkedText:
     """Return a text without its marks, with the spans between them."""
-    # The n-th mark stands n letters further to the right than in the text without marks.
+    # The n-th mark, from 0, has n marks before it, which the text without marks lacks. Starts and ends take turns.
     places = [mark.start() - number for number, mark in enumerate(_MARKS.finditer(marked))]
-    return MarkedText(_MARKS.sub("", marked), tuple(zip(places[::2], places[1::2], strict=True)))
+    starts, ends = places[::2], places[1::2]
+    return MarkedText(_MARKS.sub("", marked), tuple(zip(starts, ends, strict=True)))

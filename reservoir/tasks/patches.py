@@ -19,15 +19,17 @@ BLOCK = 512  # images worked on at once, so that the index arrays stay in the pr
 def patches(images: np.ndarray, size: int) -> np.ndarray:
     """Cut images (rows, height, width[, channels]) into (rows, tokens, size**2 * channels), channels fastest."""
     rows, height, width = images.shape[:3]
-    grid = images.reshape(rows, height // size, size, width // size, size, -1)
-    return grid.transpose(0, 1, 3, 2, 4, 5).reshape(rows, (height // size) * (width // size), -1)
+    # Divide both sides, then bring the two axes of patches to the front: (rows, down, right, size, size, channels).
+    grid = images.reshape(rows, height // size, size, width // size, size, -1).transpose(0, 1, 3, 2, 4, 5)
+    return grid.reshape(rows, (height // size) * (width // size), -1)
 
 
 def joined(tokens: np.ndarray, side: int, size: int) -> np.ndarray:
     """Return square images (rows, side, side, channels) from their tokens; the inverse of `patches`."""
-    rows, grid = len(tokens), side // size
-    images = tokens.reshape(rows, grid, grid, size, size, -1).transpose(0, 1, 3, 2, 4, 5)
-    return images.reshape(rows, side, side, -1)
+    rows = len(tokens)
+    patches_along = side // size  # each side
+    grid = tokens.reshape(rows, patches_along, patches_along, size, size, -1)
+    return grid.transpose(0, 1, 3, 2, 4, 5).reshape(rows, side, side, -1)
 
 
 def whitened_windows(images: np.ndarray, window: int, stride: int) -> np.ndarray:
@@ -41,11 +43,11 @@ def whitened_windows(images: np.ndarray, window: int, stride: int) -> np.ndarray
     margins = (MARGIN, MARGIN)
     tokens = []
     for lo in range(0, len(images), BLOCK):
-        # Cut the windows of some images, whose edges are continued, and order the values of each by place, then by
-        # channel, as the matrix has them.
+        # Cut the windows of some images, whose edges are continued: (images, down, right, channels, window, window).
         block = images[lo : lo + BLOCK]
         framed = np.pad(block, ((0, 0), margins, margins, (0, 0)), mode="edge").astype(np.float32)
         windows = sliding_window_view(framed, (window, window), axis=(1, 2))[:, ::stride, ::stride]
+        # Order the values of each window by pixel, then by channel, as the matrix has them.
         values = windows.transpose(0, 1, 2, 4, 5, 3).reshape(len(block), -1, len(matrix))
         levels = np.rint(contrast_normalised(values) @ matrix * LEVELS + 128)
         tokens.append(np.clip(levels, 0, 255).astype(np.uint8))
@@ -67,14 +69,17 @@ def whitening(window: int, channels: int) -> np.ndarray:
     projected out. Eigenvalues are scaled to mean 1, and 0.05 is added to each, so that the finest,
     noisy directions are not amplified.
     """
-    # Covariance of the values of a window: that of two pixels times that of two colours.
-    places = np.stack(np.divmod(np.arange(window**2), window), 1)
+    # Covariance of the values of a window, (dim, dim): that of two pixels times that of two colours.
+    places = np.stack(np.divmod(np.arange(window**2), window), 1)  # row and column of each pixel
     distance = np.linalg.norm(places[:, None] - places[None], axis=2)
-    colours = np.full((channels, channels), 0.9) + 0.1 * np.eye(channels)
+    colours = np.full((channels, channels), 0.9) + 0.1 * np.eye(channels)  # 1 on the diagonal
+    covariance = np.kron(0.95**distance, colours)
+    # Subtracting the mean of a window is a product with this matrix.
     dim = window**2 * channels
+    centring = np.eye(dim) - 1 / dim
     # With eigenvalues l and vectors V of the covariance C without the mean, C^-1/2 = V l^-1/2 V'.
-    centred = np.eye(dim) - 1 / dim
-    eigenvalues, vectors = np.linalg.eigh(centred @ np.kron(0.95**distance, colours) @ centred)
+    eigenvalues, vectors = np.linalg.eigh(centring @ covariance @ centring)
+    # Rounding may give eigenvalues below 0.
     roots = np.sqrt(np.maximum(eigenvalues / eigenvalues.mean(), 0) + 0.05)
     return ((vectors / roots) @ vectors.T).astype(np.float32)
 
@@ -86,21 +91,28 @@ def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
     most 20 degrees; each pixel takes the value of the nearest original pixel. Row number and view
     alone determine crop, flip and angle.
     """
-    blocks = [slice(lo, lo + BLOCK) for lo in range(0, len(images), BLOCK)]
-    return np.concatenate(
-        [_transformed(images[block], row_hash(rows[block], seed=view)) for block in blocks]
-    )
+    transformed: list[np.ndarray] = []
+    for lo in range(0, len(images), BLOCK):
+        block = slice(lo, lo + BLOCK)
+        random_bits = row_hash(rows[block], seed=view)
+        transformed.append(_transformed(images[block], random_bits))
+    return np.concatenate(transformed)
 
 
-def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """Return images cropped, flipped and rotated at random; ``chance`` (rows,), uint64, has the random bits of each."""
+def _transformed(images: np.ndarray, random_bits: np.ndarray) -> np.ndarray:
+    """Return images (rows, height, width, channels) cropped, flipped and rotated at random.
+
+    ``random_bits`` (rows,) of uint64 decide for each image.
+    """
     rows, height, width, channels = images.shape
     # Each decision has bits of its own: 16 for each shift of the crop, one for the flip, 31 for the angle.
-    steps = np.uint64(2 * PADDING + 1)
-    down, right = ((_bits(chance, start, 16) % steps).astype(np.int32) - PADDING for start in (0, 16))
-    flipped = _bits(chance, 32, 1).astype(bool)
-    angle = np.deg2rad(MAX_DEGREES * (_bits(chance, 33, 31) / 2**30 - 1)).astype(np.float32)
-    # Each new pixel looks up an old one, backwards. First the rotation, around the centre of the image.
+    shifts = np.uint64(2 * PADDING + 1)  # how many there are, from -PADDING to PADDING
+    down = (_bits(random_bits, 0, 16) % shifts).astype(np.int32) - PADDING
+    right = (_bits(random_bits, 16, 16) % shifts).astype(np.int32) - PADDING
+    is_flipped = _bits(random_bits, 32, 1).astype(bool)
+    angle = np.deg2rad(MAX_DEGREES * (_bits(random_bits, 33, 31) / 2**30 - 1)).astype(np.float32)
+    # Each new pixel looks up the row and the column of an old one, (rows, height, width), so the steps are undone in
+    # their order from the last. First the rotation, around the centre of the image.
     y, x = np.meshgrid(
         *(np.arange(n, dtype=np.float32) - (n - 1) / 2 for n in (height, width)), indexing="ij"
     )
@@ -108,17 +120,18 @@ def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
     sine = np.sin(angle)[:, None, None]
     row = np.rint(cosine * y + sine * x + (height - 1) / 2).astype(np.int32)
     column = np.rint(cosine * x - sine * y + (width - 1) / 2).astype(np.int32)
-    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    is_inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     # Then the flip and the crop.
-    column = np.where(flipped[:, None, None], width - 1 - column, column)
+    column = np.where(is_flipped[:, None, None], width - 1 - column, column)
     row = row + down[:, None, None]
     column = column + right[:, None, None]
-    inside &= (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    is_inside &= (row >= 0) & (row < height) & (column >= 0) & (column < width)
     # Pixels outside take the value of an additional black one, which stands at the end.
-    old_pixel = np.where(inside, row * width + column, height * width)
-    flat = np.pad(images.reshape(rows, height * width, channels), ((0, 0), (0, 1), (0, 0)))
-    return np.take_along_axis(flat, old_pixel.reshape(rows, -1, 1), axis=1).reshape(images.shape)
+    old_pixel = np.where(is_inside, row * width + column, height * width)
+    pixels = np.pad(images.reshape(rows, height * width, channels), ((0, 0), (0, 1), (0, 0)))
+    return np.take_along_axis(pixels, old_pixel.reshape(rows, -1, 1), axis=1).reshape(images.shape)
 
 
 def _bits(numbers: np.ndarray, start: int, count: int) -> np.ndarray:
+    """Return ``count`` bits of each number from bit ``start`` on, counted from the lowest, as a number."""
     return (numbers >> np.uint64(start)) & np.uint64(2**count - 1)

@@ -36,18 +36,26 @@ class Picture:
 
     @classmethod
     def of(cls, task: Task, window: int, stride: int) -> "Picture":
-        """Return the picture of a task's rows; raise `InputError` if they are not square pictures."""
-        grid = math.isqrt(task.max_tokens)
-        size = _side_and_channels(task.form.dim) if isinstance(task.form, Vectors) else None
-        if size is None or grid**2 != task.max_tokens or grid < 2 or task.parameters.get("window"):
+        """Return the picture of a task's rows, with windows of this side and stride.
+
+        Raise `InputError` if the rows are not square pictures, or if the windows do not fit them.
+        """
+        # A token is a pixel or a patch; a task with windows of its own stores whitened windows instead.
+        tokens_along_side = math.isqrt(task.max_tokens)
+        is_square = tokens_along_side**2 == task.max_tokens and tokens_along_side > 1
+        stores_windows = bool(task.parameters.get("window"))
+        patch_shape = _side_and_channels(task.form.dim) if isinstance(task.form, Vectors) else None
+        if patch_shape is None or not is_square or stores_windows:
             raise InputError(
                 f"--input patches: the rows of task {task.name!r} are not square pictures of plain pixels or patches",
                 "use another --input, or a task of pictures without --param window",
             )
-        patch, channels = size
-        side = grid * patch
-        rest = (side + 2 * MARGIN - window) % stride
-        if not 3 <= window <= side or stride > window or rest:
+        patch, channels = patch_shape
+        side = tokens_along_side * patch
+        # Steps of the stride must lead from the first window, in one corner of the margin, exactly to the last.
+        remainder = (side + 2 * MARGIN - window) % stride
+        is_valid = 3 <= window <= side and stride <= window
+        if not is_valid or remainder:
             raise InputError(
                 f"--patch {window} --stride {stride}: windows do not fill pictures of {side} pixels and a margin of "
                 f"{MARGIN} on each side",
@@ -74,12 +82,13 @@ class Picture:
     @property
     def places(self) -> int:
         """The number of windows of a picture."""
-        return ((self.side + 2 * MARGIN - self.window) // self.stride + 1) ** 2
+        windows_along_side = (self.side + 2 * MARGIN - self.window) // self.stride + 1
+        return windows_along_side**2
 
 
 def _side_and_channels(values: int) -> tuple[int, int] | None:
-    """Return the side and the channels of square patches of a number of values; None if there are none."""
-    for channels in (1, 3):
+    """Return the side in pixels and the channels of a square patch of so many values; None if no patch has so many."""
+    for channels in (1, 3):  # grey or in colour
         side = math.isqrt(values // channels)
         if side**2 * channels == values:
             return side, channels
@@ -90,8 +99,8 @@ def _side_and_channels(values: int) -> tuple[int, int] | None:
 class PictureWindows(Windows):
     """Windows of pictures of a fixed size, instead of windows along a sequence."""
 
-    stored: int  # tokens of a row, which are a picture together
-    places: int  # windows of a picture
+    stored: int  # stored tokens of a row, which are a picture together
+    places: int  # windows of a picture, each of which is a token of the model
 
     @property
     def plain(self) -> bool:

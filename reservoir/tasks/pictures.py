@@ -24,13 +24,23 @@ TOKENS = (SIDE // PATCH) ** 2  # patches of an image
 
 
 def check_pillow() -> None:
-    """Refuse images if Pillow is not installed."""
+    """Raise `InputError` if Pillow, which reads images, is not installed."""
     with as_input_error("images need Pillow", "run pip install 'reservoir-features[images]'"):
         import PIL  # noqa: F401
 
 
 def decoded(stored: np.ndarray, where: str = "an image", *, rough: bool = False) -> "Image":
-    """Return the image of the bytes of a file, upright, in RGB on white; ``rough`` may reduce it to 2 * `SIDE`."""
+    """Return the image of the bytes of a file, an array (bytes,) of uint8, upright, in RGB on white.
+
+    Parameters
+    ----------
+    stored : array of uint8
+        The bytes of the file.
+    where : str
+        The file, for messages.
+    rough : bool, default False
+        Whether a JPEG may be decoded at a lower resolution, of at least 2 * `SIDE` pixels a side, which is faster.
+    """
     check_pillow()
     from PIL import Image, ImageOps
 
@@ -41,11 +51,12 @@ def decoded(stored: np.ndarray, where: str = "an image", *, rough: bool = False)
         # Pillow warns about odd metadata and large sizes; sizes are checked below
         warnings.simplefilter("ignore")
         with Image.open(BytesIO(stored.tobytes()), formats=FORMATS) as image:
+            # The header says the size; pixels are read by `load`.
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(
                     f"it claims {image.width:,}x{image.height:,} pixels, more than {MAX_PIXELS:,}"
                 )
-            if image.mode.startswith(("I", "F")):
+            if image.mode.startswith(("I", "F")):  # integers of 16 or 32 bits, or floats
                 raise ValueError("its values have more than 8 bits, which is the maximum")
             if rough:
                 image.draft("RGB", (2 * SIDE, 2 * SIDE))
@@ -54,14 +65,19 @@ def decoded(stored: np.ndarray, where: str = "an image", *, rough: bool = False)
                 upright = ImageOps.exif_transpose(image)
             except Exception:  # damaged metadata is ignored, because the pixels have been read
                 upright = image
-            if "A" not in upright.getbands() and "transparency" not in upright.info:
+            may_be_transparent = "A" in upright.getbands() or "transparency" in upright.info
+            if not may_be_transparent:
                 return upright.convert("RGB")
-            seen = upright.convert("RGBA")
-            return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+            foreground = upright.convert("RGBA")
+            background = Image.new("RGBA", foreground.size, "white")
+            return Image.alpha_composite(background, foreground).convert("RGB")
 
 
 def as_patches(x: np.ndarray) -> np.ndarray:
-    """Return stored images, resized to `SIDE` pixels, as patches (rows, tokens, values) of bytes."""
+    """Return stored images (rows,), each the bytes of a file, as patches (rows, tokens, values) of bytes.
+
+    They are resized to `SIDE` pixels a side before.
+    """
     from PIL import Image
 
     size = (SIDE, SIDE)

@@ -62,7 +62,7 @@ class Homology(Source):
         return [Piece(split, 0, 1) for split in self.splits]
 
     def read(self, piece: Piece) -> dict[str, Split]:
-        """Return the proteins of one file that are short enough."""
+        """Return the proteins of one file that are short enough, as the split of this file."""
         path = self._file(piece.part)
         with as_input_error(f"{path}: not a complete JSON file", "fetch the file again"):
             records = json.loads(path.read_bytes())
@@ -79,31 +79,40 @@ class Homology(Source):
                 folds.append(record["fold_label"])
                 if folds[-1] not in range(FOLDS):
                     raise ValueError(f"its fold_label is {folds[-1]!r}, not in 0..{FOLDS - 1}")
-        # What the model reads decides which proteins are dropped; ids are the numbers in the file.
+        # The lengths that the model reads decide which proteins are dropped; ids are the numbers in the file.
         x, lengths = padded(proteins, self.max_tokens)
         lengths = self.lengths_read(lengths, piece.part)
-        short = np.flatnonzero(lengths <= self.max_tokens)
-        y = classes_of(np.array(folds)[short])
-        dropped = len(proteins) - len(short)
-        return {
-            piece.part: Split(x=x[short], y=y, lengths=lengths[short], dropped=dropped, ids=short),
-        }
+        short_rows = np.flatnonzero(lengths <= self.max_tokens)
+        split = Split(
+            x=x[short_rows],
+            y=classes_of(np.array(folds)[short_rows]),
+            lengths=lengths[short_rows],
+            dropped=len(proteins) - len(short_rows),
+            ids=short_rows,
+        )
+        return {piece.part: split}
 
     def lengths_read(self, lengths: np.ndarray, _split: str) -> np.ndarray:
-        """Return how many tokens the model reads of the rows of a split, from their numbers of symbols (rows,)."""
+        """Return how many tokens the model reads of each row of a split, from its number of symbols: by default all.
+
+        ``lengths`` and the result are (rows,).
+        """
         return lengths
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
-        if x.dtype.kind == "U" and x.ndim == 1:
-            return padded(read_texts(x.tolist(), self._encoded, self.max_tokens), self.max_tokens)
-        return super().encode(x, lengths)
+        are_texts = x.dtype.kind == "U" and x.ndim == 1
+        if not are_texts:
+            return super().encode(x, lengths)
+        proteins = read_texts(x.tolist(), self._encoded, self.max_tokens)
+        return padded(proteins, self.max_tokens)
 
     def _file(self, split: str) -> Path:
+        """Return the file of a split; raise `InputError` if there is none."""
         return find_file("homology", self.data, FOLDERS, (f"remote_homology_{PARTS[split]}.json",))
 
     def _encoded(self, protein: str) -> bytes:
-        """Return the symbols of a protein; raise `ValueError` if it is empty or has another letter."""
+        """Return the symbols of a protein, one byte each; raise `ValueError` if it is empty or has another letter."""
         if unknown := sorted(set(protein) - set(LETTERS)):
             raise ValueError(f"{unknown[0]!r} is not an amino acid; the letters are {LETTERS}")
         if not protein:
@@ -111,5 +120,5 @@ class Homology(Source):
         return bytes(map(self.symbols.index, self.words(protein)))
 
     def words(self, protein: str) -> Sequence[str]:
-        """Return the symbols of a protein as texts."""
+        """Return the symbols of a protein as texts, by default its letters; a variant of the task has others."""
         return protein

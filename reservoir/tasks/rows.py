@@ -11,42 +11,50 @@ SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}  # shares of the splits if a 
 
 
 def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return a 64-bit hash of each row number: output ``row`` of SplitMix64 (Steele, Lea and Flood 2014)."""
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    return _mix(_mix(np.array([seed], np.uint64)) + golden * (rows.astype(np.uint64) + np.uint64(1)))
+    """Return a 64-bit hash of each row number, (rows,) of uint64: output ``row`` of SplitMix64 with this seed."""
+    # Steele, Lea and Flood (2014): the state grows by the golden ratio times 2**64 with each output, which is its mix.
+    golden_ratio = np.uint64(0x9E3779B97F4A7C15)
+    first_state = _mix(np.array([seed], np.uint64))
+    states = first_state + golden_ratio * (rows.astype(np.uint64) + np.uint64(1))
+    return _mix(states)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
+    """Return SplitMix64's permutation of 64-bit numbers, each of whose bits depends on all bits of the number."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def held_out(rows: np.ndarray) -> np.ndarray:
-    """Return True for the rows of a training file that form the validation split, about `HELD_OUT` of them."""
+    """Return, for row numbers of a training file, whether each is in the validation split: about `HELD_OUT` of them."""
     return row_hash(rows) < np.uint64(int(HELD_OUT * 2**64))
 
 
 def stratified(labels: np.ndarray, shares: dict[str, float], *, spread: bool = False) -> np.ndarray:
-    """Return the split of each row: each class, in the order of `row_hash`, is divided in these proportions.
+    """Return the split of each row, (rows,) of str: each class, in the order of `row_hash`, is divided by ``shares``.
 
     The borders between splits are rounded. With ``spread``, they are rounded up in some classes and down in others, so
     that small classes together have these proportions, too; every class keeps a row in the first split.
     """
-    order = row_hash(np.arange(len(labels)))
-    cuts = np.cumsum(list(shares.values()))[:-1]
+    hashes = row_hash(np.arange(len(labels)))
+    # Where each split but the last ends, as a share of a class.
+    borders = np.cumsum(list(shares.values()))[:-1]
     names = np.array(list(shares))
     split = np.empty(len(labels), dtype=names.dtype)
     classes = np.unique(labels)
-    # A border is rounded up in a share of the classes that is its fraction, because the phases are equally spaced.
+    # With a phase from 0 to 1, floor(border + phase) rounds up if the fraction of the border is at least 1 - phase. The
+    # phases of the classes are equally spaced, so a border of fraction f is rounded up in a share f of the classes.
     phases = (np.arange(len(classes)) + 0.5) / len(classes)
     for label, phase in zip(classes, phases, strict=True):
         members = np.flatnonzero(labels == label)
-        members = members[np.argsort(order[members])]
-        exact = cuts * len(members)
-        edges = np.maximum(1, np.floor(exact + phase)).astype(int) if spread else np.rint(exact).astype(int)
-        for name, part in zip(names, np.split(members, edges), strict=True):
-            split[part] = name
+        members = members[np.argsort(hashes[members])]
+        exact_ends = borders * len(members)
+        rounded_ends = np.floor(exact_ends + phase) if spread else np.rint(exact_ends)
+        least_end = 1 if spread else 0  # of the first split
+        ends = np.maximum(least_end, rounded_ends).astype(int)
+        for name, rows in zip(names, np.split(members, ends), strict=True):
+            split[rows] = name
     return split
 
 
@@ -57,7 +65,7 @@ def grouped(groups: np.ndarray, classes: np.ndarray, shares: dict[str, float]) -
     groups allow, and every split gets a group if there are enough groups. A hash of the groups' names
     decides among groups of one size, and the order of the rows decides nothing.
     """
-    # The number of the group of each row, and the rows of each group.
+    # The number of the group of each row, and the number of rows of each group.
     names, group_of_row, sizes = np.unique(groups.astype(str), return_inverse=True, return_counts=True)
     hashes = row_hash(np.array([zlib.crc32(name.encode()) for name in names.tolist()]))
     largest_first = np.lexsort((hashes, -sizes))
@@ -65,78 +73,88 @@ def grouped(groups: np.ndarray, classes: np.ndarray, shares: dict[str, float]) -
     if len(names) * len(labels) > MAX_COUNTS:
         # Too many to count, such as a class for each row: all rows are one class, so only sizes are balanced.
         labels, class_of_row = labels[:1], np.zeros_like(class_of_row)
-    # The rows of each group by class, and in the last place all of its rows.
+    # The rows of each group by class, and in the last place all of its rows: (groups, classes + 1).
     cells = len(names) * len(labels)
     cell_of_row = group_of_row * len(labels) + class_of_row
-    counts = np.bincount(cell_of_row, minlength=cells).reshape(len(names), -1)
-    rows = np.concatenate([counts, sizes[:, None]], axis=1)[largest_first].astype(float)
+    class_counts = np.bincount(cell_of_row, minlength=cells).reshape(len(names), -1)
+    counts = np.concatenate([class_counts, sizes[:, None]], axis=1)[largest_first].astype(float)
     # How far a split is from its share: chi-squared, in which the sizes weigh as much as all classes.
-    target = np.array(list(shares.values()))[:, None] * rows.sum(axis=0)
+    target = np.array(list(shares.values()))[:, None] * counts.sum(axis=0)  # (splits, classes + 1)
     weights = 1 / target
     weights[:, -1] *= len(labels)
     # Large groups are divided first, because small ones can even out what is left. Swaps then improve the division.
-    filled = _filled(rows, target, weights)
+    filled = _filled(counts, target, weights)
     split_of_group = np.zeros(len(names), np.int64)
-    split_of_group[largest_first] = _swapped(rows, target, weights, filled)
+    split_of_group[largest_first] = _swapped(counts, target, weights, filled)
     return np.array(list(shares))[split_of_group[group_of_row]]
 
 
-def _filled(rows: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the split of each group: group by group, where the distance of the splits from their target grows least.
+def _filled(group_counts: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the split of each group, (groups,): one after the other, where the distance from the target grows least.
 
-    ``rows`` (groups, counts) and ``target`` (splits, counts) count the rows of each class, and all rows.
-    The distance is the sum of ``weights * (counts - target)**2``.
+    ``group_counts`` (groups, counts) are the rows of each group, by class and in all, and ``target`` (splits, counts)
+    those that a split should have. The distance is the sum of ``weights * (counts of the splits - target)**2``.
     """
-    counts = np.zeros_like(target)  # rows that a split has so far
-    split_of = np.zeros(len(rows), np.int64)
-    occupied = np.zeros(len(target), bool)
-    for group, row in enumerate(rows):
+    counts = np.zeros_like(target)  # rows that each split has so far
+    split_of_group = np.zeros(len(group_counts), np.int64)
+    is_occupied = np.zeros(len(target), bool)
+    for group, added in enumerate(group_counts):
+        # How the distance grows if a split with counts c and target t gets a group with counts r:
         # (c + r - t)^2 - (c - t)^2 = r (2 (c - t) + r)
-        growth = _exact_sum(weights * row * (2 * (counts - target) + row))
-        if len(rows) - group <= (~occupied).sum():  # each of the last groups is needed for an empty split
-            growth[occupied] = np.iinfo(np.int64).max
+        growth = _exact_sum(weights * added * (2 * (counts - target) + added))
+        groups_left = len(group_counts) - group
+        empty_splits = (~is_occupied).sum()
+        if groups_left <= empty_splits:  # each of them is needed for an empty split
+            growth[is_occupied] = np.iinfo(np.int64).max
         split = int(np.argmin(growth))
-        split_of[group] = split
-        occupied[split] = True
-        counts[split] += row
-    return split_of
+        split_of_group[group] = split
+        is_occupied[split] = True
+        counts[split] += added
+    return split_of_group
 
 
-def _swapped(rows: np.ndarray, target: np.ndarray, weights: np.ndarray, split_of: np.ndarray) -> np.ndarray:
-    """Return the splits after swaps of two groups, as long as they lower the distance of `_filled`.
+def _swapped(
+    group_counts: np.ndarray, target: np.ndarray, weights: np.ndarray, split_of_group: np.ndarray
+) -> np.ndarray:
+    """Return the split of each group, (groups,), after swaps of two groups as long as they lower the distance.
 
-    ``rows`` (groups, counts) and ``target`` (splits, counts) are those of `_filled`. More than `MAX_SWAPPED`
-    groups stay where they are, because all pairs are compared.
+    The distance and the first three arguments are those of `_filled`. More than `MAX_SWAPPED` groups stay where they
+    are, because all pairs are compared.
     """
-    if len(rows) > MAX_SWAPPED:
-        return split_of
-    split_of = split_of.copy()
+    if len(group_counts) > MAX_SWAPPED:
+        return split_of_group
+    split_of_group = split_of_group.copy()
     # How many rows each split has above its target; a swap changes it by the difference of the two groups.
-    over = np.stack([rows[split_of == split].sum(axis=0) for split in range(len(target))]) - target
-    # `_exact_sum` rounds each of these terms to a whole number. A larger gain is real, so no swap is ever undone.
-    rounding = rows.shape[1]
-    improved = True
-    while improved:
-        improved = False
-        for group in range(len(rows)):
-            # The change of the sum of squares if this group swaps places with each other group: a split that is
-            # over its target by o and gains m rows changes by (o + m)^2 - o^2 = m (2 o + m).
-            here = split_of[group]
-            moved = rows - rows[group]
-            change = weights[here] * moved * (2 * over[here] + moved)
-            change += weights[split_of] * moved * (moved - 2 * over[split_of])
-            total = np.where(split_of == here, 0, _exact_sum(change))
-            other = int(np.argmin(total))
-            if total[other] < -rounding:
-                partner = split_of[other]
-                over[here] += moved[other]
-                over[partner] -= moved[other]
-                split_of[group] = partner
-                split_of[other] = here
-                improved = True
-    return split_of
+    counts = [group_counts[split_of_group == split].sum(axis=0) for split in range(len(target))]
+    excess = np.stack(counts) - target
+    # `_exact_sum` rounds each term to a whole number, and there are so many terms. A larger gain is real, so no swap is
+    # ever undone.
+    largest_error = group_counts.shape[1]
+    has_improved = True
+    while has_improved:
+        has_improved = False
+        for group in range(len(group_counts)):
+            # How the distance changes if this group swaps places with each other group: a split that is over its
+            # target by e and gains g rows changes by (e + g)^2 - e^2 = g (2 e + g). The other split loses them.
+            split = split_of_group[group]
+            gain = group_counts - group_counts[group]
+            change = weights[split] * gain * (2 * excess[split] + gain)
+            change += weights[split_of_group] * gain * (gain - 2 * excess[split_of_group])
+            total_change = np.where(split_of_group == split, 0, _exact_sum(change))
+            best = int(np.argmin(total_change))
+            if total_change[best] < -largest_error:
+                split_of_best = split_of_group[best]
+                excess[split] += gain[best]
+                excess[split_of_best] -= gain[best]
+                split_of_group[group] = split_of_best
+                split_of_group[best] = split
+                has_improved = True
+    return split_of_group
 
 
 def _exact_sum(terms: np.ndarray) -> np.ndarray:
-    """Return the sums of each row in millionths as integers, which are the same on every processor."""
+    """Return the sum of each row of terms (rows, terms) in millionths, (rows,) of int64.
+
+    Sums of integers are the same on every processor, whatever their order.
+    """
     return np.rint(1e6 * terms).astype(np.int64).sum(axis=1)

@@ -66,41 +66,49 @@ class Source:
         return Scaling.constant(1.0, form.dim) if isinstance(form, Vectors) else None
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return new sequences, in a subclass also raw inputs, as stored sequences and their lengths."""
+        """Return new sequences, in a subclass also raw inputs, as stored sequences and their lengths.
+
+        ``x`` are vectors (rows, max_tokens, dim) or symbols (rows, tokens). ``lengths`` (rows,) are the real tokens of
+        symbols; without them, zeros at the end of a row are padding. Raise `InputError` for any other arrays.
+        """
         form = self.task.form
         most = self.task.max_tokens
         where = f"task {self.task.name!r}"
         if isinstance(form, Vectors):
-            shape = f"{most}, {form.dim}"
+            expected_shape = f"{most}, {form.dim}"
             fits = x.dtype.kind in "uif" and x.shape[1:] == (most, form.dim)
         else:
-            shape = f"at most {most}"
+            expected_shape = f"at most {most}"
             fits = x.dtype.kind in "ui" and x.ndim == 2 and 0 < x.shape[1] <= most
         if not fits:
             raise InputError(
                 f"{where}: inputs of shape {x.shape} and type {x.dtype}",
-                f"give {self.raw}sequences of shape (rows, {shape})",
+                f"give {self.raw}sequences of shape (rows, {expected_shape})",
             )
         if isinstance(form, Vectors):
             return x, full_lengths(x)
+        # Only checked here: the symbols are stored as they are.
         clean_symbols(where, x, full_lengths(x), form.vocabulary)
-        ends = np.where(x != 0, np.arange(1, x.shape[1] + 1), 1).max(axis=1)  # zeros at the end are padding
-        return x, ends.astype(np.int32) if lengths is None else lengths
+        if lengths is not None:
+            return x, lengths
+        # The number of each token, from 1, that is not 0; the largest is the length, which is at least 1.
+        numbers = np.where(x != 0, np.arange(1, x.shape[1] + 1), 1)
+        return x, numbers.max(axis=1).astype(np.int32)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
-        """Return one augmented view of stored sequences with these row numbers."""
+        """Return augmented view number ``view`` of stored sequences ``x``, whose row numbers are ``rows`` (rows,)."""
         raise NotImplementedError
 
     def training_rows(self, _split: Split, _seed: int, _batch: int) -> Callable[[np.ndarray], Split] | None:
-        """Return how `train` draws the stored rows of a split, by their positions in an endless sequence.
+        """Return a function with which `train` draws the stored rows of a split, or None for the usual way.
 
-        None stands for the usual way: in each epoch all rows in another order. ``_batch`` is the number
-        of rows of a batch.
+        The function takes positions (n,) in an endless sequence of rows, and returns the rows. The usual way draws all
+        rows in each epoch, in another order. ``_batch`` is the number of rows of a batch.
         """
         return None
 
     def summary(self) -> str:
-        """Return the size of the data in one line, "" if the task's name says it."""
+        """Return the size of the data in one line, empty if the task's name says it."""
         return ""
 
     def notes(self) -> list[str]:
@@ -114,51 +122,64 @@ def full_lengths(x: np.ndarray) -> np.ndarray:
 
 
 def classes_of(rows: np.ndarray) -> np.ndarray:
-    """Return class numbers (rows,) as labels (rows, 1, 1)."""
+    """Return class numbers (rows,) as labels (rows, 1, 1) of one readout token and one output."""
     return rows.astype(np.int64)[:, None, None]
 
 
 def read_texts(texts: Iterable[str], read: Callable[[str], bytes], most: int | None) -> list[bytes]:
-    """Return the symbols that ``read`` makes of each text; refuse more than ``most``. Errors name the row."""
+    """Return the symbols that ``read`` makes of each text.
+
+    Raise `InputError`, which names the row, for a text that ``read`` refuses or that has more than ``most`` symbols;
+    with None, any number is accepted.
+    """
     rows = []
     for row, text in enumerate(texts):
         with as_input_error(f"row {row}: not readable", "correct it, or leave it out"):
             symbols = read(text)
-            if most and len(symbols) > most:
+            if most is not None and len(symbols) > most:
                 raise ValueError(f"it has {len(symbols)} tokens, more than {most}")
             rows.append(symbols)
     return rows
 
 
 def padded(rows: Sequence[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of symbols, cut and padded to (rows, width), and their lengths before that."""
-    x = b"".join(symbols[:width].ljust(width, b"\0") for symbols in rows)
+    """Return rows of symbols, one byte each, cut and padded to (rows, width), and their lengths before that."""
+    symbols_of_rows = b"".join(symbols[:width].ljust(width, b"\0") for symbols in rows)
     lengths = np.array([len(symbols) for symbols in rows], np.int32)
-    return np.frombuffer(bytearray(x), np.uint8).reshape(len(rows), width), lengths
+    x = np.frombuffer(bytearray(symbols_of_rows), np.uint8)  # an array of bytes alone would be read-only
+    return x.reshape(len(rows), width), lengths
 
 
 def clean_symbols(
     where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0
 ) -> np.ndarray:
-    """Return symbols in the smallest sufficient type, zero after each row's end; refuse those outside a vocabulary."""
-    real = np.arange(x.shape[1]) < lengths[:, None]
-    wrong = real & ~((x >= 0) & (x < vocabulary) & (x == np.rint(x)))
-    if wrong.any():
-        row, token = (int(i) for i in np.argwhere(wrong)[0])
+    """Return symbols (rows, tokens) in the smallest sufficient type, with zeros after each row's end.
+
+    Raise `InputError` for the first number that is not a symbol of the vocabulary. The message begins with ``where``,
+    and counts rows from ``first_row``, the number of the first row in the file.
+    """
+    is_real = np.arange(x.shape[1]) < lengths[:, None]
+    is_symbol = (x >= 0) & (x < vocabulary) & (x == np.rint(x))
+    is_wrong = is_real & ~is_symbol
+    if is_wrong.any():
+        row, token = (int(i) for i in np.argwhere(is_wrong)[0])
         raise InputError(
             f"{where}: row {first_row + row}, token {token}: {x[row, token]} is not a symbol from 0 to "
             f"{vocabulary - 1}",
             "replace it, or fit to data with more symbols",
         )
-    return np.where(real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
+    return np.where(is_real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
 
 
-def generated_pieces(rows: Sequence[int], step: int) -> list[Piece]:
-    """Return the pieces of a generator: ranges of at most ``step`` rows of train, valid and test."""
+def generated_pieces(split_rows: Sequence[int], piece_rows: int) -> list[Piece]:
+    """Return the pieces of a generator: ranges of at most ``piece_rows`` rows of train, valid and test.
+
+    ``split_rows`` are the numbers of rows of the three splits.
+    """
     return [
-        Piece(split, lo, min(lo + step, total))
-        for split, total in zip(SPLITS, rows, strict=True)
-        for lo in range(0, total, step)
+        Piece(split, first, min(first + piece_rows, rows))
+        for split, rows in zip(SPLITS, split_rows, strict=True)
+        for first in range(0, rows, piece_rows)
     ]
 
 
@@ -167,7 +188,10 @@ FRESH_ROWS = 1024  # number of rows of an endless task that are generated at a t
 
 
 def find_file(task: str, data: Path | None, folders: Iterable[str], names: Sequence[str]) -> Path:
-    """Return the first of several file names that exists in one of the folders below the data folder."""
+    """Return the path of a task's file: the first that exists of some file names in some folders of ``data``.
+
+    Raise `InputError` if there is none, or no folder of data.
+    """
     alternatives = " or ".join(names)
     if data is None:
         raise InputError(
@@ -181,21 +205,25 @@ def find_file(task: str, data: Path | None, folders: Iterable[str], names: Seque
 
 
 def fresh_rows(source: Source, seed: int) -> Callable[[np.ndarray], Split]:
-    """Return a function of row numbers that draws endless training rows; row n is always the same."""
+    """Return a function of row numbers (n,) that draws endless training rows; row n is always the same."""
 
-    @lru_cache(maxsize=8)
+    @lru_cache(maxsize=8)  # neighbouring batches read the same blocks
     def drawn(block: int) -> Split:
+        """Return the rows of a block of `FRESH_ROWS` numbers."""
         # The first row of a piece seeds its generator: these pieces begin far after every prepared one.
-        low = ((seed + 1) << 48) + block * FRESH_ROWS
-        return source.read(Piece("train", low, low + FRESH_ROWS))["train"]
+        first = ((seed + 1) << 48) + block * FRESH_ROWS
+        return source.read(Piece("train", first, first + FRESH_ROWS))["train"]
 
     def rows(numbers: np.ndarray) -> Split:
-        blocks, which = np.unique(numbers // FRESH_ROWS, return_inverse=True)
-        parts = [drawn(int(block)) for block in blocks]
-        places = which * FRESH_ROWS + numbers % FRESH_ROWS
-        x, y, lengths = (
-            np.concatenate([getattr(p, n) for p in parts])[places] for n in ("x", "y", "lengths")
+        """Return the rows of these numbers."""
+        # The blocks that have them, side by side, and the place of each row in these.
+        blocks, block_of_row = np.unique(numbers // FRESH_ROWS, return_inverse=True)
+        splits = [drawn(int(block)) for block in blocks]
+        places = block_of_row * FRESH_ROWS + numbers % FRESH_ROWS
+        return Split(
+            x=np.concatenate([split.x for split in splits])[places],
+            y=np.concatenate([split.y for split in splits])[places],
+            lengths=np.concatenate([split.lengths for split in splits])[places],
         )
-        return Split(x=x, y=y, lengths=lengths)
 
     return rows

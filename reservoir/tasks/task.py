@@ -79,7 +79,8 @@ class Task:
 
     @property
     def cuts_recordings(self) -> bool:
-        """Whether rows are windows of recordings; the windows of images are a parameter that has a stride."""
+        """Whether rows are windows of recordings."""
+        # Images that are cut into windows have this parameter, too, and a stride.
         return "window" in self.parameters and "stride" not in self.parameters
 
     @property
@@ -104,14 +105,17 @@ class Task:
             "parameters": dict(self.parameters),
             "labels": list(self.labels),
         }
-        absent = {"alphabet": "", "pictures": 0, "floor": None}
+        # These are left out if they have their defaults, so that digests and keys of tasks without them do not change.
+        defaults_left_out = {"alphabet": "", "pictures": 0, "floor": None}
         return {
-            name: value for name, value in values.items() if name not in absent or value != absent[name]
+            name: value
+            for name, value in values.items()
+            if name not in defaults_left_out or value != defaults_left_out[name]
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Task":
-        """Build a task from what `to_dict` returned."""
+        """Return the task of a description that `to_dict` made; raise `InputError` if it is damaged."""
         name = str(values.get("name"))[:40]
         with as_input_error(f"task {name!r}: its description is damaged", "extract the data again"):
             ((kind, size),) = values["form"].items()
@@ -119,25 +123,30 @@ class Task:
                 raise ValueError("its labels are not a list")
             form = {"vectors": Vectors, "tokens": Tokens}[kind](size)
             task = from_json(cls, {**values, "form": form, "labels": tuple(values["labels"])})
-            sizes = [size, *(getattr(task, name) for name in SIZES)]
-            lists = [task.parameters.get(name, []) for name in ("columns", "events")]
-            sound = all(fits(size, int) and 0 <= size < MAX_SIZE for size in sizes)
-            if not sound or not all(fits(names, list[str]) for names in lists):
-                raise ValueError("it has a wrong size or name of a column")
-            if any(len({*names}) < len(names) for names in lists):
-                raise ValueError("it has the name of a column or an event twice")
-            if task.classes > MAX_CLASSES:
-                raise InputError(
-                    f"task {task.name[:40]!r}: {task.classes:,} classes are more than {MAX_CLASSES:,}",
-                    "merge rare classes, or pass --regression for numbers",
-                )
-            if len(task.labels) not in (0, task.classes) or task.parameters.get("each", "") not in (
-                "",
-                "token",
-                *TEXT_UNITS,
-            ):
-                raise ValueError("its labels do not match its classes")
+            task._check(size)
             return task
+
+    def _check(self, form_size: int) -> None:
+        """Raise an error if a value of a description that anyone may have written has no meaning.
+
+        ``form_size`` is the size of the form: values of a vector, or symbols of the vocabulary.
+        """
+        sizes = [form_size, *(getattr(self, name) for name in SIZES)]
+        has_valid_sizes = all(fits(size, int) and 0 <= size < MAX_SIZE for size in sizes)
+        name_lists = [self.parameters.get(name, []) for name in ("columns", "events")]
+        if not has_valid_sizes or not all(fits(names, list[str]) for names in name_lists):
+            raise ValueError("it has a wrong size or name of a column")
+        if any(len({*names}) < len(names) for names in name_lists):
+            raise ValueError("it has the name of a column or an event twice")
+        if self.classes > MAX_CLASSES:
+            raise InputError(
+                f"task {self.name[:40]!r}: {self.classes:,} classes are more than {MAX_CLASSES:,}",
+                "merge rare classes, or pass --regression for numbers",
+            )
+        has_name_per_class = len(self.labels) in (0, self.classes)  # 0 if numbers are the names
+        has_known_unit = self.parameters.get("each", "") in ("", "token", *TEXT_UNITS)
+        if not has_name_per_class or not has_known_unit:
+            raise ValueError("its labels do not match its classes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +172,14 @@ class Split:
         return len(self.x)
 
     def take(self, rows: slice | np.ndarray) -> "Split":
-        """Return some of the rows."""
-        groups, ids = (None if array is None else array[rows] for array in (self.groups, self.ids))
-        return Split(x=self.x[rows], y=self.y[rows], lengths=self.lengths[rows], groups=groups, ids=ids)
+        """Return the rows of a slice, of row numbers or of a mask (rows,) of bool; ``dropped`` and ``cut`` become 0."""
+        return Split(
+            x=self.x[rows],
+            y=self.y[rows],
+            lengths=self.lengths[rows],
+            groups=None if self.groups is None else self.groups[rows],
+            ids=None if self.ids is None else self.ids[rows],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,15 +201,17 @@ class Scaling:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return float32 values of the shape of ``x`` (..., dim), with 0 for NaN."""
         values = (x.astype(np.float32) - self.offset) * self.scale
-        return np.where(np.isnan(values), np.float32(0), values) if x.dtype.kind == "f" else values
+        may_have_nan = x.dtype.kind == "f"
+        return np.where(np.isnan(values), np.float32(0), values) if may_have_nan else values
 
 
 def check_split(task: Task, name: str, split: Split) -> None:
-    """Refuse sequences that are too short for the readout, or too long."""
+    """Raise `InputError` if a sequence of the split ``name`` is too short for the readout, or too long for the task."""
+    # If tokens or words have labels, a short row has fewer of them.
     least = 1 if task.labels_each_token or task.labels_text_tokens else task.readout_tokens
-    wrong = (split.lengths < least) | (split.lengths > task.max_tokens)
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    is_wrong = (split.lengths < least) | (split.lengths > task.max_tokens)
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
         raise InputError(
             f"task {task.name!r}, split {name!r}, row {row}: length {int(split.lengths[row])} is not between "
             f"{least} and {task.max_tokens} tokens",
@@ -204,5 +220,5 @@ def check_split(task: Task, name: str, split: Split) -> None:
 
 
 def holds_samples(task: Task) -> bool:
-    """Return whether the sequences of a task are the samples of sounds."""
+    """Return whether the sequences of a task are the samples of sounds, one per token, and not spectra."""
     return bool(task.parameters.get("waveform")) and task.form == Vectors(1)

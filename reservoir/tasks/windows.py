@@ -23,14 +23,15 @@ class Windows:
     fits.
     """
 
-    patch: int = 1
-    stride: int = 1
-    dilations: tuple[int, ...] = (1,)
+    patch: int = 1  # values of a window
+    stride: int = 1  # values from one window to the next
+    dilations: tuple[int, ...] = (1,)  # distances between the values of a window, in values
     pad: str = "valid"  # or "same"
-    normalise: str = "channel"
+    normalise: str = "channel"  # see `row_forms`
     symbols: int = 0  # channels of one-hot encoded symbols; 0 for floats
 
     def __post_init__(self) -> None:
+        """Convert the dilations to a tuple."""
         object.__setattr__(self, "dilations", tuple(self.dilations))  # JSON has a list
 
     @property
@@ -46,15 +47,19 @@ class Windows:
     @property
     def read_share(self) -> float:
         """The share of a long row's values that are in at least one window, from 0 to 1."""
-        begins = (
-            (j - (self.patch - 1) // 2) * dilation for dilation in self.dilations for j in range(self.patch)
-        )
-        return len({begin % self.stride for begin in begins}) / self.stride
+        # Windows begin at multiples of the stride, so an offset in the window reads all values that are congruent to it
+        # modulo the stride. Where the first window begins does not matter.
+        middle = (self.patch - 1) // 2
+        offsets = [(j - middle) * dilation for dilation in self.dilations for j in range(self.patch)]
+        remainders = {offset % self.stride for offset in offsets}
+        return len(remainders) / self.stride
 
     @property
     def reach(self) -> int:
         """Number of values that a row needs for one window of every dilation."""
-        return 1 if self.pad == "same" else (self.patch - 1) * max(self.dilations) + 1
+        if self.pad == "same":  # windows may reach beyond both ends
+            return 1
+        return (self.patch - 1) * max(self.dilations) + 1
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
         """Return the number of tokens of rows of these lengths, int32; 0 for rows that are too short."""
@@ -78,7 +83,8 @@ class Windows:
         import torch
 
         counts = self.checked_counts(lengths)
-        return self.of_tensors(torch.from_numpy(x), torch.from_numpy(lengths))[0].numpy(), counts
+        tokens, _ = self.of_tensors(torch.from_numpy(x), torch.from_numpy(lengths))
+        return tokens.numpy(), counts
 
     def of_tensors(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return tokens (rows, windows, dilations * patch * channels) and their number per row, (rows,).
@@ -92,15 +98,17 @@ class Windows:
         if self.symbols:
             x = torch.eye(self.symbols, device=x.device)[x.long()]
         x = row_forms(x, lengths, self.normalise)
-        most_windows = (x.shape[1] - self.reach) // self.stride + 1  # of the longest row
+        # Tokens of the longest row, and of each row.
+        most_windows = (x.shape[1] - self.reach) // self.stride + 1
         counts = (lengths - self.reach) // self.stride + 1
         # Zeros stand in for padding, and for values before and after a row that windows reach.
-        before, after = self.margins
-        inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-        x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, after))
-        # The positions (windows, dilations * patch) of the values of each window, then the values themselves. Ranges
-        # are made on the device; a tensor from a list would be copied there, which waits for a GPU.
-        windows = torch.arange(most_windows, device=x.device)
+        zeros_before, zeros_after = self.margins
+        is_real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        x = torch.nn.functional.pad(
+            x.masked_fill(~is_real[:, :, None], 0), (0, 0, zeros_before, zeros_after)
+        )
+        # The offsets of the values of a token, (dilations * patch,). Ranges are made on the device; a tensor from a
+        # list would be copied there, which waits for a GPU.
         firsts = [self.offsets_of(dilation)[0] for dilation in self.dilations]
         offsets = torch.cat(
             [
@@ -108,21 +116,24 @@ class Windows:
                 for first, dilation in zip(firsts, self.dilations, strict=True)
             ]
         )
-        positions = windows[:, None] * self.stride + offsets + before
-        # Indexing x[:, positions] takes three times as long.
+        # The positions (windows, dilations * patch) of the values of each token, then the values themselves. Indexing
+        # x[:, positions] takes three times as long.
+        windows = torch.arange(most_windows, device=x.device)
+        positions = windows[:, None] * self.stride + offsets + zeros_before
         tokens = x.index_select(1, positions.flatten()).unflatten(1, positions.shape).flatten(2)
         is_after_last = windows >= counts[:, None]  # (rows, windows)
         return tokens.masked_fill_(is_after_last[:, :, None], 0), counts
 
     def offsets_of(self, dilation: int) -> list[int]:
-        """Return the offset of each value of one dilation in token n from n * ``stride``."""
+        """Return the offset of each value of one dilation in token n from position n * ``stride``, ascending."""
         middle = (self.patch - 1) // 2
-        begin = 0 if self.pad == "same" else middle * max(self.dilations)
-        return [begin + (value - middle) * dilation for value in range(self.patch)]
+        # Token 0 is centred at the first value of a row, or so that its widest window begins there.
+        centre = 0 if self.pad == "same" else middle * max(self.dilations)
+        return [centre + (value - middle) * dilation for value in range(self.patch)]
 
     @property
     def margins(self) -> tuple[int, int]:
-        """The numbers of zeros before and after a row with which no window ends outside it."""
+        """The numbers of zeros to put before and after a row so that no window reaches beyond them."""
         offsets = [offset for dilation in self.dilations for offset in self.offsets_of(dilation)]
         return max(0, -min(offsets)), max(0, *offsets)
 
@@ -130,37 +141,40 @@ class Windows:
 def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
     """Return rows (rows, values, channels) in one or several forms, concatenated along the channels.
 
-    ``channel`` is the row unchanged, ``series`` each channel with mean 0 and variance 1 in its row (0
-    if it is constant), ``both`` these two, and ``differences`` adds the standardised differences
-    between neighbouring values.
+    ``normalise`` chooses the forms: ``channel`` is the row unchanged, ``series`` each channel with mean 0 and variance
+    1 in its row (0 if it is constant), ``both`` these two, and ``differences`` these two and the standardised
+    differences between neighbouring values.
     """
     import torch
 
     if normalise == "channel":
         return x
-    inside = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[:, :, None]
-    of_row = _standardised(x, lengths, inside)
+    is_real = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[:, :, None]
+    standardised = _standardised(x, lengths, is_real)
     if normalise == "series":
-        return of_row
-    forms = [x, of_row]
+        return standardised
+    forms = [x, standardised]
     if normalise == "differences":
-        # With the shorter slice x[:, :-1], torch.export would require rows of at least three values.
-        steps = x - torch.cat([x[:, :1], x], dim=1)[:, : x.shape[1]]
-        forms.append(_standardised(steps, lengths, inside))
+        # The value before each value, and before the first one the first itself, whose difference is 0. With the
+        # shorter slice x[:, :-1], torch.export would require rows of at least three values.
+        previous = torch.cat([x[:, :1], x], dim=1)[:, : x.shape[1]]
+        forms.append(_standardised(x - previous, lengths, is_real))
     return torch.cat(forms, dim=2)
 
 
-def _standardised(x: Tensor, lengths: Tensor, inside: Tensor) -> Tensor:
-    """Return rows whose values ``inside`` have mean 0 and variance 1; zeros elsewhere, and for constant channels.
+def _standardised(x: Tensor, lengths: Tensor, is_real: Tensor) -> Tensor:
+    """Return rows whose real values have mean 0 and variance 1; zeros at padding, and for constant channels.
 
-    ``x`` and the result are (rows, values, channels), ``lengths`` (rows,) and ``inside`` (rows, values, 1).
+    ``x`` and the result are (rows, values, channels), ``lengths`` (rows,) and ``is_real`` (rows, values, 1).
     """
     import torch
 
     # Mean and deviation over the real values of a row, for each channel: (rows, 1, channels).
+    real_values = x.masked_fill(~is_real, 0)
     count = lengths[:, None, None].to(x.dtype)  # (rows, 1, 1)
-    centred = (x - x.masked_fill(~inside, 0).sum(1, keepdim=True) / count).masked_fill(~inside, 0)
+    mean = real_values.sum(1, keepdim=True) / count
+    centred = (x - mean).masked_fill(~is_real, 0)
     deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
     # The rounding errors of a constant must not be scaled to variance 1.
-    rounding_error = 1e-5 * x.masked_fill(~inside, 0).abs().amax(1, keepdim=True)
+    rounding_error = 1e-5 * real_values.abs().amax(1, keepdim=True)
     return torch.where(deviation > rounding_error, centred / deviation, 0.0)

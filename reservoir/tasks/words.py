@@ -18,23 +18,32 @@ MAX_SHOWN = 60  # letters in a message
 
 
 def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return texts as code points (rows, longest) in the smallest type, zero after their ends, and their lengths."""
+    """Return texts as code points (rows, longest) in the smallest type, zero after their ends, and their lengths.
+
+    White space around a text is removed. Errors begin with ``where``, the file.
+    """
     texts = [text.strip() for text in texts]
     lengths = text_lengths(where, texts)
-    # All letters are encoded at once, and the mask of the real letters places them row by row.
+    # All letters are encoded at once, and the mask of the real letters places them row by row. Python's texts may hold
+    # half of a surrogate pair, which UTF-32 does not allow otherwise.
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
-    kind = np.min_scalar_type(int(codes.max()))
-    check_padding(where, lengths, kind.itemsize)
-    x = np.zeros((len(texts), lengths.max()), kind)
-    x[np.arange(x.shape[1]) < lengths[:, None]] = codes
+    smallest_type = np.min_scalar_type(int(codes.max()))
+    check_padding(where, lengths, smallest_type.itemsize)
+    x = np.zeros((len(texts), lengths.max()), smallest_type)
+    is_real = np.arange(x.shape[1]) < lengths[:, None]
+    x[is_real] = codes
     return x, lengths
 
 
 def text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
-    """Return the number of letters of each text; refuse an empty text, and one with NUL, which pads shorter texts."""
+    """Return the number of letters of each text, (rows,) of int64.
+
+    Raise `InputError`, which begins with ``where``, for an empty text, and for one with NUL, which pads shorter texts.
+    """
     for row, text in enumerate(texts):
-        if not text or "\0" in text:
-            problem = "a NUL in the text" if text else "an empty text"
+        has_nul = "\0" in text
+        if not text or has_nul:
+            problem = "a NUL in the text" if has_nul else "an empty text"
             raise InputError(f"{where}, row {row}: {problem}", "remove the row")
     return np.array([len(text) for text in texts], np.int64)
 
@@ -48,32 +57,36 @@ def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
 def word_starts(codes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return which letters of code points (rows, letters) are the first of a word, (rows, letters) of bool."""
     in_word = is_in_word(codes, lengths)
-    starts = in_word.copy()
-    starts[:, 1:] &= ~in_word[:, :-1]
-    return starts
+    is_start = in_word.copy()
+    is_start[:, 1:] &= ~in_word[:, :-1]  # not after another letter of the word
+    return is_start
 
 
 def is_in_word(codes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return which letters of code points (rows, letters) are real and not one of `GAPS`, (rows, letters) of bool."""
-    real = np.arange(codes.shape[1]) < lengths[:, None]
-    return real & np.isin(codes, [ord(gap) for gap in GAPS], invert=True)
+    is_real = np.arange(codes.shape[1]) < lengths[:, None]
+    is_gap = np.isin(codes, [ord(gap) for gap in GAPS])
+    return is_real & ~is_gap
 
 
 def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
     """Return code points (rows, tokens) as indices in the alphabet, 0 after each row's end and for unknown letters."""
-    # One entry per code point up to the largest letter, and a last one, 0, that all larger code points share.
-    place = np.zeros(max(map(ord, alphabet)) + 2, np.min_scalar_type(len(alphabet) - 1))
-    place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
-    symbols = place[np.minimum(codes.astype(np.int32), len(place) - 1)]
-    return np.where(np.arange(codes.shape[1]) < lengths[:, None], symbols, 0)
+    # The symbol of each code point up to the largest letter, and a last entry, 0, that all larger code points share.
+    symbol_of_code = np.zeros(max(map(ord, alphabet)) + 2, np.min_scalar_type(len(alphabet) - 1))
+    symbol_of_code[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
+    symbols = symbol_of_code[np.minimum(codes.astype(np.int32), len(symbol_of_code) - 1)]
+    is_real = np.arange(codes.shape[1]) < lengths[:, None]
+    return np.where(is_real, symbols, 0)
 
 
 def are_words(alphabet: str) -> bool:
     """Return whether texts of these letters consist of words: there are spaces, or more than `MAX_LETTERS` letters."""
-    return " " in alphabet or len(alphabet.removeprefix(UNKNOWN)) > MAX_LETTERS
+    letters = alphabet.removeprefix(UNKNOWN)
+    return " " in letters or len(letters) > MAX_LETTERS
 
 
 def shown(letters: str) -> str:
     """Return at most `MAX_SHOWN` letters for a message, with escapes for those that are not printable."""
+    # Without its quotes, the representation of such a letter is an escape, such as \t.
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in letters)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

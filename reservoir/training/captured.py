@@ -25,13 +25,15 @@ def capture_on_gpu(
 ) -> Callable[[Step], Step] | None:
     """Return what captures the steps of a training on a CUDA GPU; None if they cannot be captured.
 
+    ``report`` is called with a line of text if a capture fails.
+
     Steps of several forward passes are not captured, because each pass has a seed of its own, which cannot change
     within a graph; nor those of several processes, which exchange gradients; nor those of compiled models, which have
     few kernels; nor those of models whose code reads values of tensors on the host.
     """
     has_one_pass = options.accumulate == 1 and ranks.count == 1
-    reads_values = model.fpt.backbone.family.reads_values
-    if model.device.type != "cuda" or not has_one_pass or options.compiled or reads_values:
+    allows_capture = not options.compiled and not model.fpt.backbone.family.reads_values
+    if model.device.type != "cuda" or not has_one_pass or not allows_capture:
         return None
     recorder = CudaRecorder(model.device)
     return lambda step: CapturedSteps(step, model.device, recorder, report)
@@ -39,11 +41,11 @@ def capture_on_gpu(
 
 @dataclass
 class _Buffers:
-    """The memory that the steps of one shape read, the number of steps without a graph, and the graph."""
+    """What the steps on rows of one shape share."""
 
-    rows: TrainingBatch
-    warm_up_steps: int = 0
-    graph: Graph | None = None
+    rows: TrainingBatch  # the memory that the steps read
+    warm_up_steps: int = 0  # steps without a graph so far
+    graph: Graph | None = None  # None until it is captured, and after a capture has failed
 
 
 class CapturedSteps:
@@ -77,22 +79,23 @@ class CapturedSteps:
 
     def __call__(self, rows: TrainingBatch) -> Tensor:
         """Take a step on rows of the host; its values are valid until the next step."""
-        buffers = self._buffers.get(rows.shapes)
-        if buffers is None:
-            buffers = self._buffers[rows.shapes] = _Buffers(rows.empty_on(self._device))
+        if rows.shapes not in self._buffers:
+            self._buffers[rows.shapes] = _Buffers(rows.empty_on(self._device))
+        buffers = self._buffers[rows.shapes]
         # The whole buffers are written, so that nothing of an earlier step is left in them.
         buffers.rows.copy_(rows)
         step = partial(self._step, buffers.rows)
-        if self._may_capture and buffers.graph is None and buffers.warm_up_steps >= WARM_UP:
+        is_warm = buffers.warm_up_steps >= WARM_UP
+        if buffers.graph is None and is_warm and self._may_capture:
             buffers.graph = self._capture(step)
-        if buffers.graph is None:
+        if buffers.graph is None:  # still warming up, or the capture has failed
             buffers.warm_up_steps += 1
             return self._recorder.run(step)
         buffers.graph.replay()
         return buffers.graph.values
 
     def _capture(self, step: Callable[[], Tensor]) -> Graph | None:
-        """Return the graph of a step; None, now and for all further steps, if it cannot be captured."""
+        """Return the graph of a step, or drop all graphs, report why, and return None if it cannot be captured."""
         try:
             return self._recorder.capture(step)
         except RuntimeError as error:
@@ -101,6 +104,7 @@ class CapturedSteps:
             for buffers in self._buffers.values():
                 buffers.graph = None
             # Ending a capture that has failed raises an error, too; the one before it says why.
-            reason = str(error.__context__ or error).split("\n", 1)[0]
+            cause = error.__context__ or error
+            reason, *_ = str(cause).split("\n", 1)
             self._report(f"training takes its steps without CUDA graphs, which is slower: {reason}")
             return None

@@ -35,24 +35,28 @@ LEVELS = 2**16  # dropout rates are rounded to multiples of 1 / `LEVELS`
 
 def speed_up(model: FPT) -> None:
     """Replace dropout, and the attention of GPT-2, by faster equivalents for a CPU."""
+    # The lists are complete before modules are replaced. Subclasses of dropout may do something else.
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p))
-    inner = model.backbone.model
-    if isinstance(inner, GPT2Model):
+    transformer = model.backbone.model
+    if isinstance(transformer, GPT2Model):
         ATTENTION[NAME] = attention
-        inner.set_attn_implementation(NAME)
+        transformer.set_attn_implementation(NAME)
 
 
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float
 ) -> tuple[Tensor, None]:
-    """Return attention as the functions of `ATTENTION` do."""
+    """Return attention (batch, tokens, heads, width) of tensors (batch, heads, tokens, width), and None.
+
+    The functions of `ATTENTION` have this signature; None stands for the probabilities, which are not returned.
+    """
     if dropout == 0 or query.device.type != "cpu":
         return sdpa(module, query, key, value, dropout=dropout, scaling=scaling)
-    mixed = CausalAttention.apply(query, key, value, scaling, dropout, _seed())
-    return mixed.transpose(1, 2).contiguous(), None
+    attended = CausalAttention.apply(query, key, value, scaling, dropout, _seed())
+    return attended.transpose(1, 2).contiguous(), None
 
 
 class CausalAttention(torch.autograd.Function):
@@ -66,8 +70,8 @@ class CausalAttention(torch.autograd.Function):
         O = \frac{M \odot P}{1 - r} V, \quad P = \mathrm{softmax}(S), \quad S = s \, Q K^T, \quad
         \Pr(M_{ij} = 0) = r
 
-    Let D be the gradient of O. The gradients of the others are, with the row sums of flash attention
-    (Dao et al. 2022, appendix B.2),
+    In `forward`, the names in lower case are those of a block of queries. Let D be the gradient of O. The gradients of
+    the others are, with the row sums of flash attention (Dao et al. 2022, appendix B.2),
 
     .. math::
 
@@ -86,19 +90,21 @@ class CausalAttention(torch.autograd.Function):
         q, k, v = (t.detach().flatten(0, 1) for t in (query, key, value))  # (batch x heads, tokens, width)
         scaled_q = q.float() * scale
         transposed_k = k.float().transpose(1, 2)
-        size = max(block.scores.stop for block in blocks(q))
-        probabilities = v.new_empty(size)
-        mask = torch.empty(size, dtype=torch.int8)
+        # P and M of all blocks, kept for the backward pass, are vectors that the blocks divide among them.
+        scores_of_blocks = max(block.scores.stop for block in blocks(q))
+        probabilities = v.new_empty(scores_of_blocks)
+        mask = torch.empty(scores_of_blocks, dtype=torch.int8)
         out = torch.empty_like(v)
         draw = generator(seed)
         with torch.autocast("cpu", enabled=False):  # autocast would round the scores
             for block in blocks(q):
+                # S, (heads, queries, keys), of the keys up to the last query of the block.
                 s = torch.bmm(
                     scaled_q[block.heads, block.queries], transposed_k[block.heads, :, : block.seen]
                 )
-                # The last keys of a block are its own queries: each sees those up to itself.
-                own = s.shape[1]
-                s[:, :, -own:] += torch.full((own, own), float("-inf")).triu_(1)
+                # The last keys of a block are those of its queries' own tokens: each query sees those up to itself.
+                queries = s.shape[1]
+                s[:, :, -queries:] += torch.full((queries, queries), float("-inf")).triu_(1)
                 p = probabilities[block.scores].view(s.shape)
                 p.copy_(s.softmax(dim=-1))
                 m = mask[block.scores].view(s.shape)
@@ -111,12 +117,12 @@ class CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of query, key and value."""
+        """Return the gradients of query, key and value, and None for ``scale``, ``rate`` and ``seed``."""
         q, k, v, out, probabilities, mask = ctx.saved_tensors
         scale, rate = ctx.settings
         (gradient,) = gradients
         d = gradient.reshape(q.shape)
-        row_sums = (d.float() * out.float()).sum(-1, keepdim=True).to(v.dtype)
+        row_sums = (d.float() * out.float()).sum(-1, keepdim=True).to(v.dtype)  # rowsum(D * O)
         d = d / (1 - rate)  # every other use of D is divided by the share that is kept
         # Keys and values get a sum over blocks of queries, in float32.
         dq = torch.empty_like(q)
@@ -127,48 +133,57 @@ class CausalAttention(torch.autograd.Function):
             p = probabilities[block.scores].view(shape)
             masked_p = p * mask[block.scores].view(shape).to(p.dtype)
             dv[block.heads, : block.seen] += torch.bmm(masked_p.transpose(1, 2), d_block)
+            # dS = (M * P) * (D V^T) - P * rowsum(D * O), in the memory of the product
             dp = torch.bmm(d_block, v[block.heads, : block.seen].transpose(1, 2))
             ds = dp.mul_(masked_p).addcmul_(p, row_sums[block.heads, block.queries], value=-1).to(k.dtype)
             dq[block.heads, block.queries] = torch.bmm(ds, k[block.heads, : block.seen]).mul_(scale)
             dk[block.heads, : block.seen] += torch.bmm(ds.transpose(1, 2), q[block.heads, block.queries])
-        of_inputs = (part.to(q.dtype).view(gradient.shape) for part in (dq, dk.mul_(scale), dv))
-        return (*of_inputs, None, None, None)
+        dk.mul_(scale)
+        gradients_of_inputs = (part.to(q.dtype).view(gradient.shape) for part in (dq, dk, dv))
+        return (*gradients_of_inputs, None, None, None)
 
 
 @dataclass(frozen=True)
 class ScoreBlock:
-    """Some heads and queries, the number of keys that these queries see, and the place of their scores."""
+    """Some heads and queries, whose scores are computed at once."""
 
-    heads: slice
-    queries: slice
-    seen: int
-    scores: slice  # in a vector of the scores of all blocks
+    heads: slice  # of batch x heads
+    queries: slice  # of tokens
+    seen: int  # number of keys, from the first, that at least one of the queries sees
+    scores: slice  # the place of their scores in a vector of the scores of all blocks
 
 
 def blocks(q: Tensor) -> Iterator[ScoreBlock]:
-    """Yield the blocks of queries (heads, tokens, width)."""
+    """Yield the blocks of queries (heads, tokens, width), one range of tokens after the other."""
     heads, tokens, _ = q.shape
-    start = 0
-    for query in range(0, tokens, QUERIES):
-        seen = min(query + QUERIES, tokens)
+    first_score = 0
+    for first_query in range(0, tokens, QUERIES):
+        # A causal query sees the keys up to itself, so the queries see those up to the last of them.
+        seen = min(first_query + QUERIES, tokens)
         heads_at_once = max(1, SCORES // (QUERIES * seen))
-        for head in range(0, heads, heads_at_once):
-            last = min(head + heads_at_once, heads)
-            size = (last - head) * (seen - query) * seen
-            yield ScoreBlock(slice(head, last), slice(query, seen), seen, slice(start, start + size))
-            start += size
+        for first_head in range(0, heads, heads_at_once):
+            end_head = min(first_head + heads_at_once, heads)
+            size = (end_head - first_head) * (seen - first_query) * seen
+            yield ScoreBlock(
+                heads=slice(first_head, end_head),
+                queries=slice(first_query, seen),
+                seen=seen,
+                scores=slice(first_score, first_score + size),
+            )
+            first_score += size
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Return the generator for `keep`."""
+    """Return the generator for `keep`: SFC64, whose random bits are cheap."""
     return np.random.Generator(np.random.SFC64(seed))
 
 
 def keep(shape: torch.Size, rate: float, draw: np.random.Generator) -> Tensor:
-    """Draw a mask of kept values: int8, 1 with probability ``1 - rate``, else 0."""
+    """Draw a mask of kept values of a shape: int8, 1 with probability ``1 - rate``, else 0."""
     count = math.prod(shape)
-    # One draw of 64 bits decides four values: each is dropped if its 16 bits, read as a number, are too small.
-    bits = draw.integers(0, 2**64, -(-count // 4), dtype=np.uint64).view(np.int16)[:count]
+    draws = -(-count // 4)  # rounded up: one draw of 64 bits decides four values
+    bits = draw.integers(0, 2**64, draws, dtype=np.uint64).view(np.int16)[:count]
+    # A value is dropped if its 16 bits, read as a signed number, are among the smallest, a share ``rate`` of all.
     is_kept = bits >= round(rate * LEVELS) - LEVELS // 2  # NumPy compares ten times faster than torch
     return torch.from_numpy(is_kept.view(np.int8)).view(shape)
 
@@ -184,8 +199,11 @@ class Dropout(nn.Dropout):
 
 
 class _Dropped(torch.autograd.Function):
+    """Dropout whose mask is kept for the backward pass in one byte per value."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float, seed: int) -> Tensor:
+        """Return the values with a share ``rate`` set to zero and the others scaled up."""
         mask = keep(x.shape, rate, generator(seed))
         ctx.save_for_backward(mask)
         ctx.rate = rate
@@ -193,12 +211,17 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the values, and None for ``rate`` and ``seed``."""
         (mask,) = ctx.saved_tensors
-        return _times(gradients[0], mask, ctx.rate), None, None
+        (gradient,) = gradients
+        return _times(gradient, mask, ctx.rate), None, None
 
 
 def _times(values: Tensor, mask: Tensor, rate: float) -> Tensor:
-    """Return the kept values scaled up, and zero elsewhere; several times faster on a CPU than ``where``."""
+    """Return the values where the mask is 1, scaled up, and zero where it is 0.
+
+    On a CPU, a product is several times faster than ``where``.
+    """
     return (values * mask.to(values.dtype)).mul_(1 / (1 - rate))
 
 

@@ -22,19 +22,19 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Rows: right-padded input of the first layer, labels (rows, readout_tokens, outputs), lengths.
+    """Rows as tensors, on the host or on a device.
 
     ``is_full`` says whether no row is padded. If it is None, the lengths decide, and reading them may wait for a GPU.
     """
 
-    x: Tensor
-    y: Tensor
-    lengths: Tensor
+    x: Tensor  # right-padded input of the first layer, (rows, tokens, ...)
+    y: Tensor  # labels (rows, readout_tokens, outputs)
+    lengths: Tensor  # real tokens of each row, (rows,) of int64
     is_full: bool | None = None
 
     @property
     def shapes(self) -> tuple[torch.Size, torch.Size, bool | None]:
-        """What decides which kernels a step on these rows has."""
+        """Shapes and ``is_full``, which decide what kernels a step on these rows has."""
         return self.x.shape, self.y.shape, self.is_full
 
     def to(self, device: torch.device) -> "TrainingBatch":
@@ -43,7 +43,7 @@ class TrainingBatch:
         return TrainingBatch(*on_device, is_full=self.is_full)
 
     def empty_on(self, device: torch.device) -> "TrainingBatch":
-        """Return memory on a device for rows of these shapes."""
+        """Return uninitialised memory on a device for rows of these shapes."""
         empty = (torch.empty_like(tensor, device=device) for tensor in (self.x, self.y, self.lengths))
         return TrainingBatch(*empty, is_full=self.is_full)
 
@@ -58,57 +58,62 @@ class TrainingBatch:
 class TrainingRows:
     """What a training sees: endless training rows, validation rows, and their conversion; test rows are out of reach.
 
-    Rows are scored ``scored`` at a time. ``convert`` returns rows on the host, in page-locked memory if the model is
-    on a GPU. It may run in any thread.
+    ``convert`` returns rows on the host, in page-locked memory if the model is on a GPU. It may run in any thread.
     """
 
     train: Rows
     valid: Split
     convert: Callable[[Split], TrainingBatch]
-    scored: int
+    scored: int  # number of validation rows that are scored at a time
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """The rows of a split repeated, each epoch in a different order; ``views(x, rows, epoch)`` augments them."""
+    """The rows of a split repeated endlessly, each epoch in a different order."""
 
     split: Split
     seed: int
+    # ``views(x, rows, epoch)`` augments sequences with these row numbers; None if they are trained as they are
     views: Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None = None
 
     def __call__(self, numbers: np.ndarray) -> Split:
-        """Return the rows at some positions; position n is in epoch ``n // rows``."""
+        """Return the rows at positions (n,) of the endless sequence, in which each epoch has all rows of the split."""
         epochs, places = np.divmod(numbers, len(self.split))
         # For each epoch, which of the positions are in it: a batch may span two epochs.
-        in_epoch = {int(epoch): epochs == epoch for epoch in np.unique(epochs)}
+        is_in_epoch = {int(epoch): epochs == epoch for epoch in np.unique(epochs)}
         rows = np.empty_like(numbers)
-        for epoch, selected in in_epoch.items():
-            rows[selected] = epoch_order(self.seed, epoch, len(self.split))[places[selected]]
+        for epoch, is_in in is_in_epoch.items():
+            rows[is_in] = epoch_order(self.seed, epoch, len(self.split))[places[is_in]]
         batch = Split(x=self.split.x[rows], y=self.split.y[rows], lengths=self.split.lengths[rows])
         if self.views:
-            for epoch, selected in in_epoch.items():
-                batch.x[selected] = self.views(batch.x[selected], rows[selected], epoch)
+            for epoch, is_in in is_in_epoch.items():
+                batch.x[is_in] = self.views(batch.x[is_in], rows[is_in], epoch)
         return batch
 
 
 def raw_batch(model: LoadedModel, scaling: Scaling | None, rows: Split) -> TrainingBatch:
-    """Return stored sequences as input of the input layer of a model."""
+    """Return stored sequences as tokens for the input layer of a model, on the host."""
     x, lengths = to_tokens(model, scaling, rows.x, rows.lengths)
     tokens = int(lengths.max())
     if not devices.on_gpu(model.device):
         return to_batch(replace(rows, x=x[:, :tokens], lengths=lengths), model.device)
-    # On a GPU there are few padded lengths, because the kernels of a step are captured or compiled for each.
+    # On a GPU there are few padded lengths, because the kernels of a step are captured or compiled for each. They
+    # depend on the longest row of the task, because nothing is padded beyond that.
     if model.fpt.backbone.can_pad:
         longest = max(tokens, model.fpt.task.max_tokens)
-        tokens = int(padded_lengths(np.array([tokens, longest]))[0])
-    padding = [(0, 0), (0, max(0, tokens - x.shape[1])), *[(0, 0)] * (x.ndim - 2)]
+        tokens, _ = (int(padded) for padded in padded_lengths(np.array([tokens, longest])))
+    missing_tokens = max(0, tokens - x.shape[1])
+    padding = [(0, 0), (0, missing_tokens), *[(0, 0)] * (x.ndim - 2)]
     x = np.pad(x[:, :tokens], padding)
     is_full = bool(lengths.min() == tokens)
     return to_batch(replace(rows, x=x, lengths=lengths), model.device, is_full)
 
 
 def to_batch(rows: Split, device: torch.device, is_full: bool | None = None) -> TrainingBatch:
-    """Return rows that are already input of the first layer, such as cached hidden states."""
+    """Return rows that are already input of the first layer, such as cached hidden states, as tensors on the host.
+
+    The tensors are in page-locked memory if ``device`` is a GPU.
+    """
     arrays = (rows.x, rows.y, rows.lengths.astype(np.int64))
     tensors = (devices.pinned(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays)
     return TrainingBatch(*tensors, is_full=is_full)
@@ -117,19 +122,20 @@ def to_batch(rows: Split, device: torch.device, is_full: bool | None = None) -> 
 def read_ahead(read: Callable[[Item], Result], items: Sequence[Item]) -> Generator[Result, None, None]:
     """Yield what ``read`` returns for each item; another thread reads the next item meanwhile."""
     with ThreadPoolExecutor(1) as reader:
-        previous: Future[Result] | None = None
+        # The next item is submitted before the item before it is yielded.
+        previous: Future[Result] | None = None  # None before the first item
         for item in items:
-            reading = reader.submit(read, item)
-            if previous:
+            current = reader.submit(read, item)
+            if previous is not None:
                 yield previous.result()
-            previous = reading
-        if previous:
+            previous = current
+        if previous is not None:
             yield previous.result()
 
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Mean and standard deviation (outputs,) of each output over the training rows; 1 for a constant output."""
+    """Mean and standard deviation (outputs,) of each output over the training rows; 1 as deviation of a constant."""
 
     # Training on (y - mean) / deviation makes learning rate and divergence bound independent of the targets' unit.
     mean: np.ndarray
@@ -138,9 +144,9 @@ class TargetScale:
     @classmethod
     def of(cls, y: np.ndarray) -> "TargetScale":
         """Return the scale of the targets (rows, readout_tokens, outputs) of the training rows."""
-        flat = y.reshape(-1, y.shape[-1]).astype(np.float64)
-        deviation = flat.std(axis=0)
-        return cls(flat.mean(axis=0), np.where(deviation > 0, deviation, 1.0))
+        values = y.reshape(-1, y.shape[-1]).astype(np.float64)  # (rows * readout_tokens, outputs)
+        deviation = values.std(axis=0)
+        return cls(values.mean(axis=0), np.where(deviation > 0, deviation, 1.0))
 
     def apply(self, split: Split) -> Split:
         """Return a split whose targets are standardised."""

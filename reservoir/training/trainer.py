@@ -23,16 +23,17 @@ BOUND = 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Progress of a training run: finished steps and their seconds, step and values of the best validation."""
+    """Progress of a training run."""
 
-    step: int = 0
-    seconds: float = 0.0
-    best_step: int = 0
+    step: int = 0  # finished steps
+    seconds: float = 0.0  # time of these steps, without validations
+    best_step: int = 0  # finished steps at the best validation
+    # values of that validation; empty before the first one
     best: dict[str, float] = field(default_factory=dict)
 
     @property
     def stale_steps(self) -> int:
-        """Number of steps since the best validation."""
+        """Number of steps since the best validation, or since the start if there was none."""
         return self.step - self.best_step
 
 
@@ -48,7 +49,7 @@ class Steps(Protocol):
     """The steps of a training run; each step depends only on the weights and on its number, from 0."""
 
     optimizer: torch.optim.Optimizer
-    # Of the tensor that `take` returns, in its order: the loss first, the norm of the gradients last.
+    # The names of the values that `take` returns, in order: the loss first, the norm of the gradients last.
     value_names: tuple[str, ...]
 
     def draw(self, step: int) -> Any:
@@ -56,7 +57,10 @@ class Steps(Protocol):
         ...
 
     def take(self, step: int, batch: Any) -> Tensor:
-        """Take a step; return loss, other values, and the norm of the gradients, on the device until the next step."""
+        """Take a step; return its values, one for each of `value_names`, on the device.
+
+        The next step may write into the same tensor.
+        """
         ...
 
     def validate(self, step: int) -> dict[str, float]:
@@ -107,16 +111,20 @@ class ArrivingValues:
         row = self._added % self.LIMIT
         self._buffer[row].copy_(values, non_blocking=True)
         if self._events:
-            self._events[row].record(self._stream)
+            self._events[row].record(self._stream)  # happens when the copy has ended
         self._added += 1
 
     def arrived(self, most_missing: int = LIMIT - 1) -> Iterator[list[float]]:
-        """Yield the values of steps up to the first that has not arrived; wait while more than these are missing."""
+        """Yield the values of further steps, in order, up to the first that has not arrived.
+
+        If more than ``most_missing`` steps have not been read, wait for the next of them. With 0, all are read.
+        """
         while self._read < self._added:
             row = self._read % self.LIMIT
-            if self._events:
+            if self._events:  # without events, values are there at once
                 event = self._events[row]
-                if self._added - self._read > most_missing:
+                missing = self._added - self._read
+                if missing > most_missing:
                     event.synchronize()
                 elif not event.query():
                     return
@@ -128,20 +136,18 @@ class ArrivingValues:
 class Trainer:
     """Loop that takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
-    It also stops when ``patience`` steps or more have passed since the best validation; a resumed run stops where
-    one never stopped does.
-
-    ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation,
-    including one after the last step; ``keep`` is called with the `State` after every validation. A
-    run that resumes with the weights and moments of a state ends with the bits of one never stopped.
+    A run that resumes with the weights and moments of a state ends with the bits of a run that was never interrupted,
+    and stops at the same step.
     """
 
     model: nn.Module
     steps: Steps
-    eval_every: int
+    eval_every: int  # steps between validations; there is another one after the last step
+    # called with ``(step, values)`` for every step, from 1, and for every validation
     report: Callable[[int, dict[str, float]], None]
-    keep: Callable[[State], None]
-    state: State = field(default_factory=State)
+    keep: Callable[[State], None]  # called after every validation
+    state: State = field(default_factory=State)  # from which the run starts
+    # steps since the best validation after which the run stops; None for any number
     patience: int | None = None
 
     def run(self, last: int) -> State:
@@ -167,7 +173,8 @@ class Trainer:
             for step, batch in enumerate(batches, first):
                 arriving.add(self.steps.take(step, batch))
                 is_last = step + 1 == last
-                for values in arriving.arrived(most_missing=0) if is_last else arriving.arrived():
+                arrived = arriving.arrived(most_missing=0) if is_last else arriving.arrived()
+                for values in arrived:
                     self.report(number, dict(zip(self.steps.value_names, values, strict=True)))
                     # `Steps.take` returns the loss first, and the norm of the gradients last.
                     loss, norm = values[0], values[-1]
@@ -175,9 +182,9 @@ class Trainer:
                     number += 1
 
     def _validate(self, step: int, seconds: float) -> None:
-        """Validate after ``step`` steps, and pass the new state, best or not, to `keep`.
+        """Validate after ``step`` steps, and pass the new state, whether it is the best or not, to ``keep``.
 
-        ``seconds`` is the time of all steps so far.
+        ``seconds`` is the time of all steps so far. Raise `DivergedError` if the validation loss diverges.
         """
         self.model.eval()
         values = self.steps.validate(step)
@@ -199,13 +206,14 @@ class Trainer:
     def _check(self, which: str, step: int, loss: float, norm: float | None = None) -> None:
         """Raise `DivergedError` if a loss or the norm of its gradients is not finite, or the loss is above `BOUND`.
 
-        A validation has no gradients; its ``norm`` is None.
+        ``which`` names the loss in the message. A validation has no gradients; its ``norm`` is None.
         """
         has_finite_norm = norm is None or math.isfinite(norm)
         if math.isfinite(loss) and has_finite_norm and loss <= BOUND:
             return
         # The norm is of interest if the loss is finite, and there are gradients.
-        gradients = f", with gradients of norm {norm:.4g}" if math.isfinite(loss) and norm else ""
+        shows_norm = math.isfinite(loss) and norm
+        gradients = f", with gradients of norm {norm:.4g}" if shows_norm else ""
         raise DivergedError(
             f"{which} is {loss:.4g} at step {step:,}{gradients}; use a smaller --learning-rate",
             step,
@@ -215,11 +223,12 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Processes:
-    """One of the processes that were launched together: its rank, their count, and its rank on its machine."""
+    """One of the processes that were launched together."""
 
-    rank: int = 0
-    count: int = 1
-    local: int = 0
+    rank: int = 0  # its number among all processes, from 0
+    count: int = 1  # number of processes
+    local: int = 0  # its number among those of its machine, from 0
+    # the tensor of the last `add`; see there
     _last_sum: list[Tensor] = field(default_factory=list, repr=False)
 
     @property
@@ -228,9 +237,9 @@ class Processes:
         return self.rank == 0
 
     def device(self, name: str) -> str:
-        """Return the device of this process; with several processes, each uses its own GPU."""
-        several = self.count > 1 and name in ("auto", "cuda") and torch.cuda.is_available()
-        return f"cuda:{self.local}" if several else name
+        """Return the device of this process; with several processes, each uses its own GPU unless ``name`` has one."""
+        may_choose = name in ("auto", "cuda") and torch.cuda.is_available()
+        return f"cuda:{self.local}" if self.count > 1 and may_choose else name
 
     def wait(self) -> None:
         """Wait until all processes have reached this point."""
@@ -240,19 +249,22 @@ class Processes:
     @contextmanager
     def first_alone(self) -> Iterator[None]:
         """Run a block in the first process before the others; if it fails, the others raise `InputError`."""
-        # The first process adds 1 to a sum if it fails, else 0; the others add 0, and wait for the sum before they run.
-        failed = torch.ones(1)
-        if not self.first and self.add(failed - 1):
-            raise InputError("the first process failed", "see its message")
+        # The number of failures, summed over the processes, tells the others. They add 0 before they run the block, and
+        # wait for the sum; the first process adds 1 if the block fails, else 0, after it.
+        if not self.first:
+            failures = self.add(torch.zeros(1))
+            if failures > 0:
+                raise InputError("the first process failed", "see its message")
+        own_failures = torch.ones(1)
         try:
             yield
-            failed -= 1  # the block has ended without an error
+            own_failures -= 1  # the block has ended without an error
         finally:
             if self.first:
-                self.add(failed)
+                self.add(own_failures)
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all processes, in place, and return it."""
+        """Sum a tensor over all processes, in place, and return it; every process must call this."""
         if self.count > 1:
             dist.all_reduce(tensor)
             # If Python frees the tensor first, torch 2.6 frees it in gloo's thread, which then waits for
@@ -264,26 +276,34 @@ class Processes:
         """Replace the gradients, which are small, by their means over all processes, in one transfer."""
         if self.count == 1:
             return
+        # All gradients in one vector, which is summed, and divided among the parameters again.
         trained = [p for p in parameters if p.grad is not None]
-        flat = self.add(torch.cat([p.grad.flatten() for p in trained if p.grad is not None])) / self.count
-        for parameter, gradient in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
+        own_gradients = torch.cat([p.grad.flatten() for p in trained if p.grad is not None])
+        means = self.add(own_gradients) / self.count
+        sizes = [p.numel() for p in trained]
+        for parameter, gradient in zip(trained, means.split(sizes), strict=True):
             parameter.grad = gradient.view_as(parameter)
 
 
 @contextmanager
 def processes() -> Iterator[Processes]:
     """Join the processes that were launched together, inside the context; without a launcher there is one process."""
-    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+    # torch's and accelerate's launchers set these variables.
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count <= 1:
         yield Processes()
         return
-    local, on_gpu = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.is_available()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(local)
     with as_input_error(
         "WORLD_SIZE is set, but the processes do not find each other", "start with accelerate launch"
     ):
-        # A long timeout: the others wait while the first process extracts the cached features for training.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(days=7))
+        # A long timeout: the others wait while the first process extracts the cached features for training. With GPUs,
+        # tensors on the host are summed by gloo, and those on a GPU by nccl.
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(days=7))
     try:
         yield Processes(rank=dist.get_rank(), count=dist.get_world_size(), local=local)
     finally:
