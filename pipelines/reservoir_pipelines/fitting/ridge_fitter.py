@@ -14,8 +14,15 @@ from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Readout, 
 from reservoir.readouts.moments import Moments, accumulate, fold_moments, training_moments
 from reservoir.readouts.penalties import prefers_large_penalty
 from reservoir.readouts.products import LARGE_MATRIX
-from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather, head, ridge_path
-from reservoir.readouts.sweep import CHOICE_SAMPLES, Sweep, best_for_some, cross_sweep, sweep
+from reservoir.readouts.ridge import (
+    FewSamples,
+    KernelMatrix,
+    TrainingData,
+    concatenate_if_few,
+    gather,
+    ridge_path,
+)
+from reservoir.readouts.sweep import CHOICE_SAMPLES, Sweep, best_penalty_for_subset, cross_sweep, sweep
 from reservoir.readouts.tridiagonal import FEW_PENALTIES
 from reservoir_pipelines.fitting.fitter import (
     ColumnFit,
@@ -94,7 +101,7 @@ class RidgeFitter(PenaltyFitter):
         def sweep_of_some(some: Sequence[Block], alphas: np.ndarray) -> Sweep:
             return sweep(some, valid, targets, alphas, feature_weights=weights)
 
-        best_of_some = best_for_some(train, sweep_of_some, self.alphas, samples=samples)
+        best_of_some = best_penalty_for_subset(train, sweep_of_some, self.alphas, samples=samples)
         return self._fit_around(source, sweep_of, best_of_some)
 
     def tries_few(self, samples: int, width: int) -> bool:
@@ -160,7 +167,7 @@ class RidgeFitter(PenaltyFitter):
         def sweep_of_some(some: Sequence[FoldBlock], alphas: np.ndarray) -> Sweep:
             return cross_sweep(some, targets, alphas, folds=self.folds, feature_weights=feature_weights)
 
-        best_of_some = best_for_some(blocks, sweep_of_some, self.alphas, samples=samples)
+        best_of_some = best_penalty_for_subset(blocks, sweep_of_some, self.alphas, samples=samples)
         return self._fit_around(source, sweep_of, best_of_some)
 
     def _kernel_of_first(self, columns: Columns) -> KernelMatrix | None:
@@ -219,7 +226,7 @@ class RidgeFitter(PenaltyFitter):
                 moments += training_moments(_stream(source, "valid"), targets)
             training: TrainingData = moments.with_targets(blocks)
         else:
-            few_samples, stream = head(blocks)
+            few_samples, stream = concatenate_if_few(blocks)
             if few_samples:
                 x, y = few_samples
                 training = FewSamples(x=x, y=y, weights=None)
@@ -317,8 +324,9 @@ def _nested_rows(
     They are blocks of samples and None, or no blocks and the moments of the samples.
     """
     # Each sample comes with the number of the size that adds it. A size contains the samples that it and all smaller
-    # sizes add. If samples are fewer than features, `head` returns all of them; else None, and their blocks.
-    few_samples, blocks = head(stage_blocks(source, np.asarray(sizes), targets.classes, draw))
+    # sizes add. If samples are fewer than features, `concatenate_if_few` returns all of them; else None, and
+    # their blocks.
+    few_samples, blocks = concatenate_if_few(stage_blocks(source, np.asarray(sizes), targets.classes, draw))
     if few_samples is None:
         # One pass gives the moments of the samples that each size adds; their running sums are those of the sizes.
         added_moments = fold_moments(blocks, targets, len(sizes))
