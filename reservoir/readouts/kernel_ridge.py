@@ -124,7 +124,7 @@ class Standardised:
         return replace(self, rows=self.rows[rows], squares=self.squares[rows])
 
     def products(self, kernel: str, left: slice, right: slice) -> np.ndarray:
-        """Return the kernel (m, k) of the m rows ``left`` with the k rows ``right``, float64; ``kernel`` is its name."""
+        """Return a kernel, by name, of the rows ``left`` (m of them) with the rows ``right`` (k), (m, k) of float64."""
         right_rows = self.rows[right].astype(np.float64)
         blocks: list[np.ndarray] = []
         # The left rows are converted to float64 some at a time, because all of them take twice the memory of ``rows``.
