@@ -115,7 +115,7 @@ class RidgeSystem:
         """
         # With A = Q T Q', scores are z W = (z Q) (T + alpha I)^-1 Q' b. With fewer rows than solutions, it takes
         # less time to rotate the rows z, once, than the solutions of all penalties.
-        has_samples = self.b.any(axis=0)  # (t,): a class without samples needs no solution
+        has_samples = np.asarray(self.b.any(axis=0))  # (t,): a class without samples needs no solution
         solutions = len(alphas) * has_samples.sum()
         # With one feature, or one penalty, there is nothing that a rotation would save.
         has_one_system = min(len(self.b), len(alphas)) == 1
