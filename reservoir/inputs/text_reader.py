@@ -362,9 +362,8 @@ class TextReader:
         """Refuse token IDs for which the model has no embedding."""
         if self.embeddings is None:
             return
-        ids = np.concatenate(
-            [np.empty(0, np.int64), *token_ids]
-        )  # the empty array, because there may be no others
+        # The empty array is there because there may be no others.
+        ids = np.concatenate([np.empty(0, np.int64), *token_ids])
         if len(ids) and (ids.min() < 0 or ids.max() >= self.embeddings):
             raise InputError(
                 f"tokenizer: it gives the token ID {int(ids.max()):,}, but the model has embeddings only below "

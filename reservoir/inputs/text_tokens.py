@@ -157,9 +157,8 @@ class _Tokens:
     """The tokens with letters of a batch of texts, or one token for each word; see `TextTokens`."""
 
     text: np.ndarray  # (n,): number of the text of each
-    spans: (
-        np.ndarray
-    )  # (n, 2): the first letter, and the letter after the last; of the word, if there are words
+    # (n, 2): the first letter of each token, and the letter after its last; or those of each word.
+    spans: np.ndarray
     places: np.ndarray  # (n,): position among the token IDs of the batch
 
 
@@ -247,10 +246,8 @@ def _tokens_of_words(tokens: _Tokens, words: _Words, letters: int) -> _ReadWords
     token_ends = tokens.text * line_width + tokens.spans[:, 1]
     token_ends = np.maximum.accumulate(token_ends)  # in ascending order, as the search needs
     candidate = np.searchsorted(token_ends, text_begins + words.first, side="right")
-    has_candidate = candidate < len(
-        token_ends
-    )  # no token ends after the beginning of a word that was cut off
-    candidate = np.where(has_candidate, candidate, 0)
+    has_candidate = candidate < len(token_ends)  # False for last words, if no token ends after they begin
+    candidate = np.where(has_candidate, candidate, 0)  # 0 is not used
     is_read = has_candidate & (token_begins[candidate] < text_begins + words.after)
     spans = np.stack([words.first, words.after], axis=1)[is_read]
     first_tokens = _Tokens(text=words.text[is_read], spans=spans, places=tokens.places[candidate[is_read]])

@@ -47,9 +47,8 @@ def choose_backbone(data: DataView, options: ExtractOptions) -> str | None:
     if options.input == "patches":
         return KERNELS
     if options.input == "counter":
-        groups = -(
-            -Brackets.of(task).channels // GROUP_SIZE
-        )  # rounded up, because the width must be a multiple
+        channels = Brackets.of(task).channels
+        groups = -(-channels // GROUP_SIZE)  # rounded up: the width must be a multiple of the group size
         return f"{KERNELS}:width={groups * GROUP_SIZE}"
     if task.labels_each_token and isinstance(task.form, Vectors):
         return STEP_KERNELS

@@ -73,6 +73,7 @@ def choose_candidates(
     candidates = readout_candidates(
         task, kind, [*shapes], widths, data.train_rows, cross_validated=folds > 0, native=native
     )
+    # The candidates are known to suit the data, unless they are those of any columns.
     poolings = {column: find_pooling(column.pooling) for column in shapes}
     best_of_kind = _candidates_of_kernels(kind, poolings) or _known_candidates(kind, poolings)
     are_known = task.horizon or best_of_kind == candidates
@@ -114,7 +115,7 @@ def choose_folds(
         folds, repeats = default_folds(rows["train"], rows["valid"])
         # No fold is empty: each has at least one group, or one row.
         return min(folds, groups or rows["train"] + rows["valid"]), repeats
-    number = select.removeprefix("cv")
+    number = select.removeprefix("cv")  # the K of cvK
     if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
         raise InputError(f"--select {select}: choose auto, valid, or cvK with 2 or more folds, such as cv5")
     return int(number), 1

@@ -17,10 +17,8 @@ from reservoir.plan.basis import Kind, ModelView
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task, Vectors
 
-BATCH_TOKENS = {
-    "cpu": 2048,
-    "cuda": 65_536,
-}  # tokens of a batch, which keep the device busy, and fit its caches
+# Tokens of a batch: enough to keep the device busy, and few enough for its caches.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 # Rows of a block. A killed process loses the blocks that are not listed yet, often one. With this many rows, padding is
 # under 5% of the tokens of a batch.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}

@@ -34,9 +34,8 @@ from reservoir.readouts.products import LARGE_MATRIX, arithmetic, blas_threads, 
 from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather
 from reservoir.readouts.sweep import Sweep
 
-ValueAndGradient = tuple[
-    float, np.ndarray
-]  # of a function at a point; the gradient has the shape of the point
+ValueAndGradient = tuple[float, np.ndarray]
+"""The value of a function at a point, and its gradient there, in the shape of the point."""
 EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-8  # relative error of values that are summed from products in float32
 ARMIJO = 1e-4  # share of the predicted decrease that a step must reach (Nocedal and Wright, section 3.1)
@@ -295,9 +294,8 @@ def _axes_of_samples(training: FewSamples) -> _Axes:
     s = kernel.x - kernel.mean
     s *= kernel.scale
     s *= roots
-    lengths = np.sqrt(
-        np.maximum(eigenvalues, np.finfo(float).tiny)
-    )  # l^1/2, above 0 in spite of rounding errors
+    # l^1/2, above 0 in spite of rounding errors.
+    lengths = np.sqrt(np.maximum(eigenvalues, np.finfo(float).tiny))
     axes = s.T @ u / lengths
     # Coordinates are Z V = P^-1/2 SS'U l^-1/2 = P^-1/2 U l^1/2. A sample without weight needs none: they are 0.
     coordinates = np.divide(u * lengths, roots, out=np.zeros_like(u), where=roots > 0)
@@ -328,9 +326,8 @@ def lbfgs(
     value, gradient = yield x
     negligible = EPSILON * abs(value)  # a decrease that rounding hides
     used_evaluations = 1
-    pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(
-        maxlen=LBFGS_STEPS
-    )  # s, y and s'y, oldest first
+    # s, y and s'y of the last steps (see below), oldest first.
+    pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=LBFGS_STEPS)
     while True:
         # The direction d = -H gradient, and the slope of f along it.
         d = -inverse_hessian_product(pairs, gradient)

@@ -162,10 +162,8 @@ class Accumulator:
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0", "give at least one")
         fetch = self._arithmetic.fetch
-        xz, sums = (
-            fetch(self._xz),
-            fetch(self._sums),
-        )  # in the last column, sums of features, targets and weights
+        # The last column of ``xz`` has the sums of the features; ``sums`` has those of the targets and, last, the weights.
+        xz, sums = fetch(self._xz), fetch(self._sums)
         shift, y_shift = fetch(self._shift[0]), fetch(self._shift[1])
         # From sums around the shift to moments around the mean, which is the shift plus d:
         #   xx = sum p (x - shift)(x - shift)' - count d d'

@@ -162,9 +162,8 @@ def _choose_settings(
     for portion, x, y, ranks in _by_portion(blocks, ends):
         is_coded_before_another = 0 < portion < len(scorers)
         if is_coded_before_another:
-            is_tuned_on = (
-                ranks < ends[portion - 1] + MAX_TUNED
-            )  # the portion begins where the one before ends
+            first_rank = ends[portion - 1]  # where the portion before ends
+            is_tuned_on = ranks < first_rank + MAX_TUNED
             scores.setdefault(portion, []).append(scorers[portion - 1](x[is_tuned_on], slice(None)))
             labels.setdefault(portion, []).append(y[is_tuned_on])
     # No readout has coded anything when the first one is used, so its penalty is fixed: the one that equals

@@ -93,7 +93,7 @@ def path_from_moments(moments: Moments, alphas: np.ndarray, scale: np.ndarray) -
 class RidgeSystem:
     """The ridge regression (A + alpha I) W = b; scores of features x (m, n) are ((x - mean) * scale) W + offset.
 
-    Either method overwrites A, so a system is solved once.
+    Either method may overwrite A, so a system is solved once.
     """
 
     matrix: Any  # A (n, n), positive semidefinite, of float64: an array, or a tensor on a device
@@ -128,7 +128,10 @@ class RidgeSystem:
     def _rotating_scorer(
         self, alphas: np.ndarray, has_samples: np.ndarray, targets: Targets | None
     ) -> FoldScorer:
-        """Return a scorer that rotates rows instead of solutions; ``has_samples`` (t,) says which columns of b vary."""
+        """Return a scorer that rotates rows instead of solutions.
+
+        ``has_samples`` (t,) is False for classes without samples, whose targets are 0 in ``b``.
+        """
         reduction = Reduction(self.matrix, self.b[:, has_samples])
         weights = reduction.solve(check_penalties(alphas)).transpose(1, 0, 2)  # (A, n, t)
         # Rotated rows are centred and scaled already.
@@ -298,9 +301,9 @@ def kernel_fold_scores(
 
 def gather(blocks: Iterable[Block], targets: Targets) -> TrainingData:
     """Read training data once: return samples if they are fewer than the features, else moments."""
-    few_samples, unread_blocks = concatenate_if_few(blocks)
+    few_samples, stream = concatenate_if_few(blocks)
     if few_samples is None:
-        return training_moments(unread_blocks, targets)
+        return training_moments(stream, targets)
     x, y = few_samples
     return FewSamples(x=x, y=targets.coded(y), weights=targets.weights(y))
 
@@ -320,9 +323,8 @@ def concatenate_if_few(
         features = block[0]
         samples += len(features)
         if samples >= features.shape[1]:
-            return None, itertools.chain(
-                read_blocks, stream
-            )  # the blocks that were read, and then the others
+            # The blocks that were read, and then the others.
+            return None, itertools.chain(read_blocks, stream)
     return tuple(np.concatenate(arrays) for arrays in zip(*read_blocks, strict=True)), ()
 
 
@@ -330,7 +332,6 @@ def balance_raw(is_raw: np.ndarray) -> np.ndarray:
     """Return weights (w,) of standardised features that give the raw ones, ``is_raw`` (w,), half of the variance."""
     # Otherwise a few hundred raw features among ten thousand others would have no influence. The
     # total variance stays the same, so that penalties keep their size.
-    features_of_kind = np.where(
-        is_raw, is_raw.sum(), (~is_raw).sum()
-    )  # (w,): how many are raw, or not, as each is
+    # For each feature, how many features are raw as it is, or not raw as it is.
+    features_of_kind = np.where(is_raw, is_raw.sum(), (~is_raw).sum())
     return np.sqrt(len(is_raw) / 2 / features_of_kind)

@@ -48,9 +48,8 @@ class DeferredPath:
     solve: Callable[[np.ndarray], LinearPath]  # returns the path of some penalties
 
     def __post_init__(self) -> None:
-        self.converged = np.ones(
-            len(self.alphas), bool
-        )  # as in `LinearPath`; the solutions of ridge are exact
+        # As in `LinearPath`: every solution has converged, because those of ridge are exact.
+        self.converged = np.ones(len(self.alphas), bool)
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""
