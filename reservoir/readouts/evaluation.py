@@ -429,16 +429,7 @@ def r2_interval(
     least_units = 2 if groups is None else MIN_GROUPS
     if unit_count < least_units:
         return None
-    # R² depends on four sums over samples: of 1, y, y² and (y - predicted)², each for every output.
-    centred = y - y.mean(axis=0)
-    terms = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
-    sums_of_units = np.zeros((unit_count, 4 * y.shape[1]))
-    np.add.at(sums_of_units, units % unit_count, np.concatenate(terms, axis=1))
-    # A draw of the bootstrap says how often it takes each unit. The draw in front takes each unit once, for R² itself.
-    probabilities = np.full(unit_count, 1 / unit_count)
-    draws = np.random.default_rng(0).multinomial(unit_count, probabilities, size=1000)
-    r2, *bootstrap_r2 = _r2_of_sums(np.vstack([np.ones(unit_count), draws]) @ sums_of_units).tolist()
-    # Where no draw varies in all outputs, there is no quantile.
+    r2, bootstrap_r2 = _bootstrap_r2(y, predicted, units % unit_count, unit_count)
     if not np.isfinite(bootstrap_r2).any():
         return None
     low, high = np.nanquantile(bootstrap_r2, [0.025, 0.975]).tolist()
@@ -452,8 +443,27 @@ def r2_interval(
     return r2 - widening * max(0.0, r2 - low), min(1.0, r2 + widening * max(0.0, high - r2))
 
 
+def _bootstrap_r2(
+    y: np.ndarray, predicted: np.ndarray, units: np.ndarray, unit_count: int
+) -> tuple[float, list[float]]:
+    """Return R² of samples with targets (n, outputs), and that of 1,000 bootstrap draws of units.
+
+    ``units`` (n,) numbers the unit of each sample from 0. R² is NaN for a draw in which an output does not vary.
+    """
+    # R² depends on four sums over samples: of 1, y, y² and (y - predicted)², each for every output.
+    centred = y - y.mean(axis=0)
+    terms = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
+    sums_of_units = np.zeros((unit_count, 4 * y.shape[1]))
+    np.add.at(sums_of_units, units, np.concatenate(terms, axis=1))
+    # A draw of the bootstrap says how often it takes each unit. The draw in front takes each unit once, for R² itself.
+    probabilities = np.full(unit_count, 1 / unit_count)
+    draws = np.random.default_rng(0).multinomial(unit_count, probabilities, size=1000)
+    r2, *bootstrap_r2 = _r2_of_sums(np.vstack([np.ones(unit_count), draws]) @ sums_of_units).tolist()
+    return r2, bootstrap_r2
+
+
 def _r2_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Return R² (draws,), as a mean over outputs, from the sums of `r2_interval`, (draws, 4 outputs).
+    """Return R² (draws,), as a mean over outputs, from the sums of `_bootstrap_r2`, (draws, 4 outputs).
 
     It is NaN for a draw in which an output does not vary.
     """

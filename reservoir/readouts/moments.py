@@ -162,7 +162,7 @@ class Accumulator:
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0", "give at least one")
         fetch = self._arithmetic.fetch
-        # The last column of ``xz`` has the sums of the features; ``sums`` has those of the targets and, last, the weights.
+        # The last column of ``xz`` sums up the features, and ``sums`` the targets and, in its last column, the weights.
         xz, sums = fetch(self._xz), fetch(self._sums)
         shift, y_shift = fetch(self._shift[0]), fetch(self._shift[1])
         # From sums around the shift to moments around the mean, which is the shift plus d:
