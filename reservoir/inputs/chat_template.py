@@ -71,7 +71,8 @@ class ChatTemplate:
             texts: list[MarkedText] = []
             for start in range(0, len(chats), CHATS):
                 request = chats[start : start + CHATS]
-                answer = self._ask(request)
+                answer = self._send_request(request)
+                # A dict says which chat is refused, and why; a list has a text for each chat.
                 if isinstance(answer, dict):
                     refusal = _refusal(request, answer)
                     raise InputError(f"{self._where}: {refusal}", REMEDY)
@@ -85,33 +86,42 @@ class ChatTemplate:
             start = 0
             while start < len(chats):
                 request = chats[start : start + CHATS]
-                answer = self._ask(request)
-                # A dict names the first chat that is refused; those after it are in the next request.
+                answer = self._send_request(request)
+                # A dict names the first chat that is refused, and why. The next request begins with the chat after it.
                 if isinstance(answer, dict):
-                    start += answer["chat"]
-                    refused[start] = _refusal(request, answer)
-                    start += 1
+                    number = start + answer["chat"]
+                    refused[number] = _refusal(request, answer)
+                    start = number + 1
                 else:
                     start += len(request)
         return refused
 
-    def _ask(self, chats: Sequence[str]) -> Any:
-        """Return the answer to a request for some chats; refuse a template that exceeds a limit."""
+    def _send_request(self, chats: Sequence[str]) -> Any:
+        """Return the answer to a request for some chats; refuse a template that exceeds a limit.
+
+        It is a list of dicts, one for each chat, or a dict about the first chat that the template refuses; see
+        `render_chats`. The caller holds the lock.
+        """
         is_new = self._process is None
         process = self._process = self._process or self._start()
         try:
-            if is_new:
+            if is_new:  # the first line has the template and the limits
                 self._exchange(process, json.dumps(self._settings))
             return self._exchange(process, f"[{','.join(chats)}]")
-        except (OSError, ValueError, EOFError):
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+        ):  # the process has ended, or ends in the middle of its answer
             process.kill()  # if it has not ended by itself
             status = process.wait()
-            self._process = None
+            self._process = None  # the next request starts another
             raise InputError(
                 f"{self._where}: its chat template {_excess(status, len(chats))}", REMEDY
             ) from None
 
     def _start(self) -> "subprocess.Popen[str]":
+        """Start the program `render_chats`, and let it end with this object."""
         process = subprocess.Popen(
             # Without the user's modules and settings of Python, which the program does not need; with UTF-8 in any
             # locale, because this process sends and reads UTF-8.
@@ -128,17 +138,18 @@ class ChatTemplate:
 
     @staticmethod
     def _exchange(process: "subprocess.Popen[str]", request: str) -> Any:
+        """Send a line to the process, and return the JSON value that it answers; raise `EOFError` if it has ended."""
         assert process.stdin and process.stdout
         process.stdin.write(request + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
-        if not line.endswith("\n"):
+        if not line.endswith("\n"):  # the process ended before its answer was complete
             raise EOFError
         return json.loads(line)
 
 
 def _excess(status: int, chats: int) -> str:
-    """Return which limit a template exceeded, by the exit status of its process, in a request for some chats."""
+    """Return which limit a template exceeded, by the exit ``status`` of its process, in a request for so many chats."""
     # `render_chats` limits processor time by ITIMER_PROF, a timer whose signal, SIGPROF, ends the process.
     took_too_long = status == -signal.SIGPROF
     if took_too_long:
@@ -147,19 +158,21 @@ def _excess(status: int, chats: int) -> str:
 
 
 def _refusal(request: Sequence[str], answer: Mapping[str, Any]) -> str:
-    """Return which chat of a request the template refuses, and why."""
-    chat, reason = request[answer["chat"]], " ".join(answer["error"].split())[:160]
+    """Return a message on the chat of a request that the template refuses, and why, from the process's answer."""
+    chat = request[answer["chat"]]
+    reason = " ".join(answer["error"].split())[:160]  # in one line
     return f"its chat template refuses the chat {chat[:60]!r}... ({reason})"
 
 
 def _marked_text(answer: Mapping[str, Any]) -> MarkedText:
-    """Return what the process says of a chat as a text with the spans of the answers."""
+    """Return the process's answer for a chat as a text with the spans of the assistant's answers."""
     marked = parse_marks(answer["text"])
-    spans = marked.spans if answer["is_marked"] else None
+    spans = marked.spans if answer["is_marked"] else None  # None: where the answers stand is not known
     return replace(marked, spans=spans, ends_with_answer=answer["ends_with_answer"])
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:
+    """Close the pipes to the program `render_chats`, which ends it, and wait for its end."""
     for pipe in (process.stdin, process.stdout):
         with suppress(OSError):  # what the program has not read cannot be sent any more
             if pipe:

@@ -13,7 +13,7 @@ from reservoir.errors import InputError
 from reservoir.tasks.listops import CLOSE, OPERATIONS, OPERATOR, SYMBOLS
 from reservoir.tasks.task import Task, Tokens
 
-# Deeper symbols count as the deepest level. On ListOps three levels have nearly all of the accuracy.
+# Deeper symbols count as being on the deepest of these levels. On ListOps three levels have nearly all of the accuracy.
 LEVELS = 4
 PAIRS = ("()", "[]", "{}", "<>")
 
@@ -22,9 +22,9 @@ PAIRS = ("()", "[]", "{}", "<>")
 class Brackets:
     """The symbols of a vocabulary that open and close a level."""
 
-    vocabulary: int
-    opening: tuple[int, ...]
-    closing: tuple[int, ...]
+    vocabulary: int  # number of symbols
+    opening: tuple[int, ...]  # numbers of the symbols that open a level
+    closing: tuple[int, ...]  # numbers of the symbols that close one
 
     @classmethod
     def of(cls, task: Task) -> "Brackets":
@@ -33,14 +33,15 @@ class Brackets:
         if task.name == "listops" and vocabulary == len(SYMBOLS):
             # An operator opens the list of its arguments.
             return cls(vocabulary, tuple(range(OPERATOR, OPERATOR + len(OPERATIONS))), (CLOSE,))
-        # Of your own texts, pairs of which the alphabet has both.
+        # Of your own texts, the pairs of brackets of which the alphabet has both.
         pairs = [pair for pair in PAIRS if set(pair) <= set(task.alphabet)]
         if not vocabulary or not pairs:
             raise InputError(
                 f"--input counter: the symbols of task {task.name!r} have no pairs of brackets",
                 "use another --input",
             )
-        opening, closing = (tuple(task.alphabet.index(pair[side]) for pair in pairs) for side in (0, 1))
+        opening = tuple(task.alphabet.index(left) for left, _ in pairs)
+        closing = tuple(task.alphabet.index(right) for _, right in pairs)
         return cls(vocabulary, opening, closing)
 
     @property
@@ -57,7 +58,7 @@ class BracketCounter(nn.Module):
     """
 
     special = 0, 0  # it adds no special tokens before and after those of the data
-    steps: Tensor
+    steps: Tensor  # (vocabulary,): what each symbol adds to the number of open brackets, 1, -1 or 0
 
     def __init__(self, brackets: Brackets, width: int, gain: float) -> None:
         super().__init__()
@@ -67,17 +68,18 @@ class BracketCounter(nn.Module):
                 f"use --backbone kernels:width={-(-brackets.channels // 8) * 8}",
             )
         self.brackets, self.width, self.gain = brackets, width, gain
-        # What each symbol adds to the running sum.
         steps = torch.zeros(brackets.vocabulary, dtype=torch.int64)
         steps[list(brackets.opening)] = 1
         steps[list(brackets.closing)] = -1
         self.register_buffer("steps", steps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map symbols (batch, tokens) to (batch, tokens, width)."""
+        """Map symbols (batch, tokens) to (batch, tokens, width), zero but for the ``gain`` in one channel each."""
         step = self.steps[x.long()]
-        # A closing bracket has lowered the sum already.
-        level = (step.cumsum(dim=1) + (step < 0) - 1).clamp(0, LEVELS - 1)
+        is_closing = step < 0
+        # The brackets that are open at each symbol. A closing one has lowered the running sum already, but is itself on
+        # the level that it closes. Levels are numbered from 0, which is also that of symbols outside of brackets.
+        level = (step.cumsum(dim=1) + is_closing - 1).clamp(0, LEVELS - 1)
         channel = level * self.brackets.vocabulary + x.long()
         hidden = torch.zeros(*x.shape, self.width, device=x.device)
         return hidden.scatter_(2, channel[:, :, None], self.gain)

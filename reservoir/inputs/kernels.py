@@ -12,17 +12,17 @@ from reservoir.random import generator
 from reservoir.tasks.windows import Windows, row_forms
 
 MAX_CHANNELS = 9
-"""Most channels of a kernel that reads a subset of them, as in MiniRocket (Dempster et al. 2021)."""
+"""Most channels that a kernel with a random subset of them reads, as in MiniRocket (Dempster et al. 2021)."""
 
 
 @dataclass(frozen=True)
 class KernelBank:
-    """The kernels ``begin`` to ``end`` of a `KernelConvolution`: those of one dilation and one form of the values."""
+    """Kernels of a `KernelConvolution` that stand side by side: those of one dilation and one form of the values."""
 
     dilation: int
-    form: int
-    begin: int
-    end: int
+    form: int  # number of one of the row's `row_forms`
+    begin: int  # number of the first kernel
+    end: int  # number after the last kernel
 
 
 class KernelConvolution(nn.Module):
@@ -49,7 +49,7 @@ class KernelConvolution(nn.Module):
         Whether each kernel reads a random subset of the channels (see `random_subsets`) instead of all.
     """
 
-    taps: Tensor
+    taps: Tensor  # weights of the kernels, (width, channels, windows.patch)
 
     def __init__(
         self,
@@ -73,9 +73,10 @@ class KernelConvolution(nn.Module):
         self.register_buffer("taps", torch.from_numpy(weights.astype(np.float32)))
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the responses (rows, windows, width) to rows (rows, values, channels), and the windows of each row.
+        """Return the responses (rows, windows, width) to rows (rows, values, channels), and each row's window count.
 
-        The responses after the last window of a row are arbitrary. ``lengths`` (rows,) counts the values.
+        Rows of symbols are (rows, values) of integers. The responses after the last window of a row are arbitrary.
+        ``lengths`` (rows,) counts the values of each row.
         """
         windows = self.windows
         if windows.symbols:
@@ -90,14 +91,15 @@ class KernelConvolution(nn.Module):
         most_windows = (x.shape[2] - before - after - windows.reach) // windows.stride + 1
         # Distance from the first window's start to the last's, plus 1.
         start_range = (most_windows - 1) * windows.stride + 1
-        # (rows, width, windows); `len` would fix the batch of an export
+        # (rows, width, windows); `len(x)` would fix the batch of an export
         responses = x.new_empty(x.shape[0], len(self.taps), most_windows)
+        # The responses of a bank are a product with one shifted copy of the row per tap; torch's convolution takes
+        # several times as long.
         for bank in self.banks:
-            # A product with one shifted copy of the row per tap; torch's convolution takes several times as long.
-            # (rows, channels, values)
+            # The channels of the bank's form, (rows, channels, values).
             values = x[:, bank.form * self.channels : (bank.form + 1) * self.channels]
+            # For each tap, the value that it reads in each window: (rows, channels, windows).
             starts = [before + offset for offset in windows.offsets_of(bank.dilation)]
-            # One (rows, channels, windows) for each tap.
             shifted = [values[:, :, start : start + start_range : windows.stride] for start in starts]
             # (rows, kernels of the bank, channels * taps)
             taps = self.taps[bank.begin : bank.end].flatten(1).expand(x.shape[0], -1, -1)
@@ -111,27 +113,28 @@ class KernelConvolution(nn.Module):
 
 
 def random_subsets(channels: int, width: int, seed: int) -> np.ndarray:
-    """Return which of the ``channels`` each of ``width`` kernels reads, (width, channels), as in MiniRocket.
+    """Return which of the ``channels`` each of ``width`` kernels reads, (width, channels) of bool, as in MiniRocket.
 
-    The number of channels is a power of 2 whose exponent is uniform, rounded down, so that most kernels read few.
+    The number of a kernel's channels is 2 to the power of a uniform number, rounded down, so most kernels read few.
     """
     draw = generator(seed, "channels")
     most = min(channels, MAX_CHANNELS)
-    numbers = np.exp2(draw.uniform(0, np.log2(most + 1), width)).astype(int)
-    ranks = (
-        draw.random((width, channels)).argsort(axis=1).argsort(axis=1)
-    )  # of each channel in a random order
-    return ranks < numbers[:, None]
+    counts = np.exp2(draw.uniform(0, np.log2(most + 1), width)).astype(int)
+    # A kernel reads the first channels in a random order of its own. Sorting twice gives the rank of each channel.
+    order = draw.random((width, channels)).argsort(axis=1)
+    rank_of_channel = order.argsort(axis=1)
+    return rank_of_channel < counts[:, None]
 
 
 def _banks(windows: Windows, width: int) -> Iterator[KernelBank]:
     """Yield the banks of ``width`` kernels: all dilations of the first form, then those of the next."""
-    places = [(dilation, form) for form in range(windows.forms) for dilation in windows.dilations]
+    combinations = [(dilation, form) for form in range(windows.forms) for dilation in windows.dilations]
+    # Every bank has the same number of groups of kernels, and the first ones get the groups that are left over.
+    groups, left_over = divmod(width // GROUP_SIZE, len(combinations))
     begin = 0
-    for number, (dilation, form) in enumerate(places):
-        # The first banks get the groups that are left over; with few groups, the last banks have none.
-        groups, rest = divmod(width // GROUP_SIZE, len(places))
-        end = begin + GROUP_SIZE * (groups + (number < rest))
-        if end > begin:
+    for number, (dilation, form) in enumerate(combinations):
+        groups_of_bank = groups + 1 if number < left_over else groups
+        end = begin + GROUP_SIZE * groups_of_bank
+        if groups_of_bank:  # with few groups, the last banks have none
             yield KernelBank(dilation, form, begin, end)
         begin = end

@@ -25,7 +25,7 @@ Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a tas
 
 
 class NativeInput(nn.Module):
-    """The model's own embeddings, in place of a random input layer.
+    """The model's own embeddings, frozen, in place of a random input layer.
 
     ``special`` counts the special tokens before and after those of the data.
     """
@@ -34,7 +34,7 @@ class NativeInput(nn.Module):
         super().__init__()
         self.special = special
         self.map = embeddings.eval().requires_grad_(False)
-        self.dropout = nn.Identity()
+        self.dropout = nn.Identity()  # as `InputLayer` has for symbols
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens) integers, or patches (batch, patches, values), to float32 (batch, tokens, width)."""
@@ -42,27 +42,33 @@ class NativeInput(nn.Module):
 
 
 def open_reader(task: Task, name: str, init: str) -> Reader:
-    """Return the reader that converts rows of a task to a pretrained model's tokens, without loading the model."""
+    """Return the reader that converts rows of a task to the tokens of the model called ``name``, which is not loaded.
+
+    Raise `InputError` if the model reads other data than the task has, or is not to have its pretrained embeddings.
+    """
     if init not in ("pretrained", "random"):
         raise InputError(
             f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}",
             "leave one of the two options out, or pass --init random, which draws the embeddings, too",
         )
     family, config = find(name)
+    # Models of images and sounds have a processor, and those of texts a tokenizer.
     has_media = {"pixels": shows_images, "sounds": holds_samples}.get(family.reads)
-    if not (has_media(task) if has_media else task.alphabet):
+    task_has_its_data = has_media(task) if has_media else bool(task.alphabet)
+    if not task_has_its_data:
         raise InputError(
             f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r} does not have",
             "leave --input out",
         )
     files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model", "*.jinja")
     with pretrained_files(name, *files) as (folder, gguf):
-        if has_media:
-            if not family.is_generic:
-                return read_processor(task, name, folder, family.reads, config)
-            count_tokens = partial(count_image_tokens, family, config)
-            return read_processor(task, name, folder, family.reads, part_settings(config), count_tokens)
-        return read_tokenizer(name, folder, family.shape(config).max_tokens, task, **gguf)
+        if not has_media:
+            return read_tokenizer(name, folder, family.shape(config).max_tokens, task, **gguf)
+        if not family.is_generic:
+            return read_processor(task, name, folder, family.reads, config)
+        # A model that only transformers describes may have any tokens beside those of patches.
+        count_tokens = partial(count_image_tokens, family, config)
+        return read_processor(task, name, folder, family.reads, part_settings(config), count_tokens)
 
 
 def is_native(task: Task, reservoir: Reservoir) -> bool:
@@ -72,28 +78,37 @@ def is_native(task: Task, reservoir: Reservoir) -> bool:
 
 def suits(task: Task, reservoir: Reservoir) -> bool:
     """Return whether a model was pretrained on the task's kind of data: text or letters, images, or sounds."""
-    media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
-    if reservoir.init != "pretrained" or not (task.alphabet or media):
+    if reservoir.init != "pretrained":
         return False
-    reads = find(reservoir.backbone)[0].reads
-    return reads == media if media else reads in ("letters", "text")
+    # What models of this kind of data read.
+    if task.pictures:
+        kinds = ["pixels"]
+    elif holds_samples(task):
+        kinds = ["sounds"]
+    elif task.alphabet:
+        kinds = ["letters", "text"]
+    else:
+        return False
+    return find(reservoir.backbone)[0].reads in kinds
 
 
 def native_obstacle(task: Task, reservoir: Reservoir) -> str:
     """Return why a model that suits the task cannot read it natively; empty if it can."""
-    if not reservoir.plain:
+    if not reservoir.plain:  # options of windows are set
         return "the options of windows, such as --patch, do not fit its own input"
     if task.alphabet and not has_tokenizer(reservoir.backbone):
         return "its folder has no tokenizer, such as a tokenizer.json or a vocab.txt"
-    # Words suit every model of text. The processor of images or sounds is checked when it is opened.
+    # The processor of images or sounds is checked when it is opened, and words suit every model of text.
+    has_no_text = not task.alphabet
     reads_words = are_words(task.alphabet) and find(reservoir.backbone)[0].reads == "text"
-    if reads_words or not task.alphabet:
+    if has_no_text or reads_words:
         return ""
+    # What remains are letters, such as those of DNA.
     if reservoir.backbone in SHIPPED:
         return "random kernels suit letters better than a model of words"
     try:
         reader = open_reader(task, reservoir.backbone, reservoir.init)
-    except InputError as error:  # with a random input layer the model needs no tokenizer
+    except InputError as error:  # no failure: with a random input layer the model needs no tokenizer
         return str(error)
     letters = task.alphabet.removeprefix(UNKNOWN).replace(" ", "")
     return reader.obstacle(letters) if isinstance(reader, TextReader) else ""
@@ -106,7 +121,7 @@ class NativeModel:
     seen: Task  # the task with the model's own tokens
     backbone: Backbone
     inputs: NativeInput
-    digests: Mapping[str, str]  # SHA-256 of reader, embeddings and chat template
+    digests: Mapping[str, str]  # SHA-256 of reader, embeddings and chat template by name, for the cache key
 
 
 def open_native(
@@ -120,23 +135,27 @@ def open_native(
     own_precision: bool = False,
     memory_limit: int | None = None,
 ) -> NativeModel:
-    """Return a model with its embeddings, behind its ``reader`` of a task; see `load_native`."""
+    """Return a model with its embeddings, and tell its ``reader`` of a task what only the loaded model knows.
+
+    The other arguments are those of `load_native`.
+    """
     backbone, embedding = load_native(
         name, init, seed, depth, own_precision=own_precision, memory_limit=memory_limit
     )
     if isinstance(reader, SoundReader):
+        # The reader runs the convolutions, because rows of one length go through them together.
         reader.convolutions = embedding.get_submodule("convolutions")
     elif isinstance(reader, PixelReader) and isinstance(embedding, FrontEnd):
-        embedding.set_pixels((reader.pixels[0], reader.height, reader.width))
+        embedding.set_pixels((reader.pixels[0], reader.height, reader.width))  # channels, height, width
     elif isinstance(reader, PixelReader):
         # The positions of the pretrained size are interpolated to the size that the reader gives.
         with torch.no_grad():
             tokens = torch.zeros(1, reader.max_tokens, backbone.width)
-            vision: Any = embedding
-            positions = vision.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
+            vision_embedding: Any = embedding
+            positions = vision_embedding.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
         backbone.set_positions("embeddings.position_embeddings", positions)
         embedding = PatchInput(embedding)
-    else:
+    else:  # a tokenizer, which then refuses token IDs without an embedding
         reader.embeddings = getattr(embedding, "num_embeddings", None)
     seen = replace(task, form=reader.form, max_tokens=reader.max_tokens)
     digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}

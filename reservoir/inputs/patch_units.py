@@ -33,11 +33,12 @@ LEAST_EIGENVALUE = 0.05
 # Added to the variance of a window, as a share of the variance of pixels: 10 for bytes, as Coates et al. have it, of
 # photographs with a standard deviation of 63. It keeps noise in uniform windows from being scaled up to contrast.
 NOISE = 1 / 400
-# Patches with less than this share of the pixels' standard deviation show nothing but noise.
+# Patches whose standard deviation is less than this share of that of all pixels show nothing but noise.
 LEAST_CONTRAST = 1 / 8
 UNITS = "patch-units"  # name of the arrays of an entry that hold its units
-LEAST_VARIANCE = 1e-12  # of the pixels of uniform pictures, which would be divided by 0
-LEAST_NORM = 1e-12  # of a whitened patch without contrast, which would be divided by 0
+# Least divisors: pixels of uniform pictures have a variance of 0, and whitened patches without contrast a norm of 0.
+LEAST_VARIANCE = 1e-12
+LEAST_NORM = 1e-12
 CANDIDATES = 4  # patches that are drawn for each unit, so that enough of them have contrast
 
 
@@ -116,24 +117,31 @@ def draw_units(pictures: np.ndarray, picture: Picture, units: int, seed: int) ->
             "use a model whose width is a multiple of 4",
         )
     variance = max(float(pictures.var()), LEAST_VARIANCE)
+    # Half of the units for each size of windows, which have a draw of their own.
     large, small = (
-        _draw_size(pictures, window, units // 2, variance, generator(seed, f"patches of {window} pixels"))
+        _draw_units_of_size(
+            pictures, window, units // 2, variance, generator(seed, f"patches of {window} pixels")
+        )
         for window in (picture.window, picture.inner_window)
     )
     return PatchUnits(large=large, small=small, noise=np.array([NOISE * variance], np.float32))
 
 
-def _draw_size(
+def _draw_units_of_size(
     pictures: np.ndarray, window: int, units: int, variance: float, draw: np.random.Generator
 ) -> UnitsOfSize:
-    """Return units for windows of one size, of pictures whose pixels have a ``variance``."""
+    """Return a number of ``units`` for windows of ``window`` pixels a side.
+
+    The pixels of the ``pictures`` (rows, side, side, channels) have this ``variance``.
+    """
     noise = NOISE * variance
     mirror = mirrored_places(window, pictures.shape[3])
-    # The mean m and the whitening matrix P, from windows anywhere in the framed pictures.
+    # The mean m and the whitening matrix P, from windows anywhere in the pictures and their margins, as in the model.
     windows = _windows_at_random(framed(pictures), WHITENING_WINDOWS, window, draw)
     mean, covariance = _mirrored_moments(windows, noise, mirror)
     whitening = _whitening_matrix(covariance)
-    # Patches, and their mirror images: w = P (u - m), divided by its norm, and a = P w.
+    # Half of the units are patches, the others their mirror images: w = P (u - m), divided by its norm, and a = P w.
+    # Rows are multiplied from the right, because P is symmetric.
     patches = _draw_patches(pictures, units // 2, window, variance, draw)
     patches = np.concatenate([patches, patches[:, mirror]])
     whitened = (contrast_normalised(patches, noise) - mean) @ whitening
@@ -147,16 +155,18 @@ def _mirrored_moments(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean (values,) and the covariance (values, values) of contrast-normalised windows and mirror images.
 
-    ``mirror`` (values,) has the places from which a mirror image takes its values. With such moments, the mirror image
-    of a whitened window is the whitened mirror image.
+    ``windows`` are (count, values), and ``mirror`` (values,) has the places from which a mirror image takes its values.
+    With such moments, mirroring a whitened window gives the same as whitening the mirrored window.
     """
     normalised = contrast_normalised(windows, noise).astype(np.float64)
     mean = normalised.mean(axis=0)
-    # Windows and mirror images are each centred by their own mean. The mean of both would add to the covariance what
-    # the two means differ by, which is no variance within either.
+    # Windows and mirror images are each centred by their own mean. With the mean of both, the covariance would also
+    # contain the difference of the two means, which is no variance within either.
     normalised -= mean
     covariance = normalised.T @ normalised / len(normalised)
-    return (mean + mean[mirror]) / 2, (covariance + covariance[np.ix_(mirror, mirror)]) / 2
+    # The moments of the mirror images are those of the windows, with their values in the mirrored order.
+    mirrored_covariance = covariance[np.ix_(mirror, mirror)]
+    return (mean + mean[mirror]) / 2, (covariance + mirrored_covariance) / 2
 
 
 def _whitening_matrix(covariance: np.ndarray) -> np.ndarray:
@@ -167,19 +177,23 @@ def _whitening_matrix(covariance: np.ndarray) -> np.ndarray:
         P = V (l / s + LEAST_EIGENVALUE)^-1/2 V' / sqrt s .
     """
     eigenvalues, vectors = np.linalg.eigh(covariance)
-    average = max(eigenvalues.mean(), LEAST_VARIANCE)
-    roots = np.sqrt(np.maximum(eigenvalues / average, 0) + LEAST_EIGENVALUE) * math.sqrt(average)
+    mean = max(eigenvalues.mean(), LEAST_VARIANCE)
+    relative = np.maximum(eigenvalues / mean, 0)  # l / s; rounding errors can make some negative
+    roots = np.sqrt(relative + LEAST_EIGENVALUE) * math.sqrt(mean)
     return (vectors / roots) @ vectors.T
 
 
 def _draw_patches(
     pictures: np.ndarray, count: int, window: int, variance: float, draw: np.random.Generator
 ) -> np.ndarray:
-    """Return ``count`` patches (count, values) from inside the pictures, with contrast if there are enough of these."""
+    """Return ``count`` patches (count, values) from inside the pictures; those with contrast are preferred.
+
+    The pixels of the pictures have this ``variance``.
+    """
     candidates = _windows_at_random(pictures, CANDIDATES * count, window, draw)
-    is_flat = candidates.std(axis=1) < LEAST_CONTRAST * math.sqrt(variance)
+    has_no_contrast = candidates.std(axis=1) < LEAST_CONTRAST * math.sqrt(variance)
     # Candidates with contrast come first, in the order in which they were drawn.
-    order = np.argsort(is_flat, kind="stable")
+    order = np.argsort(has_no_contrast, kind="stable")
     return candidates[order[:count]]
 
 
@@ -190,27 +204,28 @@ def framed(pictures: np.ndarray) -> np.ndarray:
 
 
 def contrast_normalised(windows: np.ndarray, noise: float) -> np.ndarray:
-    """Return windows (rows, values), each centred and divided by its standard deviation."""
+    """Return windows (rows, values), each centred and divided by its standard deviation, with noise in its variance."""
     centred = windows - windows.mean(axis=1, keepdims=True)
     return centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + noise)
 
 
 def mirrored_places(window: int, channels: int) -> np.ndarray:
-    """Return the places (values,) that the values of a window take from it when left and right are exchanged."""
+    """Return the place in a window, (values,), from which each value of its mirror image comes (left is right)."""
     return np.arange(window**2 * channels).reshape(window, window, channels)[:, ::-1].ravel()
 
 
 def _windows_at_random(
     pictures: np.ndarray, count: int, window: int, draw: np.random.Generator
 ) -> np.ndarray:
-    """Return ``count`` windows (count, values) at random places of random pictures."""
-    rows, side = pictures.shape[:2]
-    row = draw.integers(0, rows, count)
-    down, right = draw.integers(0, side - window + 1, (2, count))
+    """Return ``count`` windows (count, values), ``window`` pixels a side, at random places of random pictures."""
+    pictures_count, side = pictures.shape[:2]
+    picture = draw.integers(0, pictures_count, count)
+    top, left = draw.integers(0, side - window + 1, (2, count))  # the first pixel of each window
     steps = np.arange(window)
+    # The three indices have the shape (count, window, window) together; the channels follow.
     values = pictures[
-        row[:, None, None],
-        down[:, None, None] + steps[:, None],
-        right[:, None, None] + steps,
+        picture[:, None, None],
+        top[:, None, None] + steps[:, None],
+        left[:, None, None] + steps,
     ]
     return values.reshape(count, -1)

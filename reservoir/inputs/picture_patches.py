@@ -23,6 +23,7 @@ class PatchConvolution(nn.Module):
         The factor of the responses, which have a standard deviation of about 1 at the windows of training pictures.
     """
 
+    # Of the units for large and small windows, times ``gain``: weights (values, units) and offsets (units,).
     weights_large: Tensor
     weights_small: Tensor
     offsets_large: Tensor
@@ -31,25 +32,31 @@ class PatchConvolution(nn.Module):
     def __init__(self, units: PatchUnits, picture: Picture, gain: float) -> None:
         super().__init__()
         self.picture, self.noise = picture, float(units.noise[0])
-        for name, of_size, window in (
+        for name, units_of_size, window in (
             ("large", units.large, picture.window),
             ("small", units.small, picture.inner_window),
         ):
-            values, expected = of_size.weights.shape[1], window**2 * picture.channels
+            values, expected = units_of_size.weights.shape[1], window**2 * picture.channels
             if values != expected:
                 problem = f"--input patches: units of {values} values do not fit windows of {expected}"
                 raise InputError(problem, "extract again")
-            # A contrast-normalised window has the mean 0, so its weights may be centred; then the window need not be.
-            centred = of_size.weights - of_size.weights.mean(axis=1, keepdims=True)
+            # The product of centred weights with a window is the same whether or not the window is centred. Centring
+            # the weights once changes no response, because a contrast-normalised window has the mean 0.
+            centred = units_of_size.weights - units_of_size.weights.mean(axis=1, keepdims=True)
             self.register_buffer(
                 f"weights_{name}", torch.from_numpy(np.ascontiguousarray(gain * centred.T))
             )
-            self.register_buffer(f"offsets_{name}", torch.from_numpy(gain * of_size.offsets))
+            self.register_buffer(f"offsets_{name}", torch.from_numpy(gain * units_of_size.offsets))
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return responses (rows, windows, units) to pictures as tokens (rows, tokens, values), and their number."""
+        """Return the responses (rows, windows, units) to pictures, and each row's number of windows, (rows,).
+
+        Pictures are given as tokens (rows, tokens, values), each a patch of pixels or a single one. ``lengths`` (rows,)
+        only gives the shape and type of the numbers, because all pictures have one size.
+        """
         picture = self.picture
-        # Pictures from their tokens, with the channels first, as torch pads and unfolds them.
+        # Pictures from their tokens, with the channels first, as torch pads and unfolds them: tokens are (rows, grid,
+        # grid, patch, patch, channels), and images (rows, channels, side, side).
         grid, patch = picture.side // picture.patch, picture.patch
         tokens = x.unflatten(1, (grid, grid)).unflatten(3, (patch, patch, picture.channels))
         images = tokens.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
@@ -61,13 +68,18 @@ class PatchConvolution(nn.Module):
         middles = windows[:, :, :, margin : picture.window - margin, margin : picture.window - margin]
         of_large = self._responses(windows, self.weights_large, self.offsets_large)
         of_small = self._responses(middles, self.weights_small, self.offsets_small)
-        # The first halves of both sizes, then their mirror images.
-        halves = zip(of_large.chunk(2, dim=2), of_small.chunk(2, dim=2), strict=True)
-        responses = torch.cat([part for half in halves for part in half], dim=2)
+        # The second half of the units of a size mirrors the first. In this order, so does the second half of all units.
+        large, mirrored_large = of_large.chunk(2, dim=2)
+        small, mirrored_small = of_small.chunk(2, dim=2)
+        responses = torch.cat([large, small, mirrored_large, mirrored_small], dim=2)
         return responses, torch.full_like(lengths, responses.shape[1])
 
     def _responses(self, windows: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-        """Return the responses (rows, windows, units) of units of one size."""
+        """Return the responses (rows, windows, units) of the units of one size.
+
+        ``windows`` are (rows, places, places, window, window, channels), ``weights`` (values, units) and ``offsets``
+        (units,).
+        """
         values = windows.flatten(3).flatten(1, 2)
         deviation = (values.var(dim=2, correction=0, keepdim=True) + self.noise).sqrt()
         return (values / deviation) @ weights - offsets

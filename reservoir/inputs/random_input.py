@@ -1,6 +1,6 @@
-"""The input of a backbone that does not read a task by its own: drawn layers, or convolutions of whole rows.
+"""The input of a backbone that does not read a task by its own input: random layers, or convolutions of whole rows.
 
-Layers are orthogonal maps and embeddings, kernels for windows of values, and edges for windows of images.
+Random layers are orthogonal maps and embeddings, kernels for windows of values, and edges for windows of images.
 """
 
 import math
@@ -45,7 +45,7 @@ class InputLayer(nn.Module):
             nn.init.zeros_(self.map.bias)
         else:
             self.map = nn.Embedding(form.vocabulary, width)
-        # After vectors, not after symbols, as published.
+        # Of rate 0: training sets the rate. Vectors have dropout, and symbols have none, as published.
         self.dropout: nn.Module = nn.Dropout(0.0) if isinstance(form, Vectors) else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,14 +71,12 @@ def draw_inputs(
     backbone: Backbone,
     units: PatchUnits | None,
 ) -> InputLayer | BracketCounter | KernelConvolution | PatchConvolution:
-    """Return the input layer that reads tokens of a task, or a convolution that responds to whole rows in its place.
+    """Return the input layer that reads tokens of a task, or a module that responds to whole rows in its place.
 
-    ``seen`` is the task as the model sees it: each of its tokens is one of the ``windows``.
+    ``seen`` is the task as the model sees it: each of its tokens is one of the ``windows``. ``units`` are those of
+    ``--input patches``; None if they have not been drawn.
     """
     width = backbone.width
-    responds_to_rows = settings.input == "kernels" and not backbone.depth and not windows.plain
-    if settings.input not in ("patches", "counter") and not responds_to_rows:
-        return draw_layer(settings.input, seen, windows, width, seed=settings.seed, gain=settings.gain)
     if settings.input == "counter":
         if not windows.plain:
             raise InputError(
@@ -92,15 +90,19 @@ def draw_inputs(
                 "use reservoir extract, then fit and predict, or another --input",
             )
         return PatchConvolution(units, Picture.of(task, settings.patch, settings.stride), settings.gain)
-    channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-    return KernelConvolution(
-        windows,
-        channels,
-        width,
-        settings.seed,
-        settings.gain,
-        channel_subsets=getattr(backbone.config, "channel_subsets", False),
-    )
+    # Without blocks behind them, kernels read the rows themselves instead of their windows.
+    reads_rows = settings.input == "kernels" and not backbone.depth and not windows.plain
+    if reads_rows:
+        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+        return KernelConvolution(
+            windows,
+            channels,
+            width,
+            settings.seed,
+            settings.gain,
+            channel_subsets=getattr(backbone.config, "channel_subsets", False),
+        )
+    return draw_layer(settings.input, seen, windows, width, seed=settings.seed, gain=settings.gain)
 
 
 def draw_layer(
@@ -114,38 +116,42 @@ def draw_layer(
     form = task.form
     layer = InputLayer(form, width)
     if kind == "kernels" and isinstance(form, Vectors):
-        taps = len(windows.dilations) * windows.patch * windows.forms
+        taps = len(windows.dilations) * windows.patch * windows.forms  # values of one channel in a window
         shape = (len(windows.dilations), windows.patch, windows.forms, form.dim // taps)
         weights = gain * kernels(width, seed, shape)
     elif kind == "edges":
-        drawn = edges(task, width, seed)
+        rows = edges(task, width, seed)
         # The total norm is that of orthogonal columns of norm 1.
-        drawn *= math.sqrt(drawn.shape[1] / drawn.shape[0])
-        weights = gain * drawn
+        rows *= math.sqrt(rows.shape[1] / rows.shape[0])
+        weights = gain * rows
     elif kind == "gaussian" and isinstance(form, Vectors) and not windows.symbols:
         # Windows of symbols stay orthogonal, as in older entries. The mean squared norm is the same.
         normal = generator(seed, "input").standard_normal((width, form.dim))
         weights = gain * (normal / math.sqrt(max(width, form.dim)))
     else:
-        # The same draw for both forms, so that a seed means one matrix.
-        size = form.dim if isinstance(form, Vectors) else form.vocabulary
-        normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
-        if isinstance(form, Tokens):
-            weights = normal.reshape(size, width) * (gain / GAIN)
-        else:
-            q, r = np.linalg.qr(normal)
-            q = q * np.sign(np.diag(r))  # a uniform draw, the same for every LAPACK
-            weights = gain * (q if size <= width else q.T)
+        weights = _orthogonal_or_embeddings(form, width, seed, gain)
     with torch.no_grad():
         layer.map.get_parameter("weight").copy_(torch.from_numpy(weights))
     return layer
 
 
+def _orthogonal_or_embeddings(form: Vectors | Tokens, width: int, seed: int, gain: float) -> np.ndarray:
+    """Return a matrix (width, dim) with orthogonal columns for vectors, or Gaussian embeddings (vocabulary, width)."""
+    # The same draw for both forms, so that a seed means one matrix.
+    size = form.dim if isinstance(form, Vectors) else form.vocabulary
+    normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
+    if isinstance(form, Tokens):
+        return normal.reshape(size, width) * (gain / GAIN)
+    q, r = np.linalg.qr(normal)
+    q = q * np.sign(np.diag(r))  # a uniform draw, the same for every LAPACK
+    return gain * (q if size <= width else q.T)
+
+
 def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarray:
     """Return random kernels (width, dilations * patch * forms * channels) of norm 1, an input layer for windows.
 
-    As in ROCKET (Dempster et al. 2020), the Gaussian weights of a unit sum to zero over the taps of
-    one dilation and one of the channels' `row_forms`. Units cycle through the dilations, then through
+    ``shape`` has these four numbers. As in ROCKET (Dempster et al. 2020), the Gaussian weights of a unit sum to zero
+    over the taps of one dilation and one of the channels' `row_forms`. Units cycle through the dilations, then through
     the forms.
     """
     dilations, patch, forms, _ = shape
@@ -174,17 +180,19 @@ def edges(task: Task, width: int, seed: int) -> np.ndarray:
             "add --param window=6 --param stride=2, or use orthogonal",
         )
     channels = task.form.dim // window**2
-    # Some windows lie within one disc; twice as many are drawn as are needed, and those with contrast come first.
+    # Some windows lie within one disc, and have no contrast. So twice as many are drawn as are needed, and those with
+    # contrast are taken first, in the order in which they were drawn.
     drawn = _windows_of_discs(2 * width, window, channels, generator(seed, "input")).reshape(2 * width, -1)
-    first = np.argsort(np.ptp(drawn, axis=1) == 0, kind="stable")[:width]
-    weights = contrast_normalised(drawn[first]) @ whitening(window, channels)
+    has_no_contrast = np.ptp(drawn, axis=1) == 0
+    taken = np.argsort(has_no_contrast, kind="stable")[:width]
+    weights = contrast_normalised(drawn[taken]) @ whitening(window, channels)
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
 
 
 def _windows_of_discs(count: int, side: int, channels: int, draw: np.random.Generator) -> np.ndarray:
     """Return windows (count, side, side, channels) in the middle of fields of discs of all sizes, float64 in 0..255."""
     windows = np.full((count, side, side, channels), GREY)
-    pixels = np.arange(side) + (FIELD - side) / 2
+    pixels = np.arange(side) + (FIELD - side) / 2  # positions in the field of the window's rows, or columns
     for _ in range(DISCS):
         # One disc in each field. ``down`` (count, side, 1) and ``right`` (count, 1, side) are the distances of the
         # window's rows and columns of pixels from its centre.
@@ -197,9 +205,9 @@ def _windows_of_discs(count: int, side: int, channels: int, draw: np.random.Gene
         # which pixels are inside.
         flattening = draw.uniform(FLATTEST, 1, count)[:, None, None]
         angle = draw.uniform(0, 2 * np.pi, count)[:, None, None]
-        along = np.cos(angle) * down + np.sin(angle) * right
-        across = np.cos(angle) * right - np.sin(angle) * down
-        is_inside = along**2 + (across / flattening) ** 2 < radius**2
+        along_axis = np.cos(angle) * down + np.sin(angle) * right
+        across_axis = np.cos(angle) * right - np.sin(angle) * down
+        is_inside = along_axis**2 + (across_axis / flattening) ** 2 < radius**2
         # The disc hides what was drawn before it.
         brightness = DEVIATION_OF_BRIGHTNESS * draw.standard_normal((count, 1))
         of_channels = DEVIATION_OF_CHANNELS * draw.standard_normal((count, channels))

@@ -24,6 +24,7 @@ from reservoir.tasks.words import shown, texts_of
 
 DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
 MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger
+# Files of which one is in every model folder with a tokenizer.
 TOKENIZERS = (
     "tokenizer.json",
     "tokenizer.model",
@@ -36,10 +37,19 @@ TOKENIZERS = (
 
 @dataclass(frozen=True, eq=False)
 class Encodings:
-    """Texts as tokens: the pieces of each, as token IDs and spans of letters (tokens, 2); and how many are too long."""
+    """Texts as tokens.
+
+    Parameters
+    ----------
+    pieces : list of lists of tuples
+        The pieces of each text; a text that is not long has one. A piece has the IDs of its tokens, and an array
+        (tokens, 2) with the first letter of each token in the text and the letter after its last.
+    long_texts : int
+        The number of texts with too many tokens for the model.
+    """
 
     pieces: list[list[tuple[list[int], np.ndarray]]]
-    long: int
+    long_texts: int
 
 
 class TextReader:
@@ -57,10 +67,11 @@ class TextReader:
         Whether a span is marked in each stored text.
     """
 
-    kind = "tokenizer"
+    kind = "tokenizer"  # names the digest of the reader in the cache key
     row_tokens = 64  # typical tokens of a text, from which the batch size is computed
 
-    embeddings: int | None = None  # number of token embeddings; set after the model is loaded
+    # Number of token embeddings, set after the model is loaded; None before that, and for models that do not tell.
+    embeddings: int | None = None
 
     def __init__(
         self,
@@ -72,30 +83,28 @@ class TextReader:
     ) -> None:
         self._tokenizer = tokenizer
         self.template, self._has_spans = template, has_spans
-        highest = max(tokenizer.get_vocab().values(), default=0)
-        if highest > MAX_TOKEN_ID:  # writing its rules as JSON would take minutes
-            raise ValueError(f"it has the token ID {highest:,}, more than {MAX_TOKEN_ID:,}")
-        stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
-        self.max_tokens = min(filter(None, (positions, stated)), default=DEFAULT_MAX_TOKENS)
+        highest_id = max(tokenizer.get_vocab().values(), default=0)
+        if highest_id > MAX_TOKEN_ID:  # writing its rules as JSON would take minutes
+            raise ValueError(f"it has the token ID {highest_id:,}, more than {MAX_TOKEN_ID:,}")
+        # A tokenizer without a limit states a very large one.
+        own_limit = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
+        self.max_tokens = min(filter(None, (positions, own_limit)), default=DEFAULT_MAX_TOKENS)
         self.form = Tokens(len(tokenizer))
-        self._words = _words(tokenizer)
-        # A chat template prints the special tokens of a chat itself, and the tokenizer adds none.
-        self.special = (0, 0) if template else _special_tokens(tokenizer, self._words)
-        first = [] if template else tokenizer("")["input_ids"][:1]
-        self.has_cls = bool(first) and first[0] == tokenizer.cls_token_id
+        self._vocabulary = _plain_vocabulary(tokenizer)
+        # How many special tokens are added before and after a text. A chat template prints those of a chat itself, and
+        # the tokenizer adds none.
+        self.special = (0, 0) if template else _count_special_tokens(tokenizer, self._vocabulary)
+        first_token = [] if template else tokenizer("")["input_ids"][:1]
+        self.has_cls = bool(first_token) and first_token[0] == tokenizer.cls_token_id
         chats = "chat template and " if template else ""
         self.description = f"the model's own {chats}tokenizer, with {len(tokenizer):,} tokens"
-        # Everything that decides the token IDs of a text.
-        rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
-        names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-        # A rare setting, and merges that are not in the rules; tokenizers without them keep their older digests.
-        rare = [tokenizer.split_special_tokens, list(getattr(tokenizer, "bpe_ranks", ()))]
-        content = [type(tokenizer).__name__, rules, names, self.max_tokens, *(rare if any(rare) else ())]
-        self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        self.read_rows = self.long = 0
-        self._reads_in_pieces = False  # whether long texts are read in pieces
-        self._without: Counter[str] = Counter()  # texts that have no token of a mask
-        self.spaced = _letters_apart(tokenizer, self._words)
+        self.digest = _digest(tokenizer, self.max_tokens)
+        # Whether the model reads single letters, between which the tokenizer needs spaces.
+        self._spaces_letters = _needs_spaced_letters(tokenizer, self._vocabulary)
+        # What `note` reports of the texts that `read` has read.
+        self.read_rows = self.long_texts = 0
+        self._reads_in_pieces = False  # else long texts are cut
+        self._texts_without_mask: Counter[str] = Counter()  # how many texts have no token of each mask
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return token IDs (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
@@ -105,10 +114,11 @@ class TextReader:
     def read(
         self, x: np.ndarray, lengths: np.ndarray, masks: Sequence[str] = (), *, in_pieces: bool = False
     ) -> TokenRows:
-        """Return the tokens of stored texts, with the masks that are named, as far as `mask_obstacle` allows them.
+        """Return the tokens of stored texts, with the ``masks`` of these names, and count the texts for `note`.
 
-        With ``in_pieces``, a text that is too long for the model is read in pieces, else it is cut. The mask ``words``
-        comes only with chats; elsewhere ``special`` says as much.
+        The masks must be such that `mask_obstacle` is empty. With ``in_pieces``, a text that is too long for the model
+        is read in pieces, else it is cut. The mask ``words`` is made for chats only; in other texts, all tokens belong
+        to words but the first and last ones that ``special`` counts.
         """
         if in_pieces and not self._tokenizer.is_fast:
             raise InputError(
@@ -116,39 +126,48 @@ class TextReader:
             )
         self._reads_in_pieces = in_pieces
         texts = self._texts(x, lengths)
-        # The places of tokens cost time, so they are asked for only if a mask needs them.
+        # The places of tokens in the text cost time, so they are asked for only if a mask needs them.
         needs_offsets = any(self._reads_offsets(name) for name in masks)
-        encoding, long = (self._in_pieces if in_pieces else self._cut)(
-            [row.text for row in texts], needs_offsets
-        )
-        self.long += long
-        owner = np.array(encoding["overflow_to_sample_mapping"]) if in_pieces else None
-        of_rows = texts if owner is None else [texts[text] for text in owner]
-        ids, tokens = self._padded([row.text for row in of_rows], encoding["input_ids"])
+        encoding, long_texts = self._encode([marked.text for marked in texts], in_pieces, needs_offsets)
+        self.long_texts += long_texts
         self.read_rows += len(texts)
-        rows = TokenRows(ids, tokens, owner)
+        # A row is a text, or a piece of one; ``owner`` has the number of the text of each piece.
+        owner = np.array(encoding["overflow_to_sample_mapping"]) if in_pieces else None
+        texts_of_rows = texts if owner is None else [texts[text] for text in owner]
+        ids, lengths = self._padded([marked.text for marked in texts_of_rows], encoding["input_ids"])
+        rows = TokenRows(ids, lengths, owner)
         if not masks:
             return rows
         maker = MaskMaker(rows, texts, encoding.get("offset_mapping", ()), self._special_ids)
-        by_name = {name: maker.mask(name) for name in masks if name != "words" or self.template}
-        for name, mask in by_name.items():
-            self._without[name] += maker.texts_without(mask)
-        return replace(rows, masks=by_name)
+        masks_by_name = {name: maker.mask(name) for name in masks if name != "words" or self.template}
+        for name, mask in masks_by_name.items():
+            self._texts_without_mask[name] += maker.texts_without(mask)
+        return replace(rows, masks=masks_by_name)
 
-    def _cut(self, texts: list[str], needs_offsets: bool) -> tuple[dict[str, Any], int]:
+    def _encode(self, texts: list[str], in_pieces: bool, needs_offsets: bool) -> tuple[dict[str, Any], int]:
+        """Return the tokens of texts as transformers names them, and how many texts are too long for the model.
+
+        In ``input_ids``, and in ``offset_mapping`` if the places of tokens are needed, there is a list for each text.
+        With ``in_pieces``, there is one for each piece, and ``overflow_to_sample_mapping`` has the text of each.
+        """
+        if in_pieces:
+            return self._encode_in_pieces(texts, needs_offsets)
+        return self._encode_cut(texts, needs_offsets)
+
+    def _encode_cut(self, texts: list[str], needs_offsets: bool) -> tuple[dict[str, Any], int]:
         """Return the tokens of texts, and how many of these are too long and therefore cut."""
         options = {"return_attention_mask": False, "return_offsets_mapping": needs_offsets}
-        encoding = dict(self._tokenize(texts, **options, **self._plain))
+        encoding = dict(self._tokenize(texts, **options, **self._options_of_chats))
         # Only long texts are tokenized again, because truncation slows the tokenizer down.
-        long_rows = [row for row, ids in enumerate(encoding["input_ids"]) if len(ids) > self.max_tokens]
-        for row in long_rows:
+        long_texts = [text for text, ids in enumerate(encoding["input_ids"]) if len(ids) > self.max_tokens]
+        for text in long_texts:
             limits = {"truncation": True, "max_length": self.max_tokens}
-            cut = self._tokenize(texts[row], **options, **limits, **self._plain)
-            for name, values in cut.items():
-                encoding[name][row] = values
-        return encoding, len(long_rows)
+            cut_encoding = self._tokenize(texts[text], **options, **limits, **self._options_of_chats)
+            for name, values in cut_encoding.items():
+                encoding[name][text] = values
+        return encoding, len(long_texts)
 
-    def _in_pieces(self, texts: list[str], needs_offsets: bool) -> tuple[dict[str, Any], int]:
+    def _encode_in_pieces(self, texts: list[str], needs_offsets: bool) -> tuple[dict[str, Any], int]:
         """Return the tokens of pieces that fit the model, each with its text; and how many texts have several."""
         pieces = self._tokenize(
             texts,
@@ -156,14 +175,14 @@ class TextReader:
             max_length=self.max_tokens,
             return_overflowing_tokens=True,
             return_offsets_mapping=needs_offsets,
-            **self._plain,
+            **self._options_of_chats,
         )
         pieces_of_text = np.bincount(pieces["overflow_to_sample_mapping"])
         return dict(pieces), int((pieces_of_text > 1).sum())
 
     @property
-    def _plain(self) -> dict[str, Any]:
-        """The options with which a rendered chat is tokenized: its template has added the special tokens."""
+    def _options_of_chats(self) -> dict[str, Any]:
+        """The options with which texts are tokenized: the template of a chat has added the special tokens already."""
         return {"add_special_tokens": False} if self.template else {}
 
     def _reads_offsets(self, mask: str) -> bool:
@@ -171,7 +190,7 @@ class TextReader:
         return mask in ("span", "assistant") or (mask == "last-prompt" and self.template is not None)
 
     def mask_obstacle(self, mask: str) -> str:
-        """Return why the reader has no mask of this name, with what to do; empty if it has."""
+        """Return why the reader cannot make a mask of this name, with what to do; empty if it can."""
         if mask == "assistant" and not self.template:
             return "the texts are not chats; pass --chat to read a column of messages"
         if mask == "span" and not self._has_spans:
@@ -184,58 +203,70 @@ class TextReader:
     def _special_ids(self) -> list[int]:
         """The IDs of all special tokens, those of chat templates included, but not of unknown words."""
         tokenizer = self._tokenizer
-        added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        # Some tokenizers have one token for unknown words and for the end of a text.
+        marked_special = {
+            number for number, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
         roles = ("bos", "eos", "pad", "cls", "sep", "mask")
-        by_role = {getattr(tokenizer, f"{role}_token_id") for role in roles} - {None}
-        return sorted((added - {tokenizer.unk_token_id}) | by_role)
+        with_role = {getattr(tokenizer, f"{role}_token_id") for role in roles} - {None}
+        # In this order, because some tokenizers have one token for unknown words and for the end of a text: it stays.
+        return sorted((marked_special - {tokenizer.unk_token_id}) | with_role)
 
     def encodings(self, texts: Sequence[str], *, in_pieces: bool) -> Encodings:
-        """Return the tokens of texts, with special tokens, and the letters that each has read.
+        """Return the tokens of texts, with special tokens, and the letters of the text that each token covers.
 
-        With ``in_pieces``, a text with too many tokens has several pieces, else it is cut.
+        With ``in_pieces``, a text with too many tokens has several pieces, else it is cut. `note` does not count
+        these texts.
         """
         if not self._tokenizer.is_fast:
             raise InputError(
                 "labels of words or tokens need a model with a tokenizer.json", "use another model"
             )
-        # A tokenizer that needs spaces between letters reads letter n at position 2 n.
-        spread = 2 if self.spaced else 1
-        as_read = [" ".join(text) for text in texts] if self.spaced else list(texts)
-        encoding, long = (self._in_pieces if in_pieces else self._cut)(as_read, needs_offsets=True)
-        owner = encoding.get("overflow_to_sample_mapping", range(len(texts)))
+        as_read = [" ".join(text) for text in texts] if self._spaces_letters else list(texts)
+        encoding, long_texts = self._encode(as_read, in_pieces, needs_offsets=True)
+        text_of_piece = encoding.get("overflow_to_sample_mapping", range(len(texts)))
         pieces: list[list[tuple[list[int], np.ndarray]]] = [[] for _ in texts]
         for text, ids, offsets in zip(
-            owner, encoding["input_ids"], encoding["offset_mapping"], strict=True
+            text_of_piece, encoding["input_ids"], encoding["offset_mapping"], strict=True
         ):
-            places = np.array(offsets, np.int64).reshape(-1, 2)
-            pieces[text].append((ids, (places + np.array([0, spread - 1])) // spread))
+            spans = np.array(offsets, np.int64).reshape(-1, 2)  # first letter, and letter after the last
+            if self._spaces_letters:
+                # Letter n is at position 2 n, so a span from 2 n to 2 m - 1 covers the letters from n to before m.
+                spans = (spans + np.array([0, 1])) // 2
+            pieces[text].append((ids, spans))
         self._refuse_unknown_ids(encoding["input_ids"])
-        return Encodings(pieces, long)
+        return Encodings(pieces, long_texts)
 
     def obstacle(self, letters: str) -> str:
         """Return why the tokenizer cannot read sequences of these letters; empty if it can."""
-        alone = self._tokenize(list(letters), add_special_tokens=False)["input_ids"]
-        unknown = self._tokenizer.unk_token_id
-        readable = [a for a, ids in zip(letters, alone, strict=True) if ids and unknown not in ids]
-        # Rare letters, such as X for any amino acid, may be unknown.
+        ids_of_letters = self._tokenize(list(letters), add_special_tokens=False)["input_ids"]
+        unknown_id = self._tokenizer.unk_token_id
+        readable = [
+            letter
+            for letter, ids in zip(letters, ids_of_letters, strict=True)
+            if ids and unknown_id not in ids
+        ]
+        # Half of the letters must be known. Rare ones, such as X for any amino acid, may be unknown.
         if 2 * len(readable) < len(letters):
             remedy = "if it knows upper case, set do_lower_case to false in its tokenizer_config.json"
             return f"its tokenizer does not know most of the letters {shown(letters)} ({remedy})"
-        # In a model of letters or bytes, no two letters share a token.
+        # A model of letters or bytes can read them: no two letters share a token. The text has each pair of letters.
         pairs = "".join(a + b for a in readable for b in readable)
-        tokens = self._tokenize(" ".join(pairs) if self.spaced else pairs, add_special_tokens=False)
+        text = " ".join(pairs) if self._spaces_letters else pairs
+        tokens = self._tokenize(text, add_special_tokens=False)
         if len(tokens["input_ids"]) == len(pairs):
             return ""
         # Other models of proteins, DNA or names have tokens of several such letters. The tokens of a model of
         # a language are mostly words of other letters, and say little about the few that data like DNA form.
-        spelled = sum({*word} <= {*letters} for word in self._words)
-        if 2 * spelled > len(self._words):
+        words_of_these_letters = sum({*word} <= {*letters} for word in self._vocabulary)
+        if 2 * words_of_these_letters > len(self._vocabulary):
             return ""
         return f"most tokens of its tokenizer have other letters than {shown(letters)} (--input native uses it)"
 
     def save(self, path: Path) -> None:
-        """Write the rules of a fast tokenizer to a file, with the truncation and padding that the model needs."""
+        """Write the rules of the tokenizer to a file, with the truncation and padding that the model needs.
+
+        Only a fast tokenizer has such rules.
+        """
         from tokenizers import Tokenizer
 
         tokenizer = self._tokenizer
@@ -250,38 +281,42 @@ class TextReader:
 
     def places(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the position of the last token of each letter, (rows, letters); -1 after the end of a text."""
-        places = [torch.from_numpy(self._places(row.text)) for row in self._texts(x, lengths)]
+        places = [
+            torch.from_numpy(self._last_token_of_letters(marked.text)) for marked in self._texts(x, lengths)
+        ]
         return nn.utils.rnn.pad_sequence(places, batch_first=True, padding_value=-1).numpy()
 
     def may_be_long(self, lengths: np.ndarray) -> np.ndarray:
-        """Return which texts of these lengths may have too many tokens, (rows,); few tokenizers need 4 per letter."""
-        return 4 * lengths + len(self._tokenize("")["input_ids"]) > self.max_tokens
+        """Return which texts of these ``lengths`` (rows,) in letters may have too many tokens, (rows,) of bool."""
+        special_tokens = len(self._tokenize("")["input_ids"])
+        return 4 * lengths + special_tokens > self.max_tokens  # few tokenizers need 4 tokens for a letter
 
     def check_places(self, x: np.ndarray, lengths: np.ndarray) -> None:
         """Refuse stored texts that have more tokens than the model reads, because their labels would be lost."""
-        texts = [row.text for row in self._texts(x, lengths)]
-        for text, numbers in zip(texts, self._tokenize(texts)["input_ids"], strict=True):
-            self._refuse_long(text, len(numbers))
+        texts = [marked.text for marked in self._texts(x, lengths)]
+        for text, ids in zip(texts, self._tokenize(texts)["input_ids"], strict=True):
+            self._refuse_long(text, len(ids))
 
     def _refuse_long(self, text: str, tokens: int) -> None:
+        """Raise `InputError` if a text has more ``tokens`` than the model reads."""
         if tokens > self.max_tokens:
             raise InputError(
                 f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads {self.max_tokens:,}",
                 "split the row, or leave it out",
             )
 
-    def _places(self, text: str) -> np.ndarray:
-        """Return the position of the last token of each letter, or of each word if spaces separate letters."""
+    def _last_token_of_letters(self, text: str) -> np.ndarray:
+        """Return the position of the last token of each letter, (letters,); spaces that separate letters are none."""
         has_offsets = self._tokenizer.is_fast
         encoding = self._tokenize(text, return_offsets_mapping=has_offsets)
         tokens = len(encoding["input_ids"])
         self._refuse_long(text, tokens)
-        labelled = r"\S+" if self.spaced else r"."
+        labelled = r"\S+" if self._spaces_letters else r"."
         letter_ends = np.array([match.end() for match in re.finditer(labelled, text, re.S)])
         if has_offsets:
-            return _places_by_offsets(encoding["offset_mapping"], letter_ends)
+            return _tokens_of_letters(encoding["offset_mapping"], letter_ends)
         # Without offsets, only a tokenizer with one token for each letter can be aligned: the token of a letter has
-        # the letter's number, after the class token, if there is one.
+        # the letter's number, plus 1 if there is a class token.
         special_tokens = len(self._tokenize("")["input_ids"])
         if tokens - special_tokens != len(letter_ends):
             raise InputError(
@@ -290,18 +325,24 @@ class TextReader:
         return np.arange(len(letter_ends)) + self.has_cls
 
     def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
+        """Return what the tokenizer makes of a text or of several; raise `InputError` if it fails."""
         # The rules in a damaged tokenizer.json fail only on some texts.
         remedy = "repair its tokenizer.json, or extract with --input gaussian"
         with as_input_error("tokenizer: it cannot read the texts", remedy):
             return self._tokenizer(texts, **options)
 
     def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[MarkedText]:
-        """Return stored texts without marks, chats as their texts, and letters apart if the tokenizer needs it."""
+        """Return stored texts as the tokenizer reads them, with their spans.
+
+        Marks of spans are removed, chats are rendered, and spaces are put between letters if the tokenizer needs them.
+        """
         texts = texts_of(x, lengths)
         if self.template:
             return self.template.render(texts)
-        marked = [parse_marks(text) if self._has_spans else MarkedText(text) for text in texts]
-        return [_letters_spaced(row) for row in marked] if self.spaced else marked
+        marked_texts = [parse_marks(text) if self._has_spans else MarkedText(text) for text in texts]
+        if self._spaces_letters:
+            return [_with_spaced_letters(marked) for marked in marked_texts]
+        return marked_texts
 
     def _padded(
         self, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -311,15 +352,17 @@ class TextReader:
         if not lengths.all():
             text = texts[int(np.argmin(lengths))]
             raise InputError(f"the text {text[:40]!r} has no token of the model", "leave the row out")
-        x = np.full((len(token_ids), lengths.max()), self.pad, np.int64)
-        x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(token_ids)
-        self._refuse_unknown_ids([x.ravel()])
-        return x, lengths
+        ids = np.full((len(token_ids), lengths.max()), self.pad, np.int64)
+        is_token = np.arange(ids.shape[1]) < lengths[:, None]
+        ids[is_token] = np.concatenate(token_ids)
+        self._refuse_unknown_ids([ids.ravel()])
+        return ids, lengths
 
     def _refuse_unknown_ids(self, token_ids: Sequence[Sequence[int] | np.ndarray]) -> None:
         """Refuse token IDs for which the model has no embedding."""
         if self.embeddings is None:
             return
+        # The empty array is there because there may be no others.
         ids = np.concatenate([np.empty(0, np.int64), *token_ids])
         if len(ids) and (ids.min() < 0 or ids.max() >= self.embeddings):
             raise InputError(
@@ -330,57 +373,74 @@ class TextReader:
 
     @property
     def pad(self) -> int:
-        """The token ID that pads rows; the model ignores tokens after the end of a row."""
+        """The token ID that pads rows; any would do, because the model ignores tokens after the end of a row."""
         return self._tokenizer.pad_token_id or 0
 
     @property
     def note(self) -> str:
         """A message on the texts that were too long, and on those without a token of a mask; or an empty string."""
-        notes = [self._note_on_long_texts] if self.long else []
+        notes = [self._note_on_long_texts] if self.long_texts else []
         notes += [
             f"{rows:,} of {self.read_rows:,} texts have no token for the pooling {name}, which is zero there"
-            for name, rows in self._without.items()
+            for name, rows in self._texts_without_mask.items()
             if rows
         ]
         return "; ".join(notes)
 
     @property
     def _note_on_long_texts(self) -> str:
+        """A message on how many texts were too long, and what happened to them."""
         how = (
             "read in pieces, with features averaged"
             if self._reads_in_pieces
             else "cut (extract --long windows reads all)"
         )
-        return f"{self.long:,} of {self.read_rows:,} texts have more than {self.max_tokens:,} tokens and are {how}"
+        counts = (
+            f"{self.long_texts:,} of {self.read_rows:,} texts have more than {self.max_tokens:,} tokens"
+        )
+        return f"{counts} and are {how}"
 
 
-def _letters_spaced(row: MarkedText) -> MarkedText:
-    """Return a text with spaces between its letters, of which the n-th then stands at the place 2 n."""
-    spans = row.spans and tuple((2 * start, 2 * end - 1) for start, end in row.spans)
-    return MarkedText(" ".join(row.text), spans)
+def _digest(tokenizer: Any, max_tokens: int) -> str:
+    """Return the SHA-256 of everything that decides the token IDs of a text."""
+    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
+    special_tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    content = [type(tokenizer).__name__, rules, special_tokens, max_tokens]
+    # A rare setting, and merges that are not in the rules; tokenizers without them keep their older digests.
+    rare = [tokenizer.split_special_tokens, list(getattr(tokenizer, "bpe_ranks", ()))]
+    if any(rare):
+        content += rare
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _places_by_offsets(offsets: Sequence[tuple[int, int]], letter_ends: np.ndarray) -> np.ndarray:
+def _with_spaced_letters(marked: MarkedText) -> MarkedText:
+    """Return a text with spaces between its letters: letter n is then at position 2 n, and the spans follow."""
+    spans = marked.spans and tuple((2 * start, 2 * end - 1) for start, end in marked.spans)
+    return MarkedText(" ".join(marked.text), spans)
+
+
+def _tokens_of_letters(offsets: Sequence[tuple[int, int]], letter_ends: np.ndarray) -> np.ndarray:
     """Return the number of the last token of each letter, (letters,).
 
     ``offsets`` are the positions in the text at which each token begins and ends, and ``letter_ends`` those at which
     letters end, ascending.
     """
-    # Special tokens are empty spans of the text.
-    spans = [(begin, token) for token, (begin, end) in enumerate(offsets) if end > begin]
-    token_begins, token_numbers = np.array(spans).T
-    # The last token that begins before the end of a letter has read it.
+    # Special tokens are empty spans of the text, and left out.
+    begins_and_numbers = [(begin, number) for number, (begin, end) in enumerate(offsets) if end > begin]
+    token_begins, token_numbers = np.array(begins_and_numbers).T
+    # The last token of a letter is the last one that begins before the letter ends.
     return token_numbers[np.searchsorted(token_begins, letter_ends) - 1]
 
 
-def _words(tokenizer: Any) -> list[str]:
+def _plain_vocabulary(tokenizer: Any) -> list[str]:
     """Return the vocabulary without special tokens, and without the marks where a word begins, goes on or ends."""
-    special = {*tokenizer.all_special_tokens}
-    words = (word for word in tokenizer.get_vocab() if word not in special)
-    return [plain for word in words if (plain := re.sub("^(##|▁|Ġ)|(</w>|@@)$", "", word))]
+    special_tokens = {*tokenizer.all_special_tokens}
+    tokens = [token for token in tokenizer.get_vocab() if token not in special_tokens]
+    words = [re.sub("^(##|▁|Ġ)|(</w>|@@)$", "", token) for token in tokens]
+    return [word for word in words if word]  # a token may be nothing but a mark
 
 
-def _special_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[int, int]:
+def _count_special_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[int, int]:
     """Return how many special tokens a tokenizer adds before and after a text."""
     # Whatever stands before and after the tokens of a word is special. The first word that shows it is enough.
     for word in words[:100]:
@@ -395,7 +455,7 @@ def _special_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[int, int]:
     return 0, 0  # no word shows any
 
 
-def _letters_apart(tokenizer: Any, words: Sequence[str]) -> bool:
+def _needs_spaced_letters(tokenizer: Any, words: Sequence[str]) -> bool:
     """Return whether words are single letters that spaces must separate, as those of ProtBert and ProtT5 are."""
     if not words or any(len(word) > 1 for word in words):
         return False
@@ -421,12 +481,15 @@ def has_tokenizer(name: str) -> bool:
 def read_tokenizer(
     name: str, folder: Path, positions: int | None, task: Task | None = None, **gguf: str
 ) -> TextReader:
-    """Return the reader of a model with this many positions, from what `pretrained_files` yields.
+    """Return the reader of a model with this many ``positions``, None if it has no limit.
 
-    The parameters of the ``task`` say whether its texts are chats, and whether spans are marked in them.
+    ``folder`` and ``gguf`` are what `pretrained_files` yields for the model called ``name``: the folder with its files,
+    or an empty folder and the option that names a GGUF file. The parameters of the ``task`` say whether its texts are
+    chats, and whether spans are marked in them.
     """
-    parameters = task.parameters if task else {}
     from transformers import AutoTokenizer
+
+    parameters = task.parameters if task else {}
 
     remedy = "give a folder with a tokenizer.json, or extract with --input gaussian"
     with as_input_error(f"backbone {name!r}: its tokenizer is not readable", remedy):
@@ -444,7 +507,7 @@ def read_tokenizer(
 
 
 def _chat_template(name: str, tokenizer: Any) -> ChatTemplate:
-    """Return the chat template of a model; refuse a model without one."""
+    """Return the chat template of the model called ``name``; refuse a model without one."""
     if not tokenizer.chat_template:
         raise InputError(
             f"--chat: the backbone {name!r} has no chat template",
@@ -459,6 +522,7 @@ def _check_tokenizer(folder: Path) -> None:
     """Raise `ValueError` if the settings of a tokenizer name other files, or a class that is not a tokenizer."""
 
     def read(file: str) -> dict[str, Any]:
+        """Return the settings in a file; none if there is no such file."""
         return json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
 
     settings = read("tokenizer_config.json")
@@ -469,8 +533,8 @@ def _check_tokenizer(folder: Path) -> None:
     for name in read("special_tokens_map.json"):  # transformers takes every key as a setting
         if not name.endswith(("_token", "_tokens")):
             raise ValueError(f"its special_tokens_map.json sets {name[:60]!r}, which is not a token")
-    for named in (settings, read("config.json")):
-        check_class(named.get("tokenizer_class"), "PreTrainedTokenizerBase")
+    for settings_of_file in (settings, read("config.json")):
+        check_class(settings_of_file.get("tokenizer_class"), "PreTrainedTokenizerBase")
 
 
 def check_class(name: object, kind: str) -> None:
@@ -481,10 +545,11 @@ def check_class(name: object, kind: str) -> None:
     import transformers
 
     # transformers looks for the name without "Fast" too.
-    named = getattr(transformers, re.sub("(Fast)+$", "", str(name)), None)
-    if named is None:
+    named_class = getattr(transformers, re.sub("(Fast)+$", "", str(name)), None)
+    if named_class is None:
         return  # transformers cannot load an unknown class: it takes a general one, or refuses the name
-    is_kind = isinstance(named, type) and issubclass(named, getattr(transformers, kind))
-    is_placeholder = hasattr(named, "_backends")  # it only says which packages the class needs
+    is_kind = isinstance(named_class, type) and issubclass(named_class, getattr(transformers, kind))
+    # Where a package is not installed, transformers has a placeholder that only says which packages the class needs.
+    is_placeholder = hasattr(named_class, "_backends")
     if not is_kind and not is_placeholder:
         raise ValueError(f"it names the class {str(name)[:60]!r}, which is not a {kind}")

@@ -1,7 +1,8 @@
 """The words or tokens of texts that have labels of their own, and the sequences in which a model reads them.
 
-A word has the features of one token, the first that has a letter of it; the other tokens of a word stand for nothing.
-Without words, every token that has letters stands for itself. Special tokens are read, but stand for nothing.
+A word has the features of one token, the first that has a letter of it; the features of its other tokens are not used.
+Without words, each token that has letters has its own features and label. Special tokens are read by the model, but
+their features are not used.
 """
 
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ class TokenPart:
     lengths : array (sequences,) of int64
         The tokens of each sequence.
     sequence, position : array (n,) of int64
-        The sequence that holds each word or token, and its position in it.
+        The row of ``x`` that holds the token of each word, or each token, and its position in that row.
     """
 
     x: np.ndarray
@@ -85,16 +86,19 @@ class TextTokens:
         return np.repeat(np.arange(len(self.pointers) - 1, dtype=np.int32), np.diff(self.pointers))
 
     def part(self, low: int, high: int) -> TokenPart:
-        """Return the words or tokens from ``low`` to ``high`` (not included), with their whole sequences."""
+        """Return the words or tokens from ``low`` to ``high`` (not included), with the whole sequences of tokens."""
         places = self.places[low:high]
         sequence_of_place = np.searchsorted(self.sequences, places, side="right") - 1
-        used, sequence = np.unique(sequence_of_place, return_inverse=True)
-        first, after = self.sequences[used], self.sequences[used + 1]
-        lengths = after - first
-        x = np.full((len(used), lengths.max()), self.pad, np.int64)
-        for row, (begin, end) in enumerate(zip(first.tolist(), after.tolist(), strict=True)):
+        # The sequences that are needed become the rows of the part.
+        sequence_of_row, row_of_place = np.unique(sequence_of_place, return_inverse=True)
+        begins, ends = self.sequences[sequence_of_row], self.sequences[sequence_of_row + 1]
+        lengths = ends - begins
+        x = np.full((len(begins), lengths.max()), self.pad, np.int64)
+        for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
             x[row, : end - begin] = self.ids[begin:end]
-        return TokenPart(x=x, lengths=lengths, sequence=sequence, position=places - first[sequence])
+        return TokenPart(
+            x=x, lengths=lengths, sequence=row_of_place, position=places - begins[row_of_place]
+        )
 
 
 def read_tokens(
@@ -113,69 +117,72 @@ def read_tokens(
     in_pieces : bool
         Whether texts that are too long are read in several pieces; else they are cut.
     """
-    parts = [
+    read_batches = [
         _read_batch(reader, codes, lengths, words=words, in_pieces=in_pieces) for codes, lengths in batches
     ]
-    counts = np.concatenate([part.counts for part in parts])
-    sequence_lengths = np.concatenate([part.sequence_lengths for part in parts])
-    # The places of a batch count from its first token ID.
-    firsts = np.cumsum([0, *(len(part.ids) for part in parts)])
-    places = [part.places + first for part, first in zip(parts, firsts[:-1], strict=True)]
+    counts = np.concatenate([batch.counts for batch in read_batches])
+    sequence_lengths = np.concatenate([batch.sequence_lengths for batch in read_batches])
+    # The places of a batch count from its first token ID, and are moved by the number of IDs before it.
+    ids_before = np.cumsum([0, *(len(batch.ids) for batch in read_batches)])[:-1]
+    places = [batch.places + before for batch, before in zip(read_batches, ids_before, strict=True)]
     return TextTokens(
         pointers=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        spans=np.concatenate([part.spans for part in parts]).astype(np.int32),
-        labelled=np.concatenate([part.labelled for part in parts]).astype(np.int32),
+        spans=np.concatenate([batch.spans for batch in read_batches]).astype(np.int32),
+        labelled=np.concatenate([batch.labelled for batch in read_batches]).astype(np.int32),
         places=np.concatenate(places),
-        ids=np.concatenate([part.ids for part in parts]).astype(np.int32),
+        ids=np.concatenate([batch.ids for batch in read_batches]).astype(np.int32),
         sequences=np.concatenate([[0], np.cumsum(sequence_lengths)]).astype(np.int64),
-        long=sum(part.long for part in parts),
-        unread=sum(part.unread for part in parts),
+        long=sum(batch.long for batch in read_batches),
+        unread=sum(batch.unread for batch in read_batches),
         pad=reader.pad,
     )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Batch:
-    """The words or tokens of a batch of texts; the fields are those of `TextTokens`, or numbers of each text."""
+    """The words or tokens of a batch of texts; fields without a comment are those of `TextTokens` for this batch."""
 
     counts: np.ndarray  # (texts,): words or tokens of each text
     spans: np.ndarray
     labelled: np.ndarray
     places: np.ndarray
     ids: np.ndarray
-    sequence_lengths: np.ndarray
+    sequence_lengths: np.ndarray  # (sequences,): tokens of each sequence
     long: int
     unread: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tokens:
-    """The tokens with letters of a batch of texts: the text, the span (n, 2) and the place of each."""
+    """The tokens with letters of a batch of texts, or one token for each word; see `TextTokens`."""
 
-    text: np.ndarray
+    text: np.ndarray  # (n,): number of the text of each
+    # (n, 2): the first letter of each token, and the letter after its last; or those of each word.
     spans: np.ndarray
-    places: np.ndarray
+    places: np.ndarray  # (n,): position among the token IDs of the batch
 
 
 def _read_batch(
     reader: TextReader, codes: np.ndarray, lengths: np.ndarray, *, words: bool, in_pieces: bool
 ) -> _Batch:
     """Tokenize texts, given by the codes of their letters; find the token of each word, or the label of each token."""
-    # A text has one sequence of tokens, or several pieces; the tokens of all pieces stand one after the other.
+    # Each piece of a text is a sequence. The tokens of all sequences stand one after the other.
     encodings = reader.encodings(texts_of(codes, lengths), in_pieces=in_pieces)
-    pieces = [piece for of_text in encodings.pieces for piece in of_text]
-    owner = np.repeat(np.arange(len(lengths)), [len(of_text) for of_text in encodings.pieces])
+    pieces = [piece for pieces_of_text in encodings.pieces for piece in pieces_of_text]
+    pieces_per_text = [len(pieces_of_text) for pieces_of_text in encodings.pieces]
+    text_of_piece = np.repeat(np.arange(len(lengths)), pieces_per_text)
     sequence_lengths = np.array([len(ids) for ids, _ in pieces], np.int64)
+    # The empty arrays serve batches without texts.
     ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in pieces)]).astype(np.int64)
     spans = np.concatenate([np.empty((0, 2), np.int64), *(spans for _, spans in pieces)])
-    # Special tokens, and others without a letter, stand for nothing.
+    # Leave out special tokens, and others without a letter, whose spans are empty.
     places = np.flatnonzero(spans[:, 1] > spans[:, 0])
-    text_of_token = np.repeat(owner, sequence_lengths)[places]
+    text_of_token = np.repeat(text_of_piece, sequence_lengths)[places]
     tokens = _Tokens(text=text_of_token, spans=spans[places], places=places)
     # Words are labelled by their numbers, tokens by their first letters.
     unread = 0
     if words:
-        read_words = _find_words(tokens, codes, lengths)
+        read_words = _tokens_of_words(tokens, _find_words(codes, lengths), codes.shape[1])
         tokens, labelled, unread = read_words.tokens, read_words.numbers, read_words.unread
     else:
         labelled = _first_letters(tokens, codes, lengths)
@@ -186,13 +193,39 @@ def _read_batch(
         places=tokens.places,
         ids=ids,
         sequence_lengths=sequence_lengths,
-        long=encodings.long,
+        long=encodings.long_texts,
         unread=unread,
     )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Words:
+    """The words of a batch of texts, one after the other."""
+
+    text: np.ndarray  # (n,): number of the text of each word
+    first: np.ndarray  # (n,): its first letter
+    after: np.ndarray  # (n,): the letter after its last
+    number: np.ndarray  # (n,): its number in the text
+
+
+def _find_words(codes: np.ndarray, lengths: np.ndarray) -> _Words:
+    """Return the words of texts, given by the codes of their letters (texts, letters)."""
+    is_first = word_starts(codes, lengths)
+    # The last letter of a word is one that no letter of a word follows.
+    in_word = is_in_word(codes, lengths)
+    is_last = in_word.copy()
+    is_last[:, :-1] &= ~in_word[:, 1:]
+    text, first = np.nonzero(is_first)
+    after = np.nonzero(is_last)[1] + 1
+    # Number all words, and subtract the number of the first word of the text.
+    counts = is_first.sum(axis=1)
+    first_words = np.cumsum(counts) - counts
+    number = np.arange(len(text)) - np.repeat(first_words, counts)
+    return _Words(text=text, first=first, after=after, number=number)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ReadWords:
     """The words of a batch of texts that have a token."""
 
     tokens: _Tokens  # the text and the span of each word, and the place of its first token
@@ -200,41 +233,33 @@ class _Words:
     unread: int  # words without a token
 
 
-def _find_words(tokens: _Tokens, codes: np.ndarray, lengths: np.ndarray) -> _Words:
-    """Return the words of texts, given by the codes of their letters, with the first token of each."""
-    # The first letter of each word and the place behind its last one, by text; and the number of the word in its text.
-    starts = word_starts(codes, lengths)
-    is_last = np.zeros_like(starts)  # the last letter of each word
-    in_word = is_in_word(codes, lengths)
-    is_last[:, :-1] = in_word[:, :-1] & ~in_word[:, 1:]
-    is_last[:, -1] = in_word[:, -1]
-    text, first = np.nonzero(starts)
-    after = np.nonzero(is_last)[1] + 1
-    counts = starts.sum(axis=1)
-    number = np.arange(len(text)) - np.repeat(np.cumsum(counts) - counts, counts)
+def _tokens_of_words(tokens: _Tokens, words: _Words, letters: int) -> _ReadWords:
+    """Return the words that have a token, with the first token of each; texts have at most a number of ``letters``."""
     if not len(tokens.places):
-        no_tokens = _Tokens(text=text[:0], spans=tokens.spans, places=tokens.places)
-        return _Words(tokens=no_tokens, numbers=number[:0], unread=len(text))
-    # Letters of all texts in one line, in which tokens and words ascend: the token of a word is the first one that
-    # ends after the beginning of the word, if it begins before the end of the word.
-    width = codes.shape[1] + 1
-    token_begins = tokens.text * width + tokens.spans[:, 0]
-    token_ends = np.maximum.accumulate(tokens.text * width + tokens.spans[:, 1])
-    candidate = np.searchsorted(token_ends, text * width + first, side="right")
-    is_inside = candidate < len(token_ends)
-    candidate = np.where(is_inside, candidate, 0)
-    is_read = is_inside & (token_begins[candidate] < text * width + after)
-    spans = np.stack([first, after], axis=1)[is_read]
-    of_words = _Tokens(text=text[is_read], spans=spans, places=tokens.places[candidate[is_read]])
-    return _Words(tokens=of_words, numbers=number[is_read], unread=int((~is_read).sum()))
+        no_tokens = _Tokens(text=words.text[:0], spans=tokens.spans, places=tokens.places)
+        return _ReadWords(tokens=no_tokens, numbers=words.number[:0], unread=len(words.text))
+    # Put the letters of all texts in one line, in which tokens and words ascend. The token of a word is the first one
+    # that ends after the beginning of the word, if it begins before the end of the word.
+    line_width = letters + 1
+    text_begins = words.text * line_width
+    token_begins = tokens.text * line_width + tokens.spans[:, 0]
+    token_ends = tokens.text * line_width + tokens.spans[:, 1]
+    token_ends = np.maximum.accumulate(token_ends)  # in ascending order, as the search needs
+    candidate = np.searchsorted(token_ends, text_begins + words.first, side="right")
+    has_candidate = candidate < len(token_ends)  # False for last words, if no token ends after they begin
+    candidate = np.where(has_candidate, candidate, 0)  # 0 is not used
+    is_read = has_candidate & (token_begins[candidate] < text_begins + words.after)
+    spans = np.stack([words.first, words.after], axis=1)[is_read]
+    first_tokens = _Tokens(text=words.text[is_read], spans=spans, places=tokens.places[candidate[is_read]])
+    return _ReadWords(tokens=first_tokens, numbers=words.number[is_read], unread=int((~is_read).sum()))
 
 
 def _first_letters(tokens: _Tokens, codes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the first letter of each token that is not white space, (n,); its first letter if all are white space."""
     in_word = is_in_word(codes, lengths)
-    # The number of the next letter of a word, from each letter on; past the end of the row if there is none.
+    # For each letter, the first letter from it on that is not white space; the width of the row if there is none.
     letters = np.where(in_word, np.arange(codes.shape[1]), codes.shape[1])
-    following = np.minimum.accumulate(letters[:, ::-1], axis=1)[:, ::-1]
+    next_in_word = np.minimum.accumulate(letters[:, ::-1], axis=1)[:, ::-1]
     first, after = tokens.spans.T
-    in_token = following[tokens.text, first]
-    return np.where(in_token < after, in_token, first)
+    candidate = next_in_word[tokens.text, first]
+    return np.where(candidate < after, candidate, first)

@@ -1,7 +1,13 @@
-"""Masks of tokens: which tokens of a text belong to a span, an answer or a prompt, for poolings that read masks.
+"""Masks of tokens, for poolings that read masks: which tokens of a text belong to a span, an answer or a prompt.
 
-A mask has a name, which is also that of the pooling that reads it, and comes with the tokens of a row. The places of
-tokens in a text are those that a fast tokenizer gives (its offsets).
+A mask has the name of the pooling that reads it. It is made from the places of tokens in the text, which a fast
+tokenizer gives as offsets:
+
+| mask | tokens |
+|---|---|
+| ``span``, ``assistant`` | those within the spans of the text; the spans of a chat are the assistant's answers |
+| ``last-prompt`` | the last one of the prompt, before the last answer |
+| ``words`` | all but special tokens |
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +19,7 @@ from reservoir.errors import InputError
 from reservoir.tasks.marked_texts import MarkedText
 
 Offsets = Sequence[tuple[int, int]]
-"""Where each token of a text begins and ends; special tokens that a tokenizer adds are empty."""
+"""The first letter of each token in the text, and the letter after its last; equal for added special tokens."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,9 @@ class TokenRows:
     lengths : array (rows,) of int32
         The number of tokens of each row.
     owner : array (rows,) of int, optional
-        The text of each piece, ascending, if long texts are read in pieces.
+        The number of the text of each piece, ascending, if long texts are read in pieces; None if each row is a text.
     masks : mapping of str to array (rows, longest) of bool
-        Which tokens each mask has.
+        The masks by name; they are True at the tokens that belong to the mask.
     """
 
     ids: np.ndarray
@@ -41,10 +47,11 @@ class TokenRows:
 def tokens_within(offsets: Offsets, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return which tokens have a letter of one of the spans, (tokens,) of bool."""
     begins, ends = np.asarray(offsets, np.int64).reshape(-1, 2).T
-    inside = np.zeros(len(begins), bool)
+    has_letters = ends > begins
+    is_inside = np.zeros(len(begins), bool)
     for start, end in spans:
-        inside |= (begins < end) & (ends > start) & (ends > begins)
-    return inside
+        is_inside |= has_letters & (begins < end) & (ends > start)
+    return is_inside
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ class MaskMaker:
     texts : sequence of MarkedText
         The texts, with their spans.
     offsets : sequence
-        The places of the tokens of each row; only ``words``, and ``last-prompt`` of texts without answers, need none.
+        The places of the tokens of each row. They may be empty for the mask ``words``, and for ``last-prompt`` of texts
+        without answers.
     special_ids : sequence of int
         The IDs of special tokens.
     """
@@ -69,42 +77,50 @@ class MaskMaker:
     special_ids: Sequence[int]
 
     def mask(self, name: str) -> np.ndarray:
-        """Return a mask (rows, longest) of bool; raise `InputError` if the places of answers are not known."""
+        """Return the mask of this name, (rows, longest) of bool.
+
+        Raise `InputError` if it needs the places of answers, and a chat template has hidden them.
+        """
         rows = self.rows
         if name == "words":
-            is_real = np.arange(rows.ids.shape[1]) < rows.lengths[:, None]
-            return is_real & ~np.isin(rows.ids, self.special_ids)
-        # The end of a prompt is where an answer begins; a text without an answer is a prompt as a whole.
-        reads_spans = [text for text in self.texts if name != "last-prompt" or text.ends_with_answer]
-        if unknown := next((text for text in reads_spans if text.spans is None), None):
+            is_token = np.arange(rows.ids.shape[1]) < rows.lengths[:, None]  # False at padding
+            return is_token & ~np.isin(rows.ids, self.special_ids)
+        # The end of a prompt is where an answer begins; a text without an answer is a prompt as a whole, and needs no
+        # spans.
+        texts_with_spans = [text for text in self.texts if name != "last-prompt" or text.ends_with_answer]
+        if without_places := next((text for text in texts_with_spans if text.spans is None), None):
+            start = without_places.text[:60]
             raise InputError(
-                f"pooling {name}: the chat template changes what the assistant says in {unknown.text[:60]!r}...",
+                f"pooling {name}: the chat template changes what the assistant says in {start!r}...",
                 "pool mean or last",
             )
         return self._last_of_prompts() if name == "last-prompt" else self._within_spans()
 
     def texts_without(self, mask: np.ndarray) -> int:
         """Return the number of texts that have no token in a mask."""
-        is_in_row = mask.any(axis=1)
-        if self.rows.owner is not None:
-            is_in_row = np.bincount(self.rows.owner[is_in_row], minlength=len(self.texts)) > 0
-        return int((~is_in_row).sum())
+        has_token = mask.any(axis=1)  # of each row
+        if self.rows.owner is not None:  # of each text
+            has_token = np.bincount(self.rows.owner[has_token], minlength=len(self.texts)) > 0
+        return int((~has_token).sum())
 
     def _rows_of(self, text: int) -> np.ndarray:
-        """Return the rows of a text, in order."""
+        """Return the numbers of the rows of a text, in order; ``text`` is its number."""
         return np.array([text]) if self.rows.owner is None else np.flatnonzero(self.rows.owner == text)
 
     def _within_spans(self) -> np.ndarray:
-        """Return the tokens within the spans of each text."""
+        """Return the mask (rows, longest) of the tokens within the spans of each text."""
         mask = np.zeros(self.rows.ids.shape, bool)
         for text, marked in enumerate(self.texts):
             for row in self._rows_of(text):
-                of_row = self.offsets[row]
-                mask[row, : len(of_row)] = tokens_within(of_row, marked.spans or ())
+                offsets = self.offsets[row]
+                mask[row, : len(offsets)] = tokens_within(offsets, marked.spans or ())
         return mask
 
     def _last_of_prompts(self) -> np.ndarray:
-        """Return the last token of each prompt; a token on both sides of its end is not one of its tokens."""
+        """Return the mask (rows, longest) of the last token of each prompt.
+
+        A token with letters on both sides of the end of the prompt does not belong to it.
+        """
         mask = np.zeros(self.rows.ids.shape, bool)
         for text, marked in enumerate(self.texts):
             rows_of_text = self._rows_of(text)
@@ -114,7 +130,7 @@ class MaskMaker:
                 last_row = rows_of_text[-1]
                 mask[last_row, self.rows.lengths[last_row] - 1] = True
                 continue
-            # From the last row to the first: the first row with a token before the end has the last such token.
+            # From the last row to the first: the first of these with a token before the end has the last such token.
             # A special token that a tokenizer adds would have the place (0, 0), and seem to be before the end. There is
             # none, because only chats have answers, and a chat gets its special tokens from its template, as letters.
             for row in rows_of_text[::-1]:

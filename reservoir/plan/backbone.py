@@ -18,7 +18,7 @@ from reservoir.plan.budget import (
 from reservoir.plan.columns import split_names
 from reservoir.tasks.task import Vectors
 
-# If every step has a label: twice as many kernels added 0.2 points, half as many cost 1.
+# The backbone of a series whose every step has a label: twice as many kernels added 0.2 points, half as many cost 1.
 STEP_KERNELS = f"{KERNELS}:width=64"
 # Widths of random kernels, and the most rows of train and valid that each is for: the first is that of their
 # configuration, the last is for any number of rows. Twice as many kernels read as well as twice as many rows; the time
@@ -32,27 +32,29 @@ PICTURE_WIDTHS = {1024: MAX_KERNEL_ROWS, 512: 50_000, 256: math.inf}
 
 
 def choose_backbone(data: DataView, options: ExtractOptions) -> str | None:
-    """Return the backbone that was given, or one without blocks for series and pictures; None for other data's default.
+    """Return the backbone that was given, or by default one without blocks for series and pictures.
 
-    An option that only a transformer has, such as ``--depth`` or a layer above the input layer, takes
-    the default of other data.
+    For other data it is None: they have the default transformer. So have series and pictures with an option that
+    only a transformer has, such as ``--depth`` or a layer above the input layer.
     """
     task = data.task
     layers = () if options.layers is None else split_names(options.layers)
-    needs_blocks = options.init is not None or options.depth is not None or {*layers} - {*INPUT_LAYER}
-    other_input = options.input not in (None, "kernels", "patches", "counter")
-    if options.backbone is not None or needs_blocks or other_input:
+    reads_blocks = bool({*layers} - {*INPUT_LAYER})
+    needs_blocks = options.init is not None or options.depth is not None or reads_blocks
+    has_input_for_blocks = options.input not in (None, "kernels", "patches", "counter")
+    if options.backbone is not None or needs_blocks or has_input_for_blocks:
         return options.backbone
     if options.input == "patches":
         return KERNELS
     if options.input == "counter":
         channels = Brackets.of(task).channels
-        return f"{KERNELS}:width={-(-channels // GROUP_SIZE) * GROUP_SIZE}"
+        groups = -(-channels // GROUP_SIZE)  # rounded up: the width must be a multiple of the group size
+        return f"{KERNELS}:width={groups * GROUP_SIZE}"
     if task.labels_each_token and isinstance(task.form, Vectors):
         return STEP_KERNELS
     if data.kind not in ("series", "pictures"):
         return None
-    settings: list[str] = []
+    settings: list[str] = []  # those that differ from the configuration of the kernels
     width = _kernel_width(data)
     if width < max(KERNEL_WIDTHS):
         settings.append(f"width={width}")
@@ -71,8 +73,7 @@ def _kernel_width(data: DataView) -> int:
         return next(width for width, most_rows in PICTURE_WIDTHS.items() if fitted_rows <= most_rows)
     columns = ColumnSet(INPUT_LAYER, KERNEL_POOLINGS)
     for width, most_rows in KERNEL_WIDTHS.items():
-        # The windows are not chosen yet, so ``seen`` is the task itself: the size of these columns is the same for all
-        # windows.
+        # The windows are not chosen yet, so ``seen`` is the task itself: these columns have one size for all windows.
         budget = Budget(
             task=task,
             seen=task,
@@ -84,7 +85,7 @@ def _kernel_width(data: DataView) -> int:
         )
         if fitted_rows <= most_rows and not budget.excess(columns).any:
             return width
-    # If none fits, take the smallest; `choose_columns` then leaves out columns, unless the user named the poolings.
+    # If none fits, take the fewest; `choose_columns` then leaves out columns, unless the user named the poolings.
     return min(KERNEL_WIDTHS)
 
 

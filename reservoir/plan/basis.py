@@ -22,27 +22,39 @@ Kind = Literal[
 SERIES_KERNEL = 9  # values of a window of a series, as in MiniRocket
 SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
 
-# The reason of an option that the user passed, and that of a default that no data decide.
-GIVEN = "given"
-PLAIN = "default"
+GIVEN = "given"  # the reason of an option that the user passed
+PLAIN = "default"  # the reason of a default that does not depend on the data
 
 
 def kind_of(task: Task) -> Kind:
-    """Return the kind of data of a task; series and symbols are long enough for windows, and pictures are your own."""
+    """Return the kind of data of a task; the first that applies.
+
+    | kind | tasks |
+    |---|---|
+    | ``labels of every token`` | a label for each token |
+    | ``named task`` | the tasks of this package |
+    | ``forecasts`` | future values as labels |
+    | ``symbols`` | few symbols, one label, and rows that are long enough for windows |
+    | ``tokens`` | other symbols |
+    | ``pictures`` | images |
+    | ``series`` | values, one label, and rows that are long enough for windows |
+    | ``vectors`` | other values |
+    """
     if task.labels_each_token or task.labels_text_tokens:
         return "labels of every token"
     if task.name in TASKS:
         return "named task"
     if task.horizon:
         return "forecasts"
-    one_label = task.readout_tokens == 1
+    has_one_readout_token = task.readout_tokens == 1
     if isinstance(task.form, Tokens):
-        few_symbols = task.form.vocabulary <= MAX_SYMBOLS
-        return "symbols" if one_label and few_symbols and task.max_tokens >= SYMBOL_KERNEL else "tokens"
+        has_few_symbols = task.form.vocabulary <= MAX_SYMBOLS
+        fits_windows = task.max_tokens >= SYMBOL_KERNEL
+        return "symbols" if has_one_readout_token and has_few_symbols and fits_windows else "tokens"
     if task.pictures:
         return "pictures"
-    is_series = one_label and task.max_tokens >= SERIES_KERNEL
-    return "series" if is_series else "vectors"
+    fits_windows = task.max_tokens >= SERIES_KERNEL
+    return "series" if has_one_readout_token and fits_windows else "vectors"
 
 
 @dataclass(frozen=True)
@@ -81,10 +93,10 @@ class ModelView:
 
     family: Family
     width: int  # of hidden states
-    depth: int  # number of blocks
-    reader: Reader | None  # of native input
+    depth: int  # number of blocks; 0 if the model is an input layer alone
+    reader: Reader | None  # of native input; None for other input
     seen: Task  # with windows or the reader's tokens as tokens
-    pieces: int  # most pieces of a row, if long texts are read in pieces
+    pieces: int  # most pieces of a row, if long texts are read in pieces; else 1
 
     @property
     def native(self) -> bool:
@@ -94,7 +106,7 @@ class ModelView:
     @classmethod
     def of(cls, task: Task, reservoir: Reservoir) -> ModelView:
         """Return the view of a task; raise `InputError` if the model cannot read it."""
-        from reservoir.backbones import find_shape  # these import torch, which fit does not need
+        from reservoir.backbones import find_shape  # both import torch, which fit does not need
         from reservoir.inputs.native import open_reader
 
         family, shape = find_shape(reservoir.backbone, reservoir.depth)
@@ -103,13 +115,15 @@ class ModelView:
         if reservoir.input == "native":
             reader = open_reader(seen, reservoir.backbone, reservoir.init)
             seen = replace(seen, form=reader.form, max_tokens=reader.max_tokens)
-        pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
+        pieces = 1
+        if reservoir.long == "windows":
+            pieces = -(-task.max_tokens // seen.max_tokens)  # rounded up
         return cls(family, shape.width, shape.depth, reader, seen, pieces)
 
 
 def is_given(options: Options, name: str) -> bool:
-    """Return whether an option differs from its default; False if these options do not have it."""
-    defaults = {item.name: item.default for item in fields(options)}
+    """Return whether the option of this name differs from its default; False if ``options`` do not have it."""
+    defaults = {option.name: option.default for option in fields(options)}
     return name in defaults and getattr(options, name) != defaults[name]
 
 

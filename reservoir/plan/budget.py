@@ -15,8 +15,10 @@ from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task, Vectors
 
 Names: TypeAlias = tuple[str, ...]
+"""Names of layers, or of poolings."""
 
-INPUT_LAYER = ("embed",)
+INPUT_NAME = "embed"
+INPUT_LAYER: Names = (INPUT_NAME,)  # the layers that are read, if it is the input layer alone
 MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix is rows x rows
 
 VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for windows of values
@@ -30,8 +32,9 @@ KERNEL_POOLINGS = (*KERNEL_VALUE_POOLINGS, "places3")
 # CIFAR-10, mirrored3 has 94.7% and 66.9%: digits are not symmetric, photographs are.
 PICTURE_POOLINGS = ("excess2", "mirrored3")
 
-# Poolings for more rows than the default of a kind has, from most to fewest columns. Those without shares are stored
-# as float16. Series and symbols lose their blocks before they get poolings without segments, see `INPUT_POOLINGS`.
+# Poolings for more rows than the default poolings of a kind can have, from most to fewest columns. Those without shares
+# are stored as float16. Series and symbols lose their blocks before they get poolings without segments, see
+# `INPUT_POOLINGS`.
 FEWER_POOLINGS: Mapping[Kind, Sequence[Names]] = {
     "series": (
         ("quantiles9", "shares7", "max", "min", "segments4"),
@@ -75,7 +78,9 @@ FEWER_KERNEL_POOLINGS: Sequence[Names] = (
     ("std", "max"),
 )
 
-MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of default columns: the larger of bytes and times the input
+# Default columns may take either of these, whichever is more: bytes, or times the bytes of the input.
+MAX_BYTES = 2e8
+MAX_RATIO = 4
 # The limit of random kernels: with fewer features, more rows would not be read more accurately than few.
 MAX_KERNEL_BYTES = 1e9
 TOO_LARGE = "all columns would take more than {:,.0f} MB and 4 times the input"
@@ -96,8 +101,9 @@ def column_sets(
 ) -> list[ColumnSet]:
     """Return the default columns and those for more rows, from most to fewest.
 
-    ``free_layers`` and ``free_poolings`` are False for what the user gave; ``allows_tokens`` allows the
-    pooling ``tokens`` in the columns for more rows.
+    ``free_layers`` and ``free_poolings`` say whether layers and poolings may be changed, because the user did not give
+    them. ``allows_tokens`` allows the pooling ``tokens`` in the columns for more rows. ``native`` says whether the
+    model reads the data by its own input.
     """
     # A random input layer reads series and symbols in windows, and is useful without any block of the model.
     reads_windows = kind in ("series", "symbols") and not native
@@ -118,14 +124,15 @@ def column_sets(
     ends_with_input = reads_windows and (free_layers or default.layers == INPUT_LAYER)
     if ends_with_input:
         candidates = [names for names in candidates if by_segment(names)]
-    # Layers are left out in two places: after poolings with ``tokens``, whose column is the widest, and after the
-    # last poolings, unless the input layer alone follows.
     sets = [default]
     for names in candidates:
-        sets.append(ColumnSet(default.layers, names))
-        ends_the_sets = names == candidates[-1] and not ends_with_input
-        if free_layers and ("tokens" in names or ends_the_sets):
-            sets += _with_fewer_layers(sets[-1])
+        of_poolings = ColumnSet(default.layers, names)
+        sets.append(of_poolings)
+        # Layers are left out in two places: after poolings with ``tokens``, whose column is the widest, and after the
+        # last poolings, unless the input layer alone follows.
+        is_last = names == candidates[-1] and not ends_with_input
+        if free_layers and ("tokens" in names or is_last):
+            sets += _with_fewer_layers(of_poolings)
     # The input layer alone has the same poolings, and then its own with ever fewer columns.
     if ends_with_input:
         without_tokens = [names for names in candidates if "tokens" not in names]
@@ -134,7 +141,7 @@ def column_sets(
 
 
 def _fewer_poolings(kind: Kind, default: Names) -> Sequence[Names]:
-    """Return the poolings for more rows than those with the ``default`` poolings of a kind, from most to fewest."""
+    """Return the poolings for more rows than the ``default`` poolings of a kind can have, from most to fewest."""
     if kind != "labels of every token":
         return FEWER_POOLINGS.get(kind, ())
     # The widest windows tell most, so none is left out.
@@ -143,13 +150,14 @@ def _fewer_poolings(kind: Kind, default: Names) -> Sequence[Names]:
 
 
 def _with_fewer_layers(columns: ColumnSet) -> list[ColumnSet]:
-    """Return columns with every second layer, every fourth, and so on to one."""
+    """Return the columns of every second layer, of every fourth, and so on to one layer."""
     sets: list[ColumnSet] = []
     layers = columns.layers
     while len(layers) > 1:
-        # Labels of every token depend on the neighbouring tokens, which the first layers show best. Other labels
-        # keep the last layer.
-        layers = layers[::2] if columns.poolings == ("all",) else layers[::-2][::-1]
+        # Labels of every token depend on the neighbouring tokens, which the first layers show best, so the first one
+        # stays. For other labels, the last one stays.
+        keeps_first = columns.poolings == ("all",)
+        layers = layers[::2] if keeps_first else layers[::-2][::-1]
         sets.append(replace(columns, layers=layers))
     return sets
 
@@ -174,7 +182,7 @@ class ColumnSet:
     @property
     def has_blocks(self) -> bool:
         """Whether a block of the model runs."""
-        return self.layers != ("embed",)
+        return self.layers != INPUT_LAYER
 
     @property
     def sorts(self) -> bool:
@@ -189,11 +197,11 @@ class ColumnSet:
 
 @dataclass(frozen=True)
 class Excess:
-    """Which limits some columns exceed, each with a message; empty messages for limits that they keep."""
+    """Which limits some columns exceed: a message for each limit, which is empty if they are within it."""
 
-    size: str = ""
-    blocks: str = ""
-    sorting: str = ""
+    size: str = ""  # bytes on disk
+    blocks: str = ""  # windows that pass through blocks of the model
+    sorting: str = ""  # windows that are sorted by a pooling
 
     @property
     def any(self) -> bool:
@@ -205,26 +213,30 @@ class Excess:
 class Budget:
     """The limits of default columns for a number of rows in all splits."""
 
-    task: Task
+    task: Task  # describes sequences as stored
     seen: Task  # the task as the model sees it, with windows as tokens
-    width: int
-    rows: int
-    least_bytes: float  # that are allowed, however small the input is
-    limits_size: bool  # whether bytes count
-    limits_work: bool  # whether windows count
+    width: int  # of hidden states
+    rows: int  # in all splits
+    least_bytes: float  # bytes that are allowed, however small the input is
+    limits_size: bool  # whether the bytes on disk are limited
+    limits_work: bool  # whether the windows of blocks and of sorting are limited
 
     def first_that_fits(self, sets: Sequence[ColumnSet]) -> tuple[ColumnSet, dict[str, str]]:
-        """Return the first columns within the budget, else the last, and the reason for each changed option."""
+        """Return the first columns within the budget, else the last, and the reason for each changed option.
+
+        The first of the ``sets`` has the default columns. An option is changed if the returned columns differ from them
+        in it: ``layers`` or ``pool``.
+        """
         default = sets[0]
         chosen = next((columns for columns in sets if not self.excess(columns).any), sets[-1])
         # What is wrong with the default is the reason for each option that differs from it.
         excess = self.excess(default)
-        changes: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         if chosen.layers != default.layers:
-            changes["layers"] = excess.blocks or excess.size
+            reasons["layers"] = excess.blocks or excess.size
         if chosen.poolings != default.poolings:
-            changes["pool"] = "; ".join(filter(None, [excess.sorting, excess.size]))
-        return chosen, changes
+            reasons["pool"] = "; ".join(filter(None, [excess.sorting, excess.size]))
+        return chosen, reasons
 
     def note(self, default: ColumnSet) -> str:
         """Return a note that names the columns that fewer rows would have."""
@@ -235,20 +247,18 @@ class Budget:
     def excess(self, columns: ColumnSet) -> Excess:
         """Return which limits columns exceed."""
         windows = self.rows * self.seen.max_tokens
-        large = self.limits_size and self._bytes(columns) > self._most_bytes
-        long_blocks = self.limits_work and columns.has_blocks and windows > MAX_BLOCK_WINDOWS
-        long_sorting = self.limits_work and columns.sorts and windows > MAX_SORTED_WINDOWS
-        of_blocks = f"{windows:,} windows; blocks read at most {MAX_BLOCK_WINDOWS:,} by default"
-        of_sorting = f"{windows:,} windows; at most {MAX_SORTED_WINDOWS:,} are sorted by default"
-        return Excess(
-            size=TOO_LARGE.format(self.least_bytes / 1e6) if large else "",
-            blocks=of_blocks if long_blocks else "",
-            sorting=of_sorting if long_sorting else "",
-        )
+        size = blocks = sorting = ""
+        if self.limits_size and self._bytes(columns) > self._most_bytes:
+            size = TOO_LARGE.format(self.least_bytes / 1e6)
+        if self.limits_work and columns.has_blocks and windows > MAX_BLOCK_WINDOWS:
+            blocks = f"{windows:,} windows; blocks read at most {MAX_BLOCK_WINDOWS:,} by default"
+        if self.limits_work and columns.sorts and windows > MAX_SORTED_WINDOWS:
+            sorting = f"{windows:,} windows; at most {MAX_SORTED_WINDOWS:,} are sorted by default"
+        return Excess(size=size, blocks=blocks, sorting=sorting)
 
     @property
     def _most_bytes(self) -> float:
-        """The limit of the bytes on disk."""
+        """The limit of the bytes on disk; the input is taken as float32."""
         channels = self.task.form.dim if isinstance(self.task.form, Vectors) else 1
         input_bytes = 4 * self.rows * self.task.max_tokens * channels
         return max(self.least_bytes, MAX_RATIO * input_bytes)

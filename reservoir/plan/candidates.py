@@ -1,7 +1,7 @@
 """What a fit tries: the columns among which a readout is chosen, alone or side by side, and the folds that choose."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reservoir.column import RAW, ROLLING, Column, Columns
@@ -11,7 +11,7 @@ from reservoir.plan.basis import DataView, Kind
 from reservoir.plan.budget import (
     FEWER_KERNEL_POOLINGS,
     FEWER_POOLINGS,
-    INPUT_LAYER,
+    INPUT_NAME,
     KERNEL_POOLINGS,
     MAX_KERNEL_ROWS,
     PICTURE_POOLINGS,
@@ -30,7 +30,8 @@ TIME_FOLDS = 10  # of forecasts: each readout is fitted to nearly all of the pas
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
 MIN_VALID_ROWS = 1000  # two standard errors of an accuracy are then 3 points or less
 
-# Width of concatenated columns: 12 features of 256 random kernels. The time of a sweep grows with its cube.
+# Width of the columns of one layer side by side: 12 features of 256 random kernels. The time of a sweep grows with its
+# cube.
 MAX_JOINED_WIDTH = 3072
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
 MAX_TARGETS = 1000  # most labels of a row for which one readout is fitted by default
@@ -47,19 +48,23 @@ KNOWN_POOLINGS: Mapping[Kind, Names] = {
 class ReadoutPlan:
     """How a readout will be chosen by default."""
 
-    candidates: tuple[Columns, ...]
-    folds: int  # 0 if the validation split chooses
-    repeats: int
+    candidates: tuple[Columns, ...]  # one is chosen; the columns of a candidate are side by side
+    folds: int  # of cross-validation; 0 if the validation split chooses
+    repeats: int  # of cross-validation, with folds that are drawn again
     reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
 def choose_candidates(
     data: DataView, shapes: Mapping[Column, tuple[int, int]], *, native: bool
 ) -> ReadoutPlan:
-    """Return what a fit of columns with these ``shapes`` tries."""
+    """Return what a fit tries by default, from columns with these ``shapes``: tokens and width of a row.
+
+    ``native`` says whether the model reads the task by its own input.
+    """
     task, kind = data.task, data.kind
     folds, repeats = (TIME_FOLDS, 1) if task.horizon else default_folds(data.train_rows, data.valid_rows)
-    # The width of a sample matters for columns with one sample per row; others have one for each readout token.
+    # The width of a sample matters for columns with one sample per row: those of one token, or whose tokens are joined
+    # because they are not the readout tokens.
     widths = {
         column: tokens * width
         for column, (tokens, width) in shapes.items()
@@ -68,25 +73,27 @@ def choose_candidates(
     candidates = readout_candidates(
         task, kind, [*shapes], widths, data.train_rows, cross_validated=folds > 0, native=native
     )
+    # The candidates are known to suit the data, unless they are those of any columns.
     poolings = {column: find_pooling(column.pooling) for column in shapes}
     best_of_kind = _candidates_of_kernels(kind, poolings) or _known_candidates(kind, poolings)
     are_known = task.horizon or best_of_kind == candidates
-    few_rows = f"{data.valid_rows:,} validation rows; {MIN_VALID_ROWS:,} are enough"
-    reasons = {
-        "select": "each fold is later than the rows that its readout is fitted to"
-        if task.horizon
-        else few_rows,
-        "columns": f"known to suit {kind}" if are_known else "each alone, and each layer as a whole",
-    }
-    return ReadoutPlan(candidates, folds, repeats, reasons)
+    why_select = f"{data.valid_rows:,} validation rows; {MIN_VALID_ROWS:,} are enough"
+    if task.horizon:
+        why_select = "each fold is later than the rows that its readout is fitted to"
+    why_columns = f"known to suit {kind}" if are_known else "each alone, and each layer as a whole"
+    return ReadoutPlan(candidates, folds, repeats, {"select": why_select, "columns": why_columns})
 
 
 def default_folds(train: int, valid: int) -> tuple[int, int]:
-    """Return the number of folds that choose a readout, 0 for the validation split, and of repeats."""
+    """Return the number of folds that choose a readout, 0 for the validation split, and of repeats.
+
+    ``train`` and ``valid`` are the rows of these splits.
+    """
     if valid >= MIN_VALID_ROWS:
         return 0, 1
     # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of its rows.
-    return (FEWER_FOLDS if train + valid >= MANY_ROWS else AUTO_FOLDS), _repeats_of(train)
+    folds = FEWER_FOLDS if train + valid >= MANY_ROWS else AUTO_FOLDS
+    return folds, _repeats_of(train)
 
 
 def choose_folds(
@@ -94,17 +101,21 @@ def choose_folds(
 ) -> tuple[int, int]:
     """Return the folds, 0 for the validation split, and the repeats of a fit.
 
-    ``groups`` is the number of groups. Folds ``in_time``, those of forecasts, cannot be drawn again.
+    ``rows`` are those of each split, and ``groups`` is the number of groups, None without groups. Folds ``in_time``,
+    those of forecasts, cannot be drawn again.
     """
     select = options.select
-    if select == "valid" or (select == "auto" and options.readout != "ridge"):
+    # Only for ridge do folds take little more time than one fit.
+    is_too_slow_for_folds = select == "auto" and options.readout != "ridge"
+    if select == "valid" or is_too_slow_for_folds:
         return 0, 1
-    if select == "auto" and in_time:
-        return TIME_FOLDS, 1
     if select == "auto":
+        if in_time:
+            return TIME_FOLDS, 1
         folds, repeats = default_folds(rows["train"], rows["valid"])
+        # No fold is empty: each has at least one group, or one row.
         return min(folds, groups or rows["train"] + rows["valid"]), repeats
-    number = select.removeprefix("cv")
+    number = select.removeprefix("cv")  # the K of cvK
     if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
         raise InputError(f"--select {select}: choose auto, valid, or cvK with 2 or more folds, such as cv5")
     return int(number), 1
@@ -112,7 +123,9 @@ def choose_folds(
 
 def _repeats_of(train_rows: int) -> int:
     """Return how often cross-validation is repeated: scores of few rows depend on the folds that are drawn."""
-    return 5 if train_rows < 200 else 3 if train_rows < 600 else 1
+    if train_rows < 200:
+        return 5
+    return 3 if train_rows < 600 else 1
 
 
 def readout_candidates(
@@ -125,31 +138,21 @@ def readout_candidates(
     cross_validated: bool,
     native: bool = False,
 ) -> tuple[Columns, ...]:
-    """Return the columns, alone or side by side, among which a readout is chosen (see `default_columns`).
+    """Return the candidates: the columns, alone or side by side, among which a readout is chosen.
 
-    ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
-    ``native`` is True for native input and for several entries.
+    The first one is the default if it has several columns (see `default_columns`). ``widths`` holds the widths of
+    columns with one sample per row; ``rows`` counts training rows. ``cross_validated`` says whether folds choose.
+    ``native`` is True for native input and for several entries, for which no best columns are known.
     """
     if task.horizon:
         # The raw past alone is an autoregression, which hidden states can only complete.
         return (*((column, RAW) for column in available), (RAW,))
-    best_of_kind: tuple[Columns, ...] = ()
-    if not native:
-        poolings = {column: find_pooling(column.pooling) for column in available}
-        best_of_kind = _candidates_around_tokens(task, poolings) or _candidates_of_kernels(kind, poolings)
-        if not best_of_kind and rows <= MAX_KERNEL_ROWS:
-            best_of_kind = _known_candidates(kind, poolings)
+    best_of_kind = () if native else _best_of_kind(task, kind, available, rows)
     if best_of_kind:
         return best_of_kind
-    # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels
-    # of all tokens.
-    many_targets = task.readout_tokens * task.outputs > MAX_TARGETS
-    max_width = 0 if many_targets else MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
-    # The columns to try alone, without those that are too wide, unless all are.
-    alone = _without_token_columns(available)
-    alone = [column for column in alone if widths.get(column, 0) <= max_width] or alone
+    alone = _columns_alone(task, available, widths, rows)
     singles = [(column,) for column in alone]
-    # All columns of a layer side by side, if they are not too wide.
+    # All columns of a layer side by side, if they have one sample per row and are not too wide.
     layers: dict[str, list[Column]] = {}
     for column in widths:
         if column in alone:
@@ -159,34 +162,61 @@ def readout_candidates(
         for columns in layers.values()
         if len(columns) > 1 and sum(widths[column] for column in columns) <= MAX_JOINED_WIDTH
     ]
-    together = tuple(column for columns in layers.values() for column in columns)
     # All columns of all layers side by side, for few rows.
+    together = tuple(column for columns in layers.values() for column in columns)
     few_rows = cross_validated and rows <= MAX_KERNEL_ROWS
-    narrow = sum(widths[column] for column in together) <= MAX_ALL_WIDTH
-    if not (few_rows and len(layers) > 1 and narrow):
-        return tuple(dict.fromkeys([*singles, *whole_layers]))
-    # All columns together do best on most small data sets, and need no choice of a layer. If a row has several
-    # readout tokens, columns with a sample per token are none of them, and often better.
+    is_narrow = sum(widths[column] for column in together) <= MAX_ALL_WIDTH
+    if not (few_rows and len(layers) > 1 and is_narrow):
+        return _without_duplicates([*singles, *whole_layers])
+    # All columns together do best on most small data sets, and need no choice of a layer, so they come first. If a row
+    # has several readout tokens, ``together`` lacks the columns with a sample per token, which are often better.
     if task.readout_tokens == 1:
-        return tuple(dict.fromkeys([together, *singles, *whole_layers]))
-    return tuple(dict.fromkeys([*singles, *whole_layers, together]))
+        return _without_duplicates([together, *singles, *whole_layers])
+    return _without_duplicates([*singles, *whole_layers, together])
+
+
+def _without_duplicates(candidates: Iterable[Columns]) -> tuple[Columns, ...]:
+    """Return each of the candidates once, in the order of their first occurrences."""
+    return tuple(dict.fromkeys(candidates))
+
+
+def _best_of_kind(task: Task, kind: Kind, available: Sequence[Column], rows: int) -> tuple[Columns, ...]:
+    """Return the candidates that are known to suit a kind of data; none for other data, and other columns."""
+    poolings = {column: find_pooling(column.pooling) for column in available}
+    candidates = _candidates_around_tokens(task, poolings) or _candidates_of_kernels(kind, poolings)
+    if not candidates and rows <= MAX_KERNEL_ROWS:
+        candidates = _known_candidates(kind, poolings)
+    return candidates
+
+
+def _columns_alone(
+    task: Task, available: Sequence[Column], widths: Mapping[Column, int], rows: int
+) -> list[Column]:
+    """Return the columns to try alone, without those that are too wide, unless all are.
+
+    ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
+    """
+    # Columns of all tokens are tried only if there are no others.
+    columns = [column for column in available if column.pooling != "all"] or [*available]
+    # With many rows, a readout needs moments, whose size limits the width.
+    max_width = MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
+    # A sample with the labels of very many tokens is too much for a readout. Then only columns with one sample per
+    # token, which have no entry in ``widths``, are narrow enough.
+    if task.readout_tokens * task.outputs > MAX_TARGETS:
+        max_width = 0
+    return [column for column in columns if widths.get(column, 0) <= max_width] or columns
 
 
 def default_columns(candidates: Sequence[Columns], task: Task | None = None) -> Columns | None:
     """Return the candidate that is chosen unless another is clearly better; None if no default is known.
 
-    It is the first one, if it concatenates columns: `readout_candidates` puts columns that are known
-    to do well together first. For forecasts it is the raw past, which needs no model.
+    It is the first one, if it has several columns: `readout_candidates` puts columns that are known
+    to do well together first. For forecasts it is the raw past, which needs no model. Without ``task``, the candidates
+    are not those of forecasts.
     """
     if task and task.horizon:
         return (RAW,)
     return candidates[0] if candidates and len(candidates[0]) > 1 else None
-
-
-def _without_token_columns(available: Sequence[Column]) -> list[Column]:
-    """Return the columns to try alone: wide columns of all tokens only if there are no others."""
-    of_rows = [column for column in available if column.pooling != "all"]
-    return of_rows or [*available]
 
 
 def _candidates_around_tokens(task: Task, available: Mapping[Column, Pooling]) -> tuple[Columns, ...]:
@@ -199,18 +229,21 @@ def _candidates_around_tokens(task: Task, available: Mapping[Column, Pooling]) -
     if not (task.labels_each_token and around and isinstance(task.form, Vectors)):
         return ()
     at_token = [column for column in available if column.pooling == "all"]
-    return tuple(dict.fromkeys([(*around, ROLLING), (*at_token, *around, ROLLING)]))
+    return _without_duplicates([(*around, ROLLING), (*at_token, *around, ROLLING)])
 
 
 def _candidates_of_kernels(kind: Kind, available: Mapping[Column, Pooling]) -> tuple[Columns, ...]:
-    """Return the candidates for the default columns of random kernels, for few or many rows; none for others."""
+    """Return the candidates for the default columns of random kernels, for few or many rows; none for others.
+
+    ``available`` holds the columns with their poolings.
+    """
     for poolings in (KERNEL_POOLINGS, *FEWER_KERNEL_POOLINGS):
-        columns = tuple(Column(*INPUT_LAYER, name) for name in poolings)
+        columns = tuple(Column(INPUT_NAME, name) for name in poolings)
         if kind == "series" and {*available} == {*columns}:
-            # Places come second, because they mislead if test rows begin at other times than training rows, which folds
-            # of the training rows cannot show.
-            values = tuple(column for column in columns if available[column].pattern != "placesK")
-            return tuple(dict.fromkeys([values, columns]))
+            # Columns that show where a kernel responds are only in the second candidate, because they mislead if test
+            # rows begin at other times than training rows, which folds of the training rows cannot show.
+            without_places = tuple(column for column in columns if available[column].pattern != "placesK")
+            return _without_duplicates([without_places, columns])
     return ()
 
 
@@ -223,8 +256,7 @@ def _known_candidates(kind: Kind, available: Mapping[Column, Pooling]) -> tuple[
     layers = _layers_with_columns(kind, available)
     if layers is None:
         return ()
-    # The poolings with the most columns, or those for more rows, of which those without segments have no known
-    # candidates.
+    # The poolings with the most columns, or else those for more rows; without segments, no candidates are known.
     with_segments = [names for names in FEWER_POOLINGS.get(kind, ()) if by_segment(names)]
     for poolings in (KNOWN_POOLINGS[kind], *with_segments):
         if candidates := _candidates_of(kind, layers, poolings, available):
@@ -234,7 +266,7 @@ def _known_candidates(kind: Kind, available: Mapping[Column, Pooling]) -> tuple[
 
 def _picture_candidates(available: Mapping[Column, Pooling]) -> tuple[Columns, ...]:
     """Return the candidates for the default columns of pictures read by patches; none for others."""
-    columns_of_patches = tuple(Column(*INPUT_LAYER, name) for name in PICTURE_POOLINGS)
+    columns_of_patches = tuple(Column(INPUT_NAME, name) for name in PICTURE_POOLINGS)
     if {*available} != {*columns_of_patches}:
         return ()
     return (columns_of_patches, *((column,) for column in columns_of_patches))
@@ -242,16 +274,16 @@ def _picture_candidates(available: Mapping[Column, Pooling]) -> tuple[Columns, .
 
 def _layers_with_columns(kind: Kind, available: Mapping[Column, Pooling]) -> tuple[str, ...] | None:
     """Return the default layers of a kind that have columns; None if the available columns have other layers."""
-    layer_names, _ = default_layers(kind, depth=1)
-    default_names = split_names(layer_names)
-    layers_here = {column.place for column in available}
-    layers = tuple(layer for layer in default_names if layer in layers_here)
-    # All default layers must have columns, unless there are so many rows that only one layer has: for series the input
-    # layer, for the others any one of the defaults.
-    is_reduced_to_one_layer = layers_here < {*default_names}
+    default_text, _ = default_layers(kind, depth=1)  # any depth but 0 has the same ones
+    defaults = split_names(default_text)
+    available_layers = {column.place for column in available}
+    layers = tuple(layer for layer in defaults if layer in available_layers)
+    # All default layers must have columns, unless there are so many rows that only some have: for series the input
+    # layer, for the others any of the defaults.
+    is_reduced = available_layers < {*defaults}
     if kind == "series":
-        is_reduced_to_one_layer = layers_here == {*INPUT_LAYER}
-    return layers if layers == default_names or is_reduced_to_one_layer else None
+        is_reduced = available_layers == {INPUT_NAME}
+    return layers if layers == defaults or is_reduced else None
 
 
 def _candidates_of(
@@ -261,22 +293,16 @@ def _candidates_of(
     columns = [Column(layer, name) for layer in layers for name in poolings if name != "tokens"]
     if not {*columns} <= {*available}:
         return ()
-    # All columns that show which values occur; with those that show where; and of symbols, all tokens.
-    columns_of_values = [column for column in columns if not available[column].by_segment]
-    columns_of_places = [column for column in columns if available[column].by_segment]
-    columns_of_tokens = [(Column(layer, "tokens"),) for layer in layers] if kind == "symbols" else []
+    # The columns that show which values occur, and those that show where, too.
+    of_values = tuple(column for column in columns if not available[column].by_segment)
+    of_places = tuple(column for column in columns if available[column].by_segment)
+    candidates = [of_values, (*of_values, *of_places)]
+    # Of symbols, also all tokens of a layer; long sequences do not have such columns by default.
+    if kind == "symbols":
+        of_tokens = [Column(layer, "tokens") for layer in layers]
+        candidates += [(column,) for column in of_tokens if column in available]
     # For series, the layers are compared, so that a fit shows what the block adds to the input layer.
-    columns_of_layers = [
-        tuple(column for column in columns_of_values if column.place == layer)
-        for layer in (layers if kind == "series" else ())
-    ]
-    candidates = dict.fromkeys(
-        [
-            tuple(columns_of_values),
-            (*columns_of_values, *columns_of_places),
-            *columns_of_tokens,
-            *columns_of_layers,
-        ]
-    )
-    # Only columns of all tokens may be missing, which long sequences do not have by default.
-    return tuple(candidate for candidate in candidates if {*candidate} <= {*available})
+    if kind == "series":
+        for layer in layers:
+            candidates.append(tuple(column for column in of_values if column.place == layer))
+    return _without_duplicates(candidates)

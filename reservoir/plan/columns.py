@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class ColumnChoice:
     """The columns of a plan."""
 
-    layers: Names
+    layers: Names  # each of them under each of the poolings is a column
     poolings: Names
     shapes: Mapping[Column, tuple[int, int]]  # tokens and width of a row of each column
     note_on_fewer_columns: str | None  # None if fewer rows would have the same columns
@@ -53,19 +53,19 @@ def choose_columns(data: DataView, options: ExtractOptions, view: ModelView) -> 
     default_layers_text, why_layers = default_layers(kind, depth, native=view.native)
     default_pool, why_pool = _default_poolings(task, kind, view)
     reasons = {"layers": why_layers, "pool": why_pool}
-    # Explicit names win over the defaults.
+    # Names that the user gives win over the defaults.
     layers = split_names(default_layers_text if options.layers is None else options.layers)
     layers = layer_names(depth) if layers == ("all",) else layers
     poolings = split_names(default_pool if options.pool is None else options.pool)
     _check_columns(task, view.reader, layers, poolings)
     check_layers(layers, view.family.name, depth)
-    in_order = tuple(layer for layer in layer_names(depth) if layer in layers)
-    columns = ColumnSet(in_order, poolings)
+    layers_in_order = tuple(layer for layer in layer_names(depth) if layer in layers)
+    columns = ColumnSet(layers_in_order, poolings)
     note_on_fewer_columns = None
     # A named task keeps the columns of the paper. Other tasks take the first columns that fit the budget.
     if kind != "named task":
-        columns, changes, note_on_fewer_columns = _fit_budget(columns, data, options, view)
-        reasons |= changes
+        columns, reasons_of_changes, note_on_fewer_columns = _fit_budget(columns, data, options, view)
+        reasons |= reasons_of_changes
     shapes = column_shapes(view.seen, width, columns.columns)
     return ColumnChoice(columns.layers, columns.poolings, shapes, note_on_fewer_columns, reasons)
 
@@ -73,7 +73,10 @@ def choose_columns(data: DataView, options: ExtractOptions, view: ModelView) -> 
 def _fit_budget(
     default: ColumnSet, data: DataView, options: ExtractOptions, view: ModelView
 ) -> tuple[ColumnSet, dict[str, str], str | None]:
-    """Return the first columns within the budget, the reasons of changed options, and a note if some changed."""
+    """Return the first columns within the budget, the reason for each changed option, and a note, None if none changed.
+
+    The changed options are those in which the columns differ from the ``default``.
+    """
     free_layers, free_poolings = not is_given(options, "layers"), not is_given(options, "pool")
     # Series and symbols are read in windows, which usually overlap and hold each value several times, so the work is
     # limited, too. Poolings that the user named are stored, whatever their size.
@@ -96,18 +99,19 @@ def _fit_budget(
         free_poolings=free_poolings,
         allows_tokens="tokens" in default.poolings and data.train_rows <= MAX_KERNEL_ROWS,
     )
-    columns, changes = budget.first_that_fits(candidates)
-    return columns, changes, budget.note(default) if changes else None
+    columns, reasons_of_changes = budget.first_that_fits(candidates)
+    note = budget.note(default) if reasons_of_changes else None
+    return columns, reasons_of_changes, note
 
 
 def split_names(value: str | Sequence[str]) -> Names:
-    """Return the names of a comma-separated list, without duplicates."""
-    parts = value.split(",") if isinstance(value, str) else value
-    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    """Return the names of a comma-separated list, or of a sequence, without duplicates and empty names."""
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 def default_layers(kind: Kind, depth: int, *, native: bool = False) -> tuple[str, str]:
-    """Return the default layers of a backbone with ``depth`` blocks, and the reason."""
+    """Return the default layers of a backbone with ``depth`` blocks, as `--layers` takes them, and the reason."""
     if not depth:
         return "embed", "the backbone has no blocks"
     if native or kind in ("named task", "pictures", "vectors"):
@@ -119,7 +123,7 @@ def default_layers(kind: Kind, depth: int, *, native: bool = False) -> tuple[str
 
 
 def _default_poolings(task: Task, kind: Kind, view: ModelView) -> tuple[str, str]:
-    """Return the default poolings, and the reason."""
+    """Return the default poolings, as `--pool` takes them, and the reason."""
     if kind == "labels of every token":
         return _step_poolings(task, has_blocks=view.depth > 0)
     if view.reader:
@@ -130,18 +134,20 @@ def _default_poolings(task: Task, kind: Kind, view: ModelView) -> tuple[str, str
         return _poolings_without_blocks(kind)
     if kind == "named task" or task.readout_tokens > 1:
         return "last,mean", "the last token, as in the paper, and the mean of all"
-    aligned = isinstance(task.form, Tokens) and task.max_tokens * view.width <= MAX_TOKEN_FEATURES
-    of_windows = {"series": VALUE_POOLINGS, "symbols": SYMBOL_POOLINGS}
-    poolings = of_windows.get(kind, ("last", "mean"))
-    names = ",".join([*poolings, SEGMENTS, *(["tokens"] if aligned else [])])
-    return names, f"these show which {'values' if kind == 'series' else kind} occur, and where"
+    poolings_of_windows = {"series": VALUE_POOLINGS, "symbols": SYMBOL_POOLINGS}
+    poolings = [*poolings_of_windows.get(kind, ("last", "mean")), SEGMENTS]
+    # All tokens of a short sequence of symbols are few enough features.
+    if isinstance(task.form, Tokens) and task.max_tokens * view.width <= MAX_TOKEN_FEATURES:
+        poolings.append("tokens")
+    what = "values" if kind == "series" else kind
+    return ",".join(poolings), f"these show which {what} occur, and where"
 
 
 def _step_poolings(task: Task, *, has_blocks: bool) -> tuple[str, str]:
     """Return the default poolings if every token has a label, and the reason."""
     if has_blocks:
         return "all", "every token has a label"
-    around = widths_within(task.max_tokens)
+    around = widths_within(task.max_tokens)  # of windows around each token
     return f"all,around{around}", "a kernel sees few of the values on which the label of a token depends"
 
 
@@ -173,14 +179,16 @@ def _check_columns(
 ) -> None:
     """Refuse unknown poolings, those that do not fit the task or the model, and a choice without columns."""
     check_poolings(poolings)
-    labels_tokens = task.labels_each_token or task.labels_text_tokens
-    if labels_tokens and not all(find_pooling(name).per_token for name in poolings):
+    each_token_has_a_label = task.labels_each_token or task.labels_text_tokens
+    if each_token_has_a_label and not all(find_pooling(name).per_token for name in poolings):
         problem = "--pool: every token has its own label"
         raise InputError(problem, "pass --pool all or around4, or leave --pool out")
-    of_class_token = [name for name in poolings if find_pooling(name).needs_class_token]
-    if of_class_token and not (reader and reader.has_cls):
+    has_class_token = reader is not None and reader.has_cls
+    poolings_of_class_token = [name for name in poolings if find_pooling(name).needs_class_token]
+    if poolings_of_class_token and not has_class_token:
         raise InputError(
-            f"--pool {of_class_token[0]}: the sequences have no class token", "take first, last or mean"
+            f"--pool {poolings_of_class_token[0]}: the sequences have no class token",
+            "take first, last or mean",
         )
     for name in poolings:
         if obstacle := _mask_obstacle(reader, find_pooling(name).mask):
@@ -190,11 +198,12 @@ def _check_columns(
 
 
 def _mask_obstacle(reader: Reader | None, mask: str) -> str:
-    """Return why a model's reader cannot make the mask of this name, with what to do; empty if it can."""
-    if mask in (
-        "",
-        "words",
-    ):  # the pooling reads no mask, or one that needs no places of tokens in the text
+    """Return why a model's reader cannot make the mask of this name, with what to do; empty if it can.
+
+    ``mask`` is empty for a pooling that reads no mask.
+    """
+    needs_no_places = mask in ("", "words")  # of tokens in the text
+    if needs_no_places:
         return ""
     from reservoir.inputs.native import TextReader  # imports torch, which fit does not need
 

@@ -17,12 +17,13 @@ from reservoir.plan.basis import Kind, ModelView
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task, Vectors
 
-BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches
-# A killed process loses the blocks that are not listed yet, often one. With this many rows, padding is under 5% of the
-# tokens of a batch.
+# Tokens of a batch: enough to keep the device busy, and few enough for its caches.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
+# Rows of a block. A killed process loses the blocks that are not listed yet, often one. With this many rows, padding is
+# under 5% of the tokens of a batch.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
-BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
+BLOCK_BYTES = 2**28  # largest block, as float32; the writer's queue holds several blocks
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class Precision:
 def choose_precision(
     options: ExtractOptions, family: Family, kind: Kind, poolings: Sequence[str], *, native: bool
 ) -> Precision:
-    """Return device and precision; explicit options win."""
+    """Return the device and the precisions; options that the user gave win over the defaults.
+
+    ``native`` says whether the model reads the task by its own input.
+    """
     device = choose_device(options.device)
     compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
     # Only your own series and symbols, unless read natively, are stored as float32 if a pooling needs it: float16
@@ -47,11 +51,11 @@ def choose_precision(
     needs_float32 = is_own_series and any(find_pooling(name).needs_float32 for name in poolings)
     reasons = {
         "device": "a GPU is used if there is one",
-        "compute": "the faster one here"
-        if family.allows_bfloat16
-        else f"{family.name} computes in float32 alone",
+        "compute": "the faster one here",
         "store": "shares near 0 need float32" if needs_float32 else "half the size of float32",
     }
+    if not family.allows_bfloat16:
+        reasons["compute"] = f"{family.name} computes in float32 alone"
     store = options.store or ("float32" if needs_float32 else "float16")
     return Precision(device, compute, store, reasons)
 
@@ -66,7 +70,7 @@ class Blocks:
 
 
 def check_compilation(options: ExtractOptions, view: ModelView, device: torch.device) -> None:
-    """Refuse ``--compile-blocks`` for blocks that cannot be compiled, or not with profit."""
+    """Raise `InputError` if ``--compile-blocks`` is given and blocks cannot be compiled, or would not be faster."""
     obstacle = ""
     if not view.depth or not view.family.compiles:
         obstacle = f"the blocks of {view.family.name} cannot be compiled"
@@ -81,7 +85,10 @@ def check_compilation(options: ExtractOptions, view: ModelView, device: torch.de
 def choose_blocks(
     options: ExtractOptions, view: ModelView, shapes: Mapping[Column, tuple[int, int]], device_kind: str
 ) -> Blocks:
-    """Return the rows of a block and of a batch; an explicit batch is at most a block."""
+    """Return the rows of a block and of a batch, which is at most a block.
+
+    ``shapes`` holds the tokens and width of a row of each column, and ``device_kind`` is "cpu" or "cuda".
+    """
     block_rows, batch_rows = rows_at_a_time(view.seen, view.reader, shapes, device_kind, view.pieces)
     reasons = {
         "compile_blocks": "compiled features differ in their last bits",
@@ -102,12 +109,15 @@ def rows_at_a_time(
 ) -> tuple[int, int]:
     """Return the number of rows per block and per batch.
 
-    ``seen`` is the task as the model sees it, and a row has up to ``pieces`` pieces.
+    ``seen`` is the task as the model sees it, and a row has up to ``pieces`` pieces. ``shapes`` holds the tokens and
+    width of a row of each column.
     """
-    # Tokens and bytes of a row; features are float32 in memory.
+    # Tokens of a row, and bytes of its features, which are float32 in memory.
     row_tokens = reader.row_tokens if reader else seen.max_tokens
     row_bytes = 4 * pieces * sum(tokens * width for tokens, width in shapes.values())
-    if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory
+    if reader and isinstance(
+        seen.form, Vectors
+    ):  # the vectors that a reader makes of a whole block are in memory, too
         row_bytes = max(row_bytes, 4 * row_tokens * seen.form.dim)
     most_rows = IMAGE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[device_kind]
     block_rows = max(1, min(most_rows, BLOCK_BYTES // row_bytes))

@@ -5,8 +5,9 @@
 
 TRAIN_STEPS = 5000
 TRAIN_RATE = 1e-3  # of Adam, the same in all steps
-# Lu et al. (2021) train LSTMs and the task homology with smaller rates than everything else.
-RATE_OF_FAMILY = {"lstm": 3e-4}  # decides before the task
+# Lu et al. (2021) train LSTMs and the task homology with smaller rates than everything else. If both have one, that of
+# the family is taken.
+RATE_OF_FAMILY = {"lstm": 3e-4}
 RATE_OF_TASK = {"homology": 1e-4}
 
 PRETRAIN_STEPS = 2000

@@ -27,25 +27,25 @@ class Plan:
 
     task: Task  # describes sequences as stored
     reservoir: Reservoir  # with "auto" dilations resolved
-    native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
-    reader: Reader | None = field(
-        repr=False, compare=False
-    )  # of native input; opening a tokenizer takes seconds
+    # Why a model of this kind of data, which the user named, does not read it by its own input; else empty.
+    native_obstacle: str
+    # Of native input; else None. It is kept because opening a tokenizer takes seconds.
+    reader: Reader | None = field(repr=False, compare=False)
     has_blocks: bool  # whether the model has blocks behind its input layer
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
     shapes: Mapping[Column, tuple[int, int]]  # tokens and width of a row of each column
-    device: str
+    device: str  # named as in torch
     compute: str  # precision of the model, one of `PRECISIONS`
     store: str  # precision on disk
     compiled: bool  # whether blocks and poolings are compiled
     block_rows: int  # rows of a shard of a new entry
     batch_rows: int  # rows per batch of the longest sequences
     folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
-    repeats: int
+    repeats: int  # of cross-validation, with folds that are drawn again
     candidates: tuple[Columns, ...]  # one is chosen; columns of a candidate are side by side
     note_on_fewer_columns: str | None  # None if fewer rows would have the same columns
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # the reason for the value of each option
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -69,11 +69,11 @@ class Plan:
             "select": select,
             "columns": [joined_name(columns) for columns in self.candidates],
         }
-        return {option: {"value": value, "why": self.reasons[option]} for option, value in values.items()}
+        return {name: {"value": value, "why": self.reasons[name]} for name, value in values.items()}
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return a line for each option: its name, its value, and the reason for it."""
-        values = {name: entry["value"] for name, entry in self.to_dict().items()}
+        values = {name: option["value"] for name, option in self.to_dict().items()}
         values["columns"] = f"{len(self.candidates)}, which --json lists"
         return [
             (name, "-" if value is None else str(value), self.reasons[name])
@@ -82,50 +82,67 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """Short name for folders and tables; it ends in the input layer if a model of such data does not read it."""
+        """Short name for folders and tables.
+
+        It ends in the input layer if that replaces the model's own input.
+        """
         return self.reservoir.title + (f"-{self.reservoir.input}" if self.native_obstacle else "")
 
     @property
     def input_note(self) -> str:
-        """A message if a named model of this kind of data does not read it natively."""
+        """A message if a random input layer replaces the model's own input; else empty."""
+        if not self.native_obstacle:
+            return ""
         how = f"a random input layer ({self.reservoir.input}) replaces the one of {self.reservoir.title}"
-        return f"{self.task.name}: {how}: {self.native_obstacle}" if self.native_obstacle else ""
+        return f"{self.task.name}: {how}: {self.native_obstacle}"
 
     def model_note(self, compute: str) -> str:
-        """Return that there is no transformer, or its precision and how features compare with published activations."""
+        """Return a message on the model, which was computed in the precision ``compute``.
+
+        It says that there is no transformer, or how the features compare with published activations.
+        """
         if not self.has_blocks:
-            named = {"patches": "patches of training rows", "counter": "a counter of brackets"}
-            units = named.get(self.reservoir.input, "random kernels")
+            names_of_inputs = {"patches": "patches of training rows", "counter": "a counter of brackets"}
+            units = names_of_inputs.get(self.reservoir.input, "random kernels")
             return f"{self.task.name}: {units}, no transformer; --backbone {DEFAULT_BACKBONE} adds one"
         how = f"{self.task.name}: computed in {compute} ({self.reasons['compute']})"
-        native = self.reservoir.input == "native"
+        is_native = self.reservoir.input == "native"
         if compute != "float32":
-            exact = "published activations" if native else "those in float32"
+            exact = "published activations" if is_native else "those in float32"
             share = "3%" if compute == "bfloat16-all" else "2%"
-            differ = f"features differ from {exact} by about {share} of their standard deviation"
-            return f"{how}: {differ}; --compute float32 avoids this"
-        equal = f": features equal published activations in float32, up to rounding to {self.store}"
-        return how + (equal if native else "")
+            difference = f"features differ from {exact} by about {share} of their standard deviation"
+            return f"{how}: {difference}; --compute float32 avoids this"
+        # Behind a random input layer there are no published activations to compare with.
+        if not is_native:
+            return how
+        return f"{how}: features equal published activations in float32, up to rounding to {self.store}"
 
     @property
     def note(self) -> str:
-        """A message if default poolings are few, or if default windows skip a part of each row."""
+        """A message if there are fewer columns by default, or else if default windows skip values; else empty."""
+        if self.note_on_fewer_columns:
+            return f"{self.task.name}: {self.note_on_fewer_columns}"
         windows = self.reservoir.windows(self.task)
-        note = self.note_on_fewer_columns
         # Windows that the user has chosen may skip values on purpose.
-        if not note and self.reasons["stride"] != GIVEN and windows.read_share < 1:
-            cut = f"windows of {windows.patch} with stride {windows.stride}"
-            note = f"{cut} cover {windows.read_share:.0%} of each row; reduce --stride or raise --patch to cover more"
-        return f"{self.task.name}: {note}" if note else ""
+        is_default_stride = self.reasons["stride"] != GIVEN
+        if not is_default_stride or windows.read_share >= 1:
+            return ""
+        cover = f"windows of {windows.patch} with stride {windows.stride} cover {windows.read_share:.0%} of each row"
+        return f"{self.task.name}: {cover}; reduce --stride or raise --patch to cover more"
 
 
 def resolve(
     task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None
 ) -> Plan:
-    """Return the plan of a task with ``rows`` in each split and a ``longest`` training row; refuse misfits."""
-    # A limited run has the plan of its own rows.
+    """Return the plan of a task; raise `InputError` for options that do not fit the task, the model or the device.
+
+    ``rows`` are those of each split, and ``longest`` is the length of the longest training row, by default that of the
+    longest row of the task.
+    """
+    # A run with --limit has the plan of the rows that it reads.
     rows = {split: min(number, options.limit or number) for split, number in rows.items()}
     data = DataView.of(task, rows, longest or task.max_tokens)
+    # Each decision depends on those before it.
     backbone = choose_backbone(data, options)
     model = choose_model(data, options, backbone)
     view = ModelView.of(task, model.reservoir)
@@ -134,9 +151,10 @@ def resolve(
     check_compilation(options, view, precision.device)
     blocks = choose_blocks(options, view, columns.shapes, devices.kind(precision.device))
     readouts = choose_candidates(data, columns.shapes, native=view.native)
-    # Each decision gives the reason of a default; an option that the user gave needs none.
-    choices = (model, columns, precision, blocks, readouts)
-    reasons_of_defaults = {option: why for choice in choices for option, why in choice.reasons.items()}
+    # Each decision gives the reasons of its defaults, which `reasons_of` replaces for options that the user gave.
+    reasons_of_defaults: dict[str, str] = {}
+    for choice in (model, columns, precision, blocks, readouts):
+        reasons_of_defaults |= choice.reasons
     return Plan(
         task=task,
         reservoir=model.reservoir,

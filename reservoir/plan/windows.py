@@ -16,12 +16,15 @@ from reservoir.plan.backbone import STEP_KERNELS, is_kernels
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, DataView
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import variant_of
-from reservoir.tasks.task import Tokens
+from reservoir.tasks.task import Task, Tokens
 
+# The options that default windows decide.
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
-STEP_DILATIONS = (2, 4, 8, 16)  # beside 1; larger ones did not help, because poolings look at wider windows
-# Windows of a row: the positions of GPT-2 and mini. Kernels alone have none, but windows at each of up to 2,000 values
-# doubled the time of extraction, for 0.3 points on the five sets for development with more values.
+# Dilations beside 1, if each token of a series has a label. Larger ones did not help, because poolings look at wider
+# windows.
+STEP_DILATIONS = (2, 4, 8, 16)
+# Most windows of a row: the positions of GPT-2 and mini. Kernels alone have no positions, but windows at each of up to
+# 2,000 values doubled the time of extraction, for 0.3 points on the five sets for development with more values.
 MAX_WINDOWS = 1024
 # Windows of pictures for units that are patches of training pictures. On CIFAR-10, stride 1 instead of 2 added 3.6
 # points (docs/log.md). With 200 training rows of MNIST, windows of 8 had 1.2 points more than those of 6.
@@ -33,75 +36,90 @@ class ModelChoice:
     """The model of a plan."""
 
     reservoir: Reservoir  # with "auto" dilations resolved
-    native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
+    # Why a model of this kind of data, which the user named, does not read it by its own input; else empty.
+    native_obstacle: str
     reasons: Mapping[str, str]  # of each option, unless the user gives it
 
 
 def choose_model(data: DataView, options: ExtractOptions, backbone: str | None) -> ModelChoice:
-    """Return the model for some data with a backbone (see `choose_backbone`), by its own input if it can read them."""
+    """Return the model for some data, by its own input if it can read them.
+
+    ``backbone`` is what `choose_backbone` returns; None for the default backbone.
+    """
     task = data.task
     random_inits = variant_of(options.given).random_inits
-    # Reasons are those of the options as the user gave them; the backbone may be a default.
-    explicit, options = options, replace(options, backbone=backbone)
-    reservoir = resolve_model(options, random_inits=random_inits)
+    with_backbone = replace(options, backbone=backbone)
+    reservoir = resolve_model(with_backbone, random_inits=random_inits)
     # Windows that suit one input layer may not suit another, which gets plain windows.
     why, windows = PLAIN, default_windows(data, reservoir.backbone)
     windowed = reservoir
     if windows and options.input in (None, windows["input"]):
-        windowed = resolve_model(options, windows, random_inits=random_inits)
+        windowed = resolve_model(with_backbone, windows, random_inits=random_inits)
         why = f"the best in our measurements for {data.kind}"
+    # A model of this kind of data reads it by its own input, unless something prevents that.
     suited = suits(task, reservoir)
     obstacle = ""
     if suited and options.input is None:
         obstacle = native_obstacle(task, reservoir)
     elif suited and options.input != "native":
         obstacle = "--input was given"
-    native = suited and options.input is None and not obstacle
-    reads_by_itself = native or options.input == "native"
-    if task.labels_text_tokens and not reads_by_itself:
-        raise InputError(
-            f"{task.name}: the labels are those of words or tokens, so the model must read text by its own tokenizer",
-            "leave out --input, or name a model with a tokenizer as --backbone",
-        )
-    if task.parameters.get("chat") and not reads_by_itself:
-        raise InputError(
-            f"--chat: the model does not read chats by its own tokenizer{f', because {obstacle}' if obstacle else ''}",
-            "name a pretrained language model with a chat template as --backbone",
-        )
+    is_native_by_default = suited and options.input is None and not obstacle
+    reads_natively = is_native_by_default or options.input == "native"
+    if not reads_natively:
+        _refuse_native_data(task, obstacle)
     if reservoir.backbone in SHIPPED:  # the defaults for letters were tuned with it, so nothing is missed
         obstacle = ""
-    if native:
+    if is_native_by_default:
         reservoir, why = replace(reservoir, input="native"), "the model reads this kind of data"
     else:
         reservoir = windowed
-    reasons = _reasons(explicit, reservoir, why)
+    # The reasons are for the options as the user gave them, among which the chosen backbone may not be.
+    reasons = _reasons(options, reservoir, why)
     reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
-    if reservoir.stride > 1 and why != PLAIN and not native:
+    if reservoir.stride > 1 and why != PLAIN and not is_native_by_default:
         values = f"rows of up to {task.max_tokens:,} values"
         reasons["stride"] = f"{values} become at most {MAX_WINDOWS:,} windows"
     return ModelChoice(reservoir.with_dilations(data.longest), obstacle, reasons)
 
 
+def _refuse_native_data(task: Task, obstacle: str) -> None:
+    """Raise `InputError` if only a model's own input can read the task; ``obstacle`` may say why it does not."""
+    if task.labels_text_tokens:
+        raise InputError(
+            f"{task.name}: the labels are those of words or tokens, so the model must read text by its own tokenizer",
+            "leave out --input, or name a model with a tokenizer as --backbone",
+        )
+    if task.parameters.get("chat"):
+        because = f", because {obstacle}" if obstacle else ""
+        raise InputError(
+            f"--chat: the model does not read chats by its own tokenizer{because}",
+            "name a pretrained language model with a chat template as --backbone",
+        )
+
+
 def _reasons(options: ExtractOptions, reservoir: Reservoir, why: str) -> dict[str, str]:
     """Return the reason for the default of each option of a model; ``why`` is that of the windows."""
-    backbone = "comes with this package" if options.init is None else "has the weights of --init"
-    if reservoir.backbone == STEP_KERNELS:
-        backbone = "recordings may be longer than the positions of a transformer"
-    elif is_kernels(reservoir.backbone):
-        backbone = "for series, the blocks of a frozen transformer add little to random kernels"
-        if reservoir.input == "patches":
-            backbone = "for pictures, patches without a transformer are far more accurate than mini"
-        elif reservoir.input == "counter":
-            backbone = "a channel for each symbol at each level"
-        elif "width=" in reservoir.backbone:
-            backbone += "; many rows have fewer of them"
     return {
-        **{item.name: PLAIN for item in fields(Reservoir)},
+        **{option.name: PLAIN for option in fields(Reservoir)},
         **dict.fromkeys(WINDOW_OPTIONS, why),
-        "backbone": backbone,
+        "backbone": _reason_for_backbone(options, reservoir),
         "init": "published" if reservoir.init == "pretrained" else "no published weights",
         "depth": "there are none" if is_kernels(reservoir.backbone) else "all blocks",
     }
+
+
+def _reason_for_backbone(options: ExtractOptions, reservoir: Reservoir) -> str:
+    """Return the reason for the default backbone of a model."""
+    if not is_kernels(reservoir.backbone):
+        return "comes with this package" if options.init is None else "has the weights of --init"
+    if reservoir.backbone == STEP_KERNELS:
+        return "recordings may be longer than the positions of a transformer"
+    if reservoir.input == "patches":
+        return "for pictures, patches without a transformer are far more accurate than mini"
+    if reservoir.input == "counter":
+        return "a channel for each symbol at each level"
+    why = "for series, the blocks of a frozen transformer add little to random kernels"
+    return f"{why}; many rows have fewer of them" if "width=" in reservoir.backbone else why
 
 
 def resolve_model(
@@ -112,7 +130,8 @@ def resolve_model(
 ) -> Reservoir:
     """Return the options of a model, all resolved.
 
-    ``windows`` are the default windows for the data, and ``random_inits`` those of a `Variant`.
+    ``windows`` are the default windows for the data, by option; None for plain ones. ``random_inits`` are those of a
+    `Variant`.
     """
     backbone, init = options.backbone, options.init
     # A folder as --init is the backbone, with its own weights.
@@ -124,41 +143,33 @@ def resolve_model(
     if init is None or init.startswith("random"):
         init = choose_init(name, init, random_inits=random_inits)
     # Explicit options win over the windows for the data, and these over the fields of `Reservoir`.
-    explicit = {
-        key: value for key, value in vars(as_group(options, ReservoirOptions)).items() if value is not None
-    }
+    reservoir_options = vars(as_group(options, ReservoirOptions))
+    explicit = {key: value for key, value in reservoir_options.items() if value is not None}
     values = {**(windows or {}), **explicit, "backbone": name, "init": init}
-    if values.get("input") == "kernels":
-        values.setdefault("gain", KERNEL_GAIN)
-    if values.get("input") == "patches":
-        values = {**PATCH_WINDOWS, "gain": UNIT_GAIN, **values}
-    if values.get("input") == "counter":
-        values.setdefault("gain", UNIT_GAIN)
+    # Defaults of an input layer, however it was chosen.
+    match values.get("input"):
+        case "kernels":
+            values.setdefault("gain", KERNEL_GAIN)
+        case "patches":
+            values = {**PATCH_WINDOWS, "gain": UNIT_GAIN, **values}
+        case "counter":
+            values.setdefault("gain", UNIT_GAIN)
     values.setdefault("stride", values.get("patch", Reservoir.patch))  # windows side by side
     return Reservoir(**values)
 
 
 def default_windows(data: DataView, backbone: str) -> dict[str, Any]:
-    """Return the default windows for some data and a backbone; empty if each value or symbol is a token."""
+    """Return the default windows for some data and a backbone, by option; empty if each value or symbol is a token."""
     task, kind = data.task, data.kind
-    many_symbols = isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS
-    if task.labels_each_token and not many_symbols:
-        # Each token with a label is in the middle of its window.
-        around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
-        if isinstance(task.form, Tokens):  # an invertible map shows the neighbouring symbols
-            return around | {"input": "orthogonal"}
-        # Poolings look at wider windows than these kernels do.
-        dilations = [
-            1,
-            *(number for number in STEP_DILATIONS if (SERIES_KERNEL - 1) * number < task.max_tokens),
-        ]
-        kernels = {"input": "kernels", "dilations": ",".join(map(str, dilations)), "normalise": "channel"}
-        return around | kernels
+    has_many_symbols = isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS
+    if task.labels_each_token and not has_many_symbols:
+        return _windows_around_tokens(task)
     if kind == "pictures" and is_kernels(backbone):
         return {"input": "patches", **PATCH_WINDOWS}
     # The stride depends on the length of the rows alone. If there are many rows, they get fewer columns and layers
     # instead of a stride, because skipped values cost accuracy.
-    kernels = {"input": "kernels", "stride": -(-task.max_tokens // MAX_WINDOWS), "pad": "same"}
+    stride = -(-task.max_tokens // MAX_WINDOWS)  # rounded up
+    kernels = {"input": "kernels", "stride": stride, "pad": "same"}
     if kind == "series" and is_kernels(backbone):
         # The kernels read values on the scale of the channel and on the scale of the row. With the pooling compete8,
         # accuracy was .013 lower if half of the kernels read differences (22 sets).
@@ -166,4 +177,17 @@ def default_windows(data: DataView, backbone: str) -> dict[str, Any]:
     if kind == "series" or (kind == "forecasts" and task.max_tokens >= SERIES_KERNEL):
         # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
-    return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}
+    if kind == "symbols":
+        return kernels | {"patch": SYMBOL_KERNEL}
+    return {}
+
+
+def _windows_around_tokens(task: Task) -> dict[str, Any]:
+    """Return the windows if each token has a label, by option: each token is in the middle of its window."""
+    windows = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
+    if isinstance(task.form, Tokens):  # an invertible map shows the neighbouring symbols
+        return windows | {"input": "orthogonal"}
+    # Dilations with which a window is no longer than a row.
+    dilations = [1, *(d for d in STEP_DILATIONS if (SERIES_KERNEL - 1) * d < task.max_tokens)]
+    kernels = {"input": "kernels", "dilations": ",".join(map(str, dilations)), "normalise": "channel"}
+    return windows | kernels

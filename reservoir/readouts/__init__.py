@@ -1,1 +1,1 @@
-"""Linear readouts: from features and labels to the most accurate linear model, every penalty in one pass."""
+"""Readouts: linear and kernel models that are fitted to features and labels, for every penalty at once."""

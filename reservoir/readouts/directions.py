@@ -21,29 +21,30 @@ MOVED = {
     *("last", "mean", "words", "min", "max", "first", "cls"),
     *("all", "segmentsK", "quantilesK", "sustainedK"),
 }
-"""The poolings, each of whose vectors moves by a vector that is added to all tokens."""
+"""The poolings all of whose vectors move by v, if the vector v is added to the hidden states of all tokens."""
 UNMOVED = {"std"}
 """The poolings that such a vector does not change."""
 
 
 class ReadColumn(NamedTuple):
-    """A column that a readout reads: its name, its features, and how many vectors of the layer's width these are."""
+    """A column that a readout reads."""
 
-    name: str
-    width: int
-    vectors: int
+    name: str  # such as "block06/mean"
+    width: int  # number of features
+    vectors: int  # number of vectors of the layer's width, whose values are these features
 
 
 def gradient(coef: np.ndarray, columns: Sequence[ReadColumn], layer: str) -> np.ndarray:
-    """Return how the scores (t,) move with a vector added to all tokens of a layer, (width of the layer, t).
+    """Return the matrix G (width of the layer, t) by which the scores (t,) move by v'G, if v is added to all tokens.
 
     ``coef`` (w, t) are the weights of the columns side by side. Raise `InputError` if the readout does not read the
     layer, or if one of its poolings is not linear in such a vector.
     """
-    parts = np.split(coef, np.cumsum([column.width for column in columns])[:-1]) if columns else []
-    total: np.ndarray | None = None
-    layers: set[str] = set()
-    for column, weights in zip(columns, parts, strict=True):
+    first_features = np.cumsum([column.width for column in columns])[:-1]  # of each column but the first
+    weights_of_columns = np.split(coef, first_features) if columns else []
+    total: np.ndarray | None = None  # None as long as no column is of the layer
+    layers: set[str] = set()  # that the readout reads, for the message
+    for column, weights in zip(columns, weights_of_columns, strict=True):
         (parsed,) = parse_columns(column.name)
         if not isinstance(parsed, Column):  # the raw input, which is not a layer
             continue
@@ -56,10 +57,13 @@ def gradient(coef: np.ndarray, columns: Sequence[ReadColumn], layer: str) -> np.
                 f"direction: pooling {parsed.pooling} is not linear in the hidden states",
                 "fit a column of another pooling, such as mean or last",
             )
-        # The vectors of a column stand side by side; each of them moves alike.
-        of_vectors = weights.reshape(column.vectors, -1, weights.shape[1])
-        moved = of_vectors.sum(axis=0) if pattern in MOVED else np.zeros_like(of_vectors[0])
-        total = moved if total is None else total + moved
+        # The vectors of a column stand side by side. If one of them moves by v, all do.
+        weights_of_vectors = weights.reshape(column.vectors, -1, weights.shape[1])
+        if pattern in MOVED:
+            gradient_of_column = weights_of_vectors.sum(axis=0)
+        else:
+            gradient_of_column = np.zeros_like(weights_of_vectors[0])
+        total = gradient_of_column if total is None else total + gradient_of_column
     if total is None:
         names = ", ".join(layers_first_to_last(layers)) or "no layer"
         raise InputError(f"direction: the readout does not read layer {layer!r}", f"it reads {names}")

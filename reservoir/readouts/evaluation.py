@@ -59,7 +59,11 @@ class Evaluation:
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
     def with_baseline(self, floor: float | None, kept_share: float) -> "Evaluation":
-        """Return a copy with a task's copy baseline, and the accuracy over all sequences if some were left out."""
+        """Return a copy with a task's copy baseline, and the accuracy over all sequences if some were left out.
+
+        ``floor`` is the accuracy of copying the visible input, None for tasks without one; ``kept_share`` is the share
+        of the sequences that were not left out as too long.
+        """
         scores = dict(self.scores)
         if floor is not None:
             scores["copy_baseline"] = floor
@@ -69,6 +73,7 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; with more than 100 classes, the confusion matrix is left out."""
+        # None for a regression, too, which has no classes.
         confusion = self.confusion.tolist() if 0 < len(self.classes) <= MAX_PRINTED else None
         interval = list(self.interval) if self.interval else None
         values = {
@@ -93,6 +98,7 @@ class Evaluation:
         if not fits(scores, dict[str, float | None]):  # NaN is None in JSON
             raise ValueError("a score is not a number")
         attributes = {
+            # `to_dict` leaves out the groups of rows without groups.
             **{name: values.get(name, 0) for name in ("samples", "rows", "groups")},
             "scores": {},  # set below
             "interval": tuple(values["interval"]) if values["interval"] else None,
@@ -114,36 +120,25 @@ def evaluate_classes(
     counts: np.ndarray | None = None,
     groups: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare class numbers (rows, ...) with labels.
+    """Compare predicted class numbers (rows, ...) with the true ones, ``y`` (rows, ...).
 
     For two classes, ``ranks`` (rows, ...) are probabilities or scores of class 1, by which labels are ranked. If the
-    rows of ``y`` are tokens, ``counts`` holds the tokens of each sequence, and ``groups`` the group of each.
+    rows of ``y`` are tokens, ``counts`` (sequences,) holds the tokens of each sequence. ``groups`` holds the group of
+    each row, or of each sequence.
     """
-    y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
+    # One column for each label of a row.
+    y, predicted = y.reshape(len(y), -1), predicted.reshape(len(y), -1)
     row_scores, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
     # Only two classes have an area under the curve.
-    ranks = None if ranks is None or len(classes) != 2 else ranks.reshape(y.shape)
-    # Several labels are scored one by one, because pooling labels with different class shares would
-    # reward a constant guess. The scores are means over the labels.
-    one_by_one = 1 < y.shape[1] <= MAX_LABELS
-    labels = [slice(n, n + 1) for n in range(y.shape[1])] if one_by_one else [slice(None)]
-    columns = (y, predicted) if ranks is None else (y, predicted, ranks)
-    scores_of_labels = [_class_scores(*(part[:, label].ravel() for part in columns)) for label in labels]
-    scores: dict[str, float] = {}
-    for name in dict.fromkeys(itertools.chain.from_iterable(scores_of_labels)):
-        scores[name] = float(np.mean([of_label[name] for of_label in scores_of_labels if name in of_label]))
-    if one_by_one:
-        scores |= {
-            f"accuracy_of_label_{n}": of_label["accuracy"] for n, of_label in enumerate(scores_of_labels)
-        }
+    ranks = ranks.reshape(y.shape) if ranks is not None and len(classes) == 2 else None
     confusion = _confusion(y.ravel(), predicted.ravel(), len(classes))
     # The recall of the classes that occur.
-    occurring = confusion.sum(axis=1)
-    present = np.flatnonzero(occurring).tolist()
-    recall = confusion.diagonal()[present] / occurring[present]
+    samples_of_classes = confusion.sum(axis=1)
+    present = np.flatnonzero(samples_of_classes).tolist()
+    recall = confusion.diagonal()[present] / samples_of_classes[present]
     return Evaluation(
         samples=y.size,
-        scores=scores,
+        scores=_scores_of_labels(y, predicted, ranks),
         interval=accuracy_interval(row_scores, groups),
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
@@ -152,9 +147,37 @@ def evaluate_classes(
     )
 
 
+def _scores_of_labels(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None) -> dict[str, float]:
+    """Return the scores by name, of class numbers (rows, labels) with one or more labels of each row."""
+    # Several labels are scored one by one, because pooling labels with different class shares would
+    # reward a constant guess. The scores are means over the labels. Very many labels are pooled.
+    one_by_one = 1 < y.shape[1] <= MAX_LABELS
+    columns = [slice(n, n + 1) for n in range(y.shape[1])] if one_by_one else [slice(None)]
+    scores_of_labels = [
+        _class_scores(
+            y[:, column].ravel(),
+            predicted[:, column].ravel(),
+            None if ranks is None else ranks[:, column].ravel(),
+        )
+        for column in columns
+    ]
+    scores: dict[str, float] = {}
+    # A label of which only one class occurs has no area under the curve, so a name may be missing for some labels.
+    for name in dict.fromkeys(itertools.chain.from_iterable(scores_of_labels)):
+        scores[name] = float(np.mean([of_label[name] for of_label in scores_of_labels if name in of_label]))
+    if one_by_one:
+        for number, of_label in enumerate(scores_of_labels):
+            scores[f"accuracy_of_label_{number}"] = of_label["accuracy"]
+    return scores
+
+
 def _confusion(y: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Return the number of samples (classes, classes) of each class (rows) that get each label (columns)."""
+    """Return the number of samples (classes, classes) of each class (rows) that get each label (columns).
+
+    Samples whose true label is not one of the classes are left out.
+    """
     has_class = (y >= 0) & (y < classes)
+    # The cell of each sample, in the order of the rows of the matrix.
     cells = y[has_class].astype(np.int64) * classes + predicted[has_class]
     return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
@@ -166,19 +189,21 @@ def _class_scores(
 
     They equal those of `sklearn.metrics`, whose import takes as long as all else in the fit of a small data set.
     """
-    # The classes that occur among the true or the predicted labels: rows of each, predictions of each, and hits.
+    # Number the classes that occur among the true or the predicted labels. For each class, count the samples of the
+    # class, the predictions of the class, and the samples of the class that are predicted correctly.
     labels, numbers = np.unique(np.concatenate([y, predicted]), return_inverse=True)
-    true, guessed = numbers[: len(y)], numbers[len(y) :]
-    right = true[true == guessed]
-    rows, predictions, hits = (
-        np.bincount(of_samples, minlength=len(labels)) for of_samples in (true, guessed, right)
-    )
-    is_present = rows > 0
+    true_class, predicted_class = numbers[: len(y)], numbers[len(y) :]
+    is_correct = true_class == predicted_class
+    samples = np.bincount(true_class, minlength=len(labels))
+    predictions = np.bincount(predicted_class, minlength=len(labels))
+    correct = np.bincount(true_class[is_correct], minlength=len(labels))
+    is_present = samples > 0
     scores = {
-        "accuracy": np.mean(true == guessed),
-        "majority_baseline": rows.max() / len(y),
-        "balanced_accuracy": np.mean(hits[is_present] / rows[is_present]),
-        "macro_f1": np.mean(2 * hits / (rows + predictions)),
+        "accuracy": np.mean(is_correct),
+        "majority_baseline": samples.max() / len(y),
+        "balanced_accuracy": np.mean(correct[is_present] / samples[is_present]),
+        # 2 precision recall / (precision + recall) is the same.
+        "macro_f1": np.mean(2 * correct / (samples + predictions)),
     }
     if ranks is not None and is_present.sum() == 2:
         is_positive = y == y.max()
@@ -191,12 +216,15 @@ def _class_scores(
 
 def _area_under_curve(is_positive: np.ndarray, ranks: np.ndarray) -> float:
     """Return how often a positive sample (n,) ranks above a negative one, where ties count half (Mann-Whitney's U)."""
-    _, places, counts = np.unique(ranks, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(counts) - (counts - 1) / 2  # from 1, the same for ties
+    # The rank of each sample in ascending order, from 1. Equal values have the mean of the ranks that they take up.
+    _, value_numbers, counts = np.unique(ranks, return_inverse=True, return_counts=True)
+    rank_of_value = np.cumsum(counts) - (counts - 1) / 2
+    rank_of_sample = rank_of_value[value_numbers]
     # The ranks of the positives, less those that they would have if each ranked below all negatives.
     positives = int(is_positive.sum())
-    wins = mean_rank[places][is_positive].sum() - positives * (positives + 1) / 2
-    return wins / (positives * (len(ranks) - positives))
+    negatives = len(ranks) - positives
+    wins = rank_of_sample[is_positive].sum() - positives * (positives + 1) / 2
+    return wins / (positives * negatives)
 
 
 def recall_at_rate(positives: np.ndarray, negatives: np.ndarray, rate: float) -> float:
@@ -205,12 +233,14 @@ def recall_at_rate(positives: np.ndarray, negatives: np.ndarray, rate: float) ->
     Both are scores, (n,) and (m,). It is the highest point of scikit-learn's ``roc_curve`` up to this false positive
     rate.
     """
-    # A small number keeps products such as 0.07 * 100 from being rounded down.
+    # Negatives that may be above the threshold. The small number keeps products that are whole numbers up to rounding
+    # from being rounded down.
     most_false = math.floor(rate * len(negatives) + 1e-9)
     if most_false >= len(negatives):
-        return 1.0
-    # The threshold is the largest of the negatives that may not exceed it.
-    threshold = np.partition(negatives, len(negatives) - 1 - most_false)[len(negatives) - 1 - most_false]
+        return 1.0  # the threshold may be below all scores
+    # The threshold is the largest of the other negatives, number ``index`` of all in ascending order.
+    index = len(negatives) - 1 - most_false
+    threshold = np.partition(negatives, index)[index]
     return float(np.mean(positives > threshold))
 
 
@@ -218,9 +248,11 @@ def threshold_for_rate(negatives: np.ndarray, rate: float) -> float | None:
     """Return the threshold that a new negative exceeds with a probability of at most ``rate``; None for too few.
 
     ``negatives`` (n,) are the scores of held-out negatives. The threshold is score number ceil((n + 1) (1 - rate)) of
-    them in ascending order. A new negative is equally likely to have each rank among n + 1 scores, so the bound holds
-    for any distribution (Vovk et al. 2005, Algorithmic learning in a random world, conformal prediction).
+    them in ascending order; few negatives have no score of that number. A new negative is equally likely to have each
+    rank among n + 1 scores, so the bound holds for any distribution
+    (Vovk et al. 2005, Algorithmic learning in a random world, conformal prediction).
     """
+    # Rounding to 9 digits keeps products that are whole numbers up to rounding errors from being rounded up.
     rank = math.ceil(round((len(negatives) + 1) * (1 - rate), 9))
     return float(np.sort(negatives)[rank - 1]) if 0 < rank <= len(negatives) else None
 
@@ -228,7 +260,10 @@ def threshold_for_rate(negatives: np.ndarray, rate: float) -> float | None:
 def evaluate_values(
     y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None, groups: np.ndarray | None = None
 ) -> Evaluation:
-    """Compare predicted real values (n, outputs) with targets; a row has one target, or ``counts`` of them."""
+    """Compare predicted real values of samples, (n, outputs), with their targets ``y`` (n, outputs).
+
+    ``counts`` (rows,) is the number of samples per row (default 1), and ``groups`` (rows,) the group of each row.
+    """
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
     # R² of one sample is not defined; it is 1 if the prediction is exact, else 0.
@@ -239,10 +274,10 @@ def evaluate_values(
         "mae": mean_absolute_error(y, predicted),
     }
     if 1 < y.shape[1] <= MAX_LABELS:
-        for number, (targets, outputs) in enumerate(zip(y.T, predicted.T, strict=True)):
-            scores[f"R²_of_label_{number}"] = r2_score(targets, outputs) if len(y) > 1 else r2
-            scores[f"rmse_of_label_{number}"] = root_mean_squared_error(targets, outputs)
-    errors = np.square(y - predicted).mean(axis=1)
+        for number, (targets, values) in enumerate(zip(y.T, predicted.T, strict=True)):
+            scores[f"R²_of_label_{number}"] = r2_score(targets, values) if len(y) > 1 else r2
+            scores[f"rmse_of_label_{number}"] = root_mean_squared_error(targets, values)
+    squared_errors = np.square(y - predicted).mean(axis=1)
     return Evaluation(
         samples=len(y),
         scores={name: float(score) for name, score in scores.items()},
@@ -250,7 +285,7 @@ def evaluate_values(
         recall={},
         classes=(),
         confusion=np.zeros((0, 0), int),
-        **_fields_of_rows(*_by_row(-errors, counts, groups)),
+        **_fields_of_rows(*_by_row(-squared_errors, counts, groups)),
         values=np.stack([y.ravel()[:MAX_VALUES], predicted.ravel()[:MAX_VALUES]]).astype(np.float64),
     )
 
@@ -265,6 +300,7 @@ def reliability(largest_probabilities: np.ndarray, is_right: np.ndarray) -> tupl
     is_always_sure = bool(np.all(largest_probabilities == 1))
     if is_always_sure:
         return ()
+    # Bin n has the probabilities above (n - 1) / 10 and up to n / 10.
     bin_numbers = np.clip(np.ceil(largest_probabilities * 10).astype(int), 1, 10)
     bins: list[CalibrationBin] = []
     for number in range(1, 11):
@@ -282,14 +318,19 @@ def evaluate_blocks(
     counts: np.ndarray | None = None,
     groups: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1)."""
-    # The arrays of each block. Probabilities also give that of the predicted class, and what ranks the samples.
+    """Compare a readout's predictions with the labels of blocks of features (m, w) and labels (m, outputs).
+
+    ``classes`` are their names, none for real values. ``counts`` (rows,) is the number of samples per row (default 1),
+    and ``groups`` (rows,) the group of each row.
+    """
+    # One array for each block. Only readouts with probabilities fill the last two: the probabilities of the predicted
+    # classes, and the values by which samples are ranked for class 1.
     labels: list[np.ndarray] = []
     predictions: list[np.ndarray] = []
     largest_probabilities: list[np.ndarray] = []
     ranks: list[np.ndarray] = []
     has_probabilities = bool(classes) and readout.has_probabilities
-    # Scores of these readouts rank as their probabilities do, many of which may be exactly 0 or 1.
+    # The scores of these readouts have the order of their probabilities, of which many may be rounded to 0 or 1.
     ranks_by_scores = isinstance(readout, LinearReadout | KernelReadout) and len(classes) == 2
     for x, y in blocks:
         labels.append(y)
@@ -328,64 +369,67 @@ def evaluate_labels(
         return evaluate_values(y, predicted, counts, groups)
     y, predicted = y.astype(int), predicted.astype(int)
     if counts is not None and counts.min() == counts.max():
-        # Rows with equally many labels: each row is a sample with several outputs. `evaluate_classes` reshapes the
-        # ranks as it does the labels.
+        # Rows with equally many samples: each row becomes one sample with several labels. `evaluate_classes` gives the
+        # ranks the shape of the labels.
         y, predicted = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1)
         counts = None
     return evaluate_classes(y, predicted, classes, ranks, counts, groups)
 
 
 def _fields_of_rows(row_scores: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
-    """Return the fields ``row_scores``, ``rows`` and ``groups`` of an evaluation of some rows."""
+    """Return the fields ``row_scores``, ``rows`` and ``groups`` of an evaluation, from the score of each row, (rows,).
+
+    ``groups`` (rows,) numbers the group of each row from 0; None without groups.
+    """
     if groups is None:
         return {"row_scores": row_scores, "rows": len(row_scores), "groups": 0}
-    sums = np.bincount(groups, row_scores)
-    return {"row_scores": sums, "rows": len(row_scores), "groups": len(sums)}
+    sums_of_groups = np.bincount(groups, row_scores)
+    return {"row_scores": sums_of_groups, "rows": len(row_scores), "groups": len(sums_of_groups)}
 
 
 def _by_row(
     sample_scores: np.ndarray, counts: np.ndarray | None, groups: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return what each row with ``counts`` above 0 adds to the mean of all samples, (rows,), and its group's number."""
+    """Return the score of each row that has samples, (rows,), and the number of its group, None without groups.
+
+    ``counts`` (rows,) is the number of samples per row, None if each row is a sample.
+    """
     row_scores = sample_scores
     if counts is not None:
-        # The row scores have the mean of all samples; their variance is that of a ratio of two sums over rows,
-        # the sum of the scores and the number of samples.
+        # The mean of the row scores is the mean of all samples, and their variance is that of a ratio of two sums over
+        # rows: the sum of the scores and the number of samples.
         has_samples = counts > 0
         counts = counts[has_samples]
         groups = None if groups is None else groups[has_samples]
         mean = sample_scores.mean()
-        sums = np.add.reduceat(sample_scores - mean, np.cumsum(counts) - counts)
-        row_scores = mean + sums / counts.mean()
-    return row_scores, None if groups is None else np.unique(groups, return_inverse=True)[1]
+        first_samples = np.cumsum(counts) - counts
+        sums_of_rows = np.add.reduceat(sample_scores - mean, first_samples)
+        row_scores = mean + sums_of_rows / counts.mean()
+    group_numbers = None if groups is None else np.unique(groups, return_inverse=True)[1]
+    return row_scores, group_numbers
 
 
 def r2_interval(
     y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None, groups: np.ndarray | None = None
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of R² over rows of targets (n, outputs), or over their ``groups`` (rows,).
+    """Return the 95% interval of R² of samples with targets (n, outputs), from the variance between rows or groups.
 
-    It comes from a percentile bootstrap of 1,000 draws; for a single row, or fewer than `MIN_GROUPS`, it is None. With
-    groups, the distances of its ends from R² are widened as by Student's t, because a bootstrap of
-    few groups is too narrow.
+    ``counts`` (rows,) is the number of samples per row (default 1), and ``groups`` (rows,) the group of each row.
+
+    The interval comes from a percentile bootstrap of 1,000 draws of rows or, if there are groups, of groups. With
+    groups, the distances of its ends from R² are widened as by Student's t, because a bootstrap of few groups is too
+    narrow. The interval is None for a single row, for fewer groups than `MIN_GROUPS`, and if no draw has an R².
     """
-    # The unit of each sample: its row, or its group.
+    # The unit of each sample, its row or its group, by number from 0.
     units = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
     if groups is not None:
         units = np.unique(groups[units], return_inverse=True)[1]
     # With very many units, those of equal remainder are drawn together: sums of independent units are independent.
     unit_count = min(int(units.max()) + 1, MAX_UNITS)
-    if unit_count < (2 if groups is None else MIN_GROUPS):
+    least_units = 2 if groups is None else MIN_GROUPS
+    if unit_count < least_units:
         return None
-    # R² depends on four sums over samples: of 1, y, y² and (y - predicted)², each for every output.
-    centred = y - y.mean(axis=0)
-    terms = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
-    sums_of_units = np.zeros((unit_count, 4 * y.shape[1]))
-    np.add.at(sums_of_units, units % unit_count, np.concatenate(terms, axis=1))
-    # A bootstrap draws each unit some number of times; the first row takes each once, for R² itself.
-    shares = np.full(unit_count, 1 / unit_count)
-    draws = np.random.default_rng(0).multinomial(unit_count, shares, size=1000)
-    r2, *bootstrap_r2 = _r2_of_sums(np.vstack([np.ones(unit_count), draws]) @ sums_of_units).tolist()
+    r2, bootstrap_r2 = _bootstrap_r2(y, predicted, units % unit_count, unit_count)
     if not np.isfinite(bootstrap_r2).any():
         return None
     low, high = np.nanquantile(bootstrap_r2, [0.025, 0.975]).tolist()
@@ -395,48 +439,70 @@ def r2_interval(
     # a bootstrap of n units has the variance that divides by n.
     quantile = float(stdtrit(unit_count - 1, 0.975))
     widening = quantile / Z95 * math.sqrt(unit_count / (unit_count - 1))
+    # R² may be outside of the quantiles of the bootstrap; such an end stays at R². No R² is above 1.
     return r2 - widening * max(0.0, r2 - low), min(1.0, r2 + widening * max(0.0, high - r2))
 
 
+def _bootstrap_r2(
+    y: np.ndarray, predicted: np.ndarray, units: np.ndarray, unit_count: int
+) -> tuple[float, list[float]]:
+    """Return R² of samples with targets (n, outputs), and that of 1,000 bootstrap draws of units.
+
+    ``units`` (n,) numbers the unit of each sample from 0. R² is NaN for a draw in which an output does not vary.
+    """
+    # R² depends on four sums over samples: of 1, y, y² and (y - predicted)², each for every output.
+    centred = y - y.mean(axis=0)
+    terms = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
+    sums_of_units = np.zeros((unit_count, 4 * y.shape[1]))
+    np.add.at(sums_of_units, units, np.concatenate(terms, axis=1))
+    # A draw of the bootstrap says how often it takes each unit. The draw in front takes each unit once, for R² itself.
+    probabilities = np.full(unit_count, 1 / unit_count)
+    draws = np.random.default_rng(0).multinomial(unit_count, probabilities, size=1000)
+    r2, *bootstrap_r2 = _r2_of_sums(np.vstack([np.ones(unit_count), draws]) @ sums_of_units).tolist()
+    return r2, bootstrap_r2
+
+
 def _r2_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Return R² (draws,), as a mean over outputs, from the four sums of each output, (draws, 4 outputs).
+    """Return R² (draws,), as a mean over outputs, from the sums of `_bootstrap_r2`, (draws, 4 outputs).
 
     It is NaN for a draw in which an output does not vary.
     """
+    # Sums of 1, y, y² and (y - predicted)², each of them (draws, outputs).
     count, total, squares, residuals = np.split(sums, 4, axis=1)
-    spread = squares - np.square(total) / count
+    spread = squares - np.square(total) / count  # sum of (y - mean y)²
     return (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1)
 
 
 def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float] | None:
     """Return the 95% interval of an accuracy from the share of correct outputs of each row, (rows,).
 
-    It is Wilson's interval for the effective number of independent outputs, from the variance between
-    rows. With ``groups`` (rows,), the variance between groups counts, with Student's t; the result is
-    None for fewer than `MIN_GROUPS`.
+    It is Wilson's interval for the effective number of independent outputs, which follows from the variance between
+    rows. With ``groups`` (rows,), it follows from the variance between groups, with Student's t, and the interval is
+    None for fewer groups than `MIN_GROUPS`.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for
     proportions.
     """
-    # Rows are independent, but the outputs of a row are not: n independent outputs would have the variance
-    # p (1 - p) / n, which is that of the mean over rows. Without any variance, each row counts as one.
+    # Rows are independent, but the outputs of a row are not. The effective number n is that of independent outputs with
+    # the same variance: p (1 - p) / n = variance / rows. If the rows do not vary (up to rounding), each counts as one.
     shares = np.asarray(shares, np.float64)
     rows = len(shares)
     p, variance = float(shares.mean()), float(shares.var())
     n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows
-    # Groups can only make rows less independent, so the smaller number counts.
+    # Rows of a group are not independent either, which can only make n smaller.
     if groups is not None:
         errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)
         group_count = len(errors)
         if group_count < MIN_GROUPS:
             return None
-        # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one row.
+        # The mean is a ratio of two sums over groups, whose variance is squares / rows^2, times the last factor for few
+        # groups. If all groups are equally good (up to rounding), each counts as one row.
         squares = float(np.square(errors).sum())
         if squares > 1e-12:
             n = min(n, p * (1 - p) * rows**2 * (group_count - 1) / (group_count * squares))
         else:
             n = min(n, group_count)
-        # Student's t instead of the normal distribution: a wider interval is that of fewer outputs.
+        # Student's t instead of the normal distribution widens the interval, as fewer outputs do.
         n *= (Z95 / float(stdtrit(group_count - 1, 0.975))) ** 2
     # Wilson's interval: the p at which the observed share is z standard errors away.
     z2 = Z95**2
@@ -448,20 +514,23 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
 def balanced_interval(evaluation: Evaluation) -> tuple[float, float] | None:
     """Return the 95% interval of a balanced accuracy; None if rows have several labels or groups.
 
-    The squared distances of Wilson's interval from the recall of each class are added. Reference: Zou
-    and Donner (2008), Construction of confidence limits about effect measures.
+    Each class has Wilson's interval of its recall. The distances of the mean recall from its ends are the roots of the
+    sums of these squared distances, divided by the number of classes. Reference: Zou and Donner (2008), Construction
+    of confidence limits about effect measures.
     """
     if evaluation.groups or evaluation.samples != evaluation.rows:
         return None
-    counts, right = evaluation.confusion.sum(axis=1), evaluation.confusion.diagonal()
-    present = np.flatnonzero(counts)
-    recall = right[present] / counts[present]
-    # The interval of a class depends on its numbers of rows and of right ones alone, whichever these are.
-    ends = [accuracy_interval(np.arange(counts[c]) < right[c]) for c in present]
-    low, high = np.array(ends, np.float64).T
-    below = math.hypot(*(recall - low)) / len(recall)
-    above = math.hypot(*(high - recall)) / len(recall)
-    return max(0.0, float(recall.mean()) - below), min(1.0, float(recall.mean()) + above)
+    rows_of_classes, correct = evaluation.confusion.sum(axis=1), evaluation.confusion.diagonal()
+    present = np.flatnonzero(rows_of_classes)
+    recalls = correct[present] / rows_of_classes[present]
+    # The interval of a recall depends only on how many rows the class has and how many are correct, so any of its rows
+    # may be marked as the correct ones: here the first.
+    intervals = [accuracy_interval(np.arange(rows_of_classes[c]) < correct[c]) for c in present]
+    low, high = np.array(intervals, np.float64).T
+    below = math.hypot(*(recalls - low)) / len(recalls)
+    above = math.hypot(*(high - recalls)) / len(recalls)
+    balanced_accuracy = float(recalls.mean())
+    return max(0.0, balanced_accuracy - below), min(1.0, balanced_accuracy + above)
 
 
 def standard_error(differences: np.ndarray, units: np.ndarray) -> float:
@@ -469,10 +538,11 @@ def standard_error(differences: np.ndarray, units: np.ndarray) -> float:
 
     It is infinite for fewer than 6 units, which are too few to be evidence.
     """
-    _, unit = np.unique(units, return_inverse=True)
-    unit_count = int(unit.max()) + 1
+    unit_numbers = np.unique(units, return_inverse=True)[1]
+    unit_count = int(unit_numbers.max()) + 1
     if unit_count < MIN_UNITS:
         return math.inf
     # Variance of a ratio of sums over units, which may differ in their number of samples.
-    sums = np.bincount(unit, differences - differences.mean())
-    return math.sqrt(unit_count / (unit_count - 1) * float(np.square(sums).sum())) / len(differences)
+    sums_of_units = np.bincount(unit_numbers, differences - differences.mean())
+    squares = float(np.square(sums_of_units).sum())
+    return math.sqrt(unit_count / (unit_count - 1) * squares) / len(differences)

@@ -31,10 +31,11 @@ from reservoir.records import check_arrays, from_json
 MAX_ROWS = 60_000  # the factor of more rows takes more than 15 GB
 PANEL = 2048  # columns of a panel: a panel of 50,000 rows takes 0.8 GB, and products run at full speed
 KERNEL_ROWS = 8  # rows of a kernel that are computed at once
-REMEMBERED = 1024  # blocks whose scores a readout keeps
+MAX_CACHED_BLOCKS = 1024  # blocks of rows whose scores a readout keeps
 
 Kernel = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""``kernel(products, a, b)`` returns the kernel (m, n) of rows with squared norms a (m,) and b (n,) from products."""
+"""``kernel(products, a, b)`` returns the kernel (m, n) of m rows with n others, from their products (m, n) and squared
+norms, a (m,) and b (n,)."""
 
 
 def linear_kernel(products: np.ndarray, _a: np.ndarray, _b: np.ndarray) -> np.ndarray:
@@ -44,19 +45,20 @@ def linear_kernel(products: np.ndarray, _a: np.ndarray, _b: np.ndarray) -> np.nd
 
 def arccos_kernel(products: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the arc-cosine kernel of order 1; ``products`` (m, n) of float64 are overwritten by it."""
-    right = np.sqrt(b)
+    right_norms = np.sqrt(b)
     # Some rows at a time, whose intermediate values stay in the cache of a core: all at once took ten times as long.
     for begin in range(0, len(products), KERNEL_ROWS):
-        part = products[begin : begin + KERNEL_ROWS]
-        norms = np.multiply.outer(np.sqrt(a[begin : begin + KERNEL_ROWS]), right)
-        cosine = np.divide(part, norms, out=np.zeros_like(part), where=norms > 0)
-        np.clip(cosine, -1, 1, out=cosine)
-        # sin t is the root of 1 - cos^2 t. The product with the norms is 0 for rows of zeros.
-        np.subtract(np.pi, np.arccos(cosine), out=part)
-        part *= cosine
-        part += np.sqrt(1 - np.square(cosine))
-        part *= norms
-        part /= np.pi
+        rows = products[begin : begin + KERNEL_ROWS]  # a view, which the kernel is written to
+        norms = np.multiply.outer(np.sqrt(a[begin : begin + KERNEL_ROWS]), right_norms)  # ||x|| ||y||
+        # The angle to a row of zeros may be any: its norm makes the kernel 0.
+        cosine = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+        np.clip(cosine, -1, 1, out=cosine)  # rounding errors may exceed 1
+        # ||x|| ||y|| ((pi - t) cos t + sin t) / pi, where sin t is the root of 1 - cos^2 t.
+        np.subtract(np.pi, np.arccos(cosine), out=rows)
+        rows *= cosine
+        rows += np.sqrt(1 - np.square(cosine))
+        rows *= norms
+        rows /= np.pi
     return products
 
 
@@ -71,7 +73,7 @@ class Panels(Protocol):
         ...
 
     def save(self, number: int, panel: np.ndarray, /) -> None:
-        """Save a panel whole, or not at all."""
+        """Save a panel; if that is interrupted, `load` must not return a part of it."""
         ...
 
 
@@ -92,20 +94,19 @@ class PanelsInMemory:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Standardised:
-    """Training rows for a kernel: ``rows`` (n, w) of float32 are ``(x - mean) * scale``.
+    """Training rows for a kernel, standardised so that their squared norms are 1 on average."""
 
-    Their squared norms are ``squares`` (n,). The scale (w,) divides by the standard deviation and by the root of the
-    number of features.
-    """
-
-    rows: np.ndarray
-    squares: np.ndarray
-    mean: np.ndarray
-    scale: np.ndarray
+    rows: np.ndarray  # (x - mean) * scale, (n, w) of float32
+    squares: np.ndarray  # squared norms of the rows, (n,)
+    mean: np.ndarray  # (w,)
+    scale: np.ndarray  # (w,): feature weights / standard deviations / root of w
 
     @classmethod
     def of(cls, x: np.ndarray, feature_weights: np.ndarray | None = None) -> "Standardised":
-        """Return features (n, w) of float32, which are overwritten, as rows of a kernel."""
+        """Return features (n, w) of float32, which are overwritten, as rows of a kernel.
+
+        ``feature_weights`` (w,) multiply the standardised features.
+        """
         n, width = x.shape
         blocks = [x[begin : begin + PANEL] for begin in range(0, n, PANEL)]
         mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / n
@@ -119,20 +120,20 @@ class Standardised:
         return cls(rows=x, squares=squares, mean=mean, scale=scale)
 
     def take(self, rows: np.ndarray) -> "Standardised":
-        """Return some of the rows."""
+        """Return some of the rows, by their numbers or a mask; mean and scale stay those of all rows."""
         return replace(self, rows=self.rows[rows], squares=self.squares[rows])
 
     def products(self, kernel: str, left: slice, right: slice) -> np.ndarray:
-        """Return the kernel (m, k) of some of the rows with others, float64."""
+        """Return a kernel, by name, of the rows ``left`` (m of them) with the rows ``right`` (k), (m, k) of float64."""
         right_rows = self.rows[right].astype(np.float64)
-        parts: list[np.ndarray] = []
+        blocks: list[np.ndarray] = []
         # The left rows are converted to float64 some at a time, because all of them take twice the memory of ``rows``.
         begin, end, _ = left.indices(len(self.rows))
         for start in range(begin, end, PANEL):
-            part = slice(start, min(start + PANEL, end))
-            products = _product(self.rows[part].astype(np.float64), right_rows.T)
-            parts.append(KERNELS[kernel](products, self.squares[part], self.squares[right]))
-        return np.concatenate(parts)
+            block = slice(start, min(start + PANEL, end))
+            products = _product(self.rows[block].astype(np.float64), right_rows.T)
+            blocks.append(KERNELS[kernel](products, self.squares[block], self.squares[right]))
+        return np.concatenate(blocks)
 
     def digest(self) -> str:
         """Return the SHA-256 of the rows, which tells the factors of different rows apart."""
@@ -140,22 +141,23 @@ class Standardised:
 
 
 def factorise(training: Standardised, kernel: str, alpha: float, panels: Panels) -> None:
-    """Save the panels of the lower factor L of K + alpha I = L L'; those that are there already are not computed again.
+    """Save the panels of the lower factor L of K + alpha I = L L'; those that are saved already are not computed again.
 
-    Panel j holds the rows of L from its first column on, (n - j PANEL, up to PANEL).
+    Panel j holds the columns of L from j PANEL on, up to PANEL of them, and in these the rows from j PANEL on, above
+    which L is 0. Its shape is (n - j PANEL, columns).
     """
     n = len(training.rows)
     for number, begin in enumerate(range(0, n, PANEL)):
         if panels.load(number) is not None:
             continue
-        size = min(PANEL, n - begin)
+        size = min(PANEL, n - begin)  # columns of the panel
         panel = training.products(kernel, slice(begin, n), slice(begin, begin + size))
         panel[np.diag_indices(size)] += alpha
         # What the earlier columns of L contribute: rows of L to the left of the panel, times those at its top.
         for earlier in range(number):
-            left = _saved(panels, earlier)[begin - earlier * PANEL :]
+            left = _load_saved(panels, earlier)[begin - earlier * PANEL :]
             panel -= _product(left, left[:size].T)
-        # K_jj = L_jj L_jj' at the top, and L_ij = K_ij L_jj'^-1 below it.
+        # The square at the top of what is left is L_jj L_jj', and the rows below it are L_ij L_jj'.
         report_work(size**3 / 6 + (n - begin - size) * size**2 / 2)
         with blas_threads(many=True):
             top = cholesky(panel[:size], lower=True, check_finite=False)
@@ -167,16 +169,17 @@ def solve_factored(panels: Panels, b: np.ndarray) -> np.ndarray:
     """Return (L L')^-1 b for ``b`` (n, t), from the panels of L."""
     x = b.astype(np.float64)
     starts = range(0, len(b), PANEL)
-    # Forward, L z = b: each panel solves its own rows, and leaves the rest of the equations below.
+    # Forward, L z = b: each panel solves for the rows at its top, and subtracts these from the equations below.
     for number, begin in enumerate(starts):
-        panel = _saved(panels, number)
+        panel = _load_saved(panels, number)
         size = panel.shape[1]
         rows, below = slice(begin, begin + size), slice(begin + size, None)
         x[rows] = solve_triangular(panel[:size], x[rows], lower=True, check_finite=False)
         x[below] -= panel[size:] @ x[rows]
-    # Backward, L' x = z, from the last panel to the first.
+    # Backward, L' x = z, from the last panel to the first: each subtracts the rows below, and solves for those at its
+    # top.
     for number, begin in reversed([*enumerate(starts)]):
-        panel = _saved(panels, number)
+        panel = _load_saved(panels, number)
         size = panel.shape[1]
         rows, below = slice(begin, begin + size), slice(begin + size, None)
         x[rows] -= panel[size:].T @ x[below]
@@ -184,15 +187,21 @@ def solve_factored(panels: Panels, b: np.ndarray) -> np.ndarray:
     return x
 
 
-def _saved(panels: Panels, number: int) -> np.ndarray:
+def _load_saved(panels: Panels, number: int) -> np.ndarray:
+    """Return a panel that must have been saved."""
     panel = panels.load(number)
     assert panel is not None, "panels are saved from left to right"
     return panel
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the matrix product of two arrays, which the current `Arithmetic` may compute on a device."""
     put, fetch = arithmetic().put, arithmetic().fetch
     return fetch(arithmetic().product(put(a), put(b)))
+
+
+ARRAYS = ("rows", "mean", "scale", "dual", "offset")
+"""The fields of `KernelReadout` that are saved as arrays."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,14 +216,14 @@ class KernelReadout:
     offset: np.ndarray  # float64 (t,)
     targets: Targets  # how scores code labels
     temperature: float = 1.0  # divides the logits before they become probabilities
-    # Scores of blocks of rows by their digest: `fit` scores the validation rows for several reports.
-    _remembered: dict[bytes, np.ndarray] = field(init=False, default_factory=dict, repr=False)
+    # Scores of blocks of features, by the SHA-256 of the block: `fit` scores the validation rows for several reports.
+    _cached_scores: dict[bytes, np.ndarray] = field(init=False, default_factory=dict, repr=False)
 
     @classmethod
     def of(
         cls, training: Standardised, kernel: str, dual: np.ndarray, offset: np.ndarray, targets: Targets
     ) -> "KernelReadout":
-        """Return the readout of a solution."""
+        """Return the readout of a solution, weights ``dual`` (n, t) of the training rows and an ``offset`` (t,)."""
         return cls(
             kernel=kernel,
             rows=training.rows,
@@ -226,23 +235,25 @@ class KernelReadout:
         )
 
     def scores(self, x: np.ndarray) -> np.ndarray:
-        """Return the scores (m, t) of features (m, w), in float64."""
+        """Return the scores (m, t) of features (m, w), in float64; those of a block are kept, and returned again."""
         check_width(self.rows.shape[1], x.shape[1])
         key = hashlib.sha256(np.ascontiguousarray(x).data).digest()
-        if key not in self._remembered:
-            if len(self._remembered) >= REMEMBERED:
-                self._remembered.clear()
-            self._remembered[key] = self._scores(x)
-        return self._remembered[key]
+        if key not in self._cached_scores:
+            if len(self._cached_scores) >= MAX_CACHED_BLOCKS:
+                self._cached_scores.clear()
+            self._cached_scores[key] = self._compute_scores(x)
+        return self._cached_scores[key]
 
-    def _scores(self, x: np.ndarray) -> np.ndarray:
+    def _compute_scores(self, x: np.ndarray) -> np.ndarray:
+        """Return the scores (m, t) of features (m, w), in float64."""
         z = (x - self.mean) * self.scale
         squares = np.square(z).sum(axis=1)
         scores = np.tile(self.offset, (len(x), 1))
+        # Some training rows at a time, because their kernel with all of ``x`` may not fit in memory.
         for begin in range(0, len(self.rows), PANEL):
-            part = self.rows[begin : begin + PANEL].astype(np.float64)
-            products = _product(z, part.T)
-            kernel = KERNELS[self.kernel](products, squares, np.square(part).sum(axis=1))
+            training_rows = self.rows[begin : begin + PANEL].astype(np.float64)
+            products = _product(z, training_rows.T)
+            kernel = KERNELS[self.kernel](products, squares, np.square(training_rows).sum(axis=1))
             scores += kernel @ self.dual[begin : begin + PANEL]
         return scores
 
@@ -261,28 +272,29 @@ class KernelReadout:
 
     def calibrate(self, blocks: Iterable[Block]) -> "KernelReadout":
         """Return the same readout with the temperature fitted to blocks of held-out features and labels."""
-        pairs = [(self.scores(x), y) for x, y in blocks]
-        scores, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        scores_and_labels = [(self.scores(x), y) for x, y in blocks]
+        scores, labels = (np.concatenate(arrays) for arrays in zip(*scores_and_labels, strict=True))
         calibrated = replace(self, temperature=self.targets.fit_temperature(scores, labels))
-        calibrated._remembered.update(self._remembered)
+        # Scores do not depend on the temperature.
+        calibrated._cached_scores.update(self._cached_scores)
         return calibrated
 
     def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return the arrays (for safetensors) and the settings (for JSON) of the readout."""
-        arrays = {name: getattr(self, name) for name in ("rows", "mean", "scale", "dual", "offset")}
+        # A bundle saves these arrays beside others that are named ``scale`` and ``offset``, too, hence the prefix.
+        arrays = {f"kernel.{name}": getattr(self, name) for name in ARRAYS}
         labels = {"outputs": self.targets.outputs, "classes": self.targets.classes}
-        named = {f"kernel.{name}": array for name, array in arrays.items()}
-        return named, labels | {"kernel": self.kernel, "temperature": self.temperature}
+        return arrays, labels | {"kernel": self.kernel, "temperature": self.temperature}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "KernelReadout":
         """Build a readout from the values of `to_arrays`; raise `ValueError` if their shapes do not match."""
         targets = from_json(Targets, {name: settings[name] for name in ("outputs", "classes")})
-        own = {name: arrays[f"kernel.{name}"] for name in ("rows", "mean", "scale", "dual", "offset")}
-        n, width = own["rows"].shape
+        fields = {name: arrays[f"kernel.{name}"] for name in ARRAYS}
+        n, width = fields["rows"].shape
         columns = targets.columns
         check_arrays(
-            own,
+            fields,
             {
                 "rows": (n, width),
                 "mean": (width,),
@@ -292,6 +304,8 @@ class KernelReadout:
             },
         )
         kernel, temperature = settings["kernel"], settings["temperature"]
-        if kernel not in KERNELS or not isinstance(temperature, float) or not 1e-6 < temperature < 1e6:
+        # `Targets.fit_temperature` returns values from exp(-7) to exp(7).
+        is_temperature = isinstance(temperature, float) and 1e-6 < temperature < 1e6
+        if kernel not in KERNELS or not is_temperature:
             raise ValueError("it has another kernel, or no temperature")
-        return cls(**own, kernel=kernel, targets=targets, temperature=temperature)
+        return cls(**fields, kernel=kernel, targets=targets, temperature=temperature)

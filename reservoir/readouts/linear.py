@@ -15,7 +15,8 @@ from reservoir.records import check_arrays, fits, from_json
 Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
 """Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
-# Counting a score takes ten passes over memory, as long as this many multiplications in a product of large matrices.
+# Work that is reported for each score that is counted, in multiplications (see `report_work`): counting it takes ten
+# passes over memory, which last as long as this many multiplications in a product of large matrices.
 SCORE_WORK = 50
 LINKS = ("softmax", "sigmoid", "clipped", "none")
 """How logits become probabilities (see `Targets.probabilities`); with ``none``, the readout gives only labels."""
@@ -45,7 +46,7 @@ class Targets:
 
     outputs: int  # labels per sample
     classes: int  # per output; 0 for regression
-    # Weight of the samples of each class in fitting, 1 by default; only for a single output of classes.
+    # Weight of the samples of each class in fitting, (classes,); None if all are 1. Only for a single output.
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -75,20 +76,22 @@ class Targets:
         return np.where(has_class, np.float32(1), np.float32(-1))
 
     def weights(self, y: np.ndarray, sample_weights: np.ndarray | None = None) -> np.ndarray | None:
-        """Return the weight of each sample, (n,), that of its class times its own; None if all are 1.
+        """Return the weight of each sample in fitting, (n,); None if all weights are 1.
 
-        The class is that of its label ``y`` (n, 1), and its own weight, ``sample_weights`` (n,), is 1 by default.
+        It is the class weight of the sample's label, times its sample weight. Labels ``y`` are (n, outputs), and
+        ``sample_weights`` (n,), 1 by default.
         """
         if self.class_weights is None:
             return sample_weights
-        by_class = np.array(self.class_weights)[y[:, 0].astype(np.int64)]
-        return by_class if sample_weights is None else by_class * sample_weights
+        labels = y[:, 0].astype(np.int64)  # there are class weights only if there is a single output
+        weights_by_class = np.array(self.class_weights)[labels]
+        return weights_by_class if sample_weights is None else weights_by_class * sample_weights
 
     def predict(self, scores: np.ndarray) -> np.ndarray:
         """Return the labels (..., n, outputs) of scores (..., n, T); for regression these are the scores."""
         if not self.classes:
             return scores
-        if self.classes == 2:
+        if self.classes == 2:  # the targets are -1 for class 0 and +1 for class 1
             return (scores > 0).astype(np.int64)
         return scores.reshape(*scores.shape[:-1], self.outputs, self.classes).argmax(-1)
 
@@ -97,15 +100,16 @@ class Targets:
     ) -> np.ndarray:
         """Return what each sample adds to the metric, (n,), from scores (n, T) and labels (n, outputs).
 
-        It is the share of its correct labels or, for real targets, the negative squared error divided by the
-        variance of each output; both times the weight of the sample, divided by the mean of the weights.
+        For classes, this is the share of the sample's labels that are correct. For real targets, it is the negative
+        squared error divided by the variance of the output, as a mean over outputs. Either is multiplied by the
+        weight of the sample and divided by the mean weight.
         """
         if self.classes:
             scores_of_samples = (self.predict(scores) == y).mean(axis=1)
         else:
             variance = y.var(axis=0, dtype=np.float64)
-            squared_errors = np.square(scores - y) / np.where(variance > 0, variance, 1.0)
-            scores_of_samples = -squared_errors.mean(axis=1)
+            divisor = np.where(variance > 0, variance, 1.0)  # errors of a constant output are not scaled
+            scores_of_samples = -(np.square(scores - y) / divisor).mean(axis=1)
         all_weights = self.weights(y, weights)
         if all_weights is None:
             return scores_of_samples
@@ -144,37 +148,55 @@ class Targets:
         References: Guo et al. (2017), On calibration of modern neural networks; Platt (1999),
         Probabilistic outputs for support vector machines, section 2.2, for smoothed labels.
         """
-        logits = self.logits(np.asarray(scores, np.float64))
         sample_weights = np.ones(len(y)) if weights is None else weights
+        logits = self.logits(np.asarray(scores, np.float64))
+        smoothed = self._smoothed_labels(y, float(sample_weights.sum()))
+        return float(np.exp(-_best_log_beta(logits, smoothed, sample_weights)))
+
+    def _smoothed_labels(self, y: np.ndarray, total_weight: float) -> np.ndarray:
+        """Return labels (n, outputs) as class probabilities (n, outputs, classes), a little short of 0 and 1."""
         # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of
         # succession). Without this share for the other classes, a readout without errors would get a
         # temperature of 0.
-        doubt = 1 / (sample_weights.sum() + 2)
+        doubt = 1 / (total_weight + 2)
         is_class = y[..., None].astype(np.int64) == np.arange(self.classes)
-        smoothed = np.where(is_class, 1 - doubt, doubt / (self.classes - 1))
-        # With p = softmax(beta z), beta = 1 / temperature and smoothed labels q, a row has the loss
-        # log sum_c exp(beta z_c) - beta q'z. It is convex in beta: its slope is p'z - q'z, and its curvature
-        # p'z^2 - (p'z)^2. Newton steps find the root of the slope; one that leaves the interval in which the
-        # slope changes its sign is replaced by the middle of that interval.
-        lowest, highest = -MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE
-        log_beta = 0.0
-        for _ in range(MAX_NEWTON_STEPS):
-            beta = np.exp(log_beta)
-            p = softmax(beta * logits, axis=-1)
-            mean = (p * logits).sum(axis=-1)
-            slope = float(sample_weights @ (mean - (smoothed * logits).sum(axis=-1)).sum(axis=-1))
-            variance = (p * np.square(logits - mean[..., None])).sum(axis=-1)
-            curvature = float(sample_weights @ variance.sum(axis=-1))
-            if slope == 0:  # also if all logits are equal, for which every temperature is best
-                break
-            lowest, highest = (lowest, log_beta) if slope > 0 else (log_beta, highest)
-            newton = beta - slope / curvature if curvature > 0 else 0.0  # 0 is outside
-            is_inside = np.exp(lowest) < newton < np.exp(highest)
-            step = (np.log(newton) if is_inside else (lowest + highest) / 2) - log_beta
-            log_beta += step
-            if abs(step) < LOG_TEMPERATURE_TOLERANCE:
-                break
-        return float(np.exp(-log_beta))
+        return np.where(is_class, 1 - doubt, doubt / (self.classes - 1))
+
+
+def _best_log_beta(logits: np.ndarray, smoothed: np.ndarray, sample_weights: np.ndarray) -> float:
+    """Return log(1 / temperature) with the least cross-entropy.
+
+    ``logits`` and the label probabilities ``smoothed`` are (n, outputs, classes), and ``sample_weights`` are (n,).
+    """
+    # With p = softmax(beta z), beta = 1 / temperature and smoothed labels q, a row has the loss
+    # log sum_c exp(beta z_c) - beta q'z. It is convex in beta: its slope is p'z - q'z, and its curvature
+    # p'z^2 - (p'z)^2. Newton steps find the root of the slope; one that leaves the interval in which the
+    # slope changes its sign is replaced by the middle of that interval.
+    lowest, highest = -MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE
+    log_beta = 0.0
+    for _ in range(MAX_NEWTON_STEPS):
+        beta = np.exp(log_beta)
+        p = softmax(beta * logits, axis=-1)
+        mean = (p * logits).sum(axis=-1)  # p'z
+        slope = float(sample_weights @ (mean - (smoothed * logits).sum(axis=-1)).sum(axis=-1))
+        variance = (p * np.square(logits - mean[..., None])).sum(axis=-1)
+        curvature = float(sample_weights @ variance.sum(axis=-1))
+        if slope == 0:  # also if all logits are equal, for which every temperature is best
+            break
+        # The slope rises with beta, so the root is below a positive slope and above a negative one.
+        if slope > 0:
+            highest = log_beta
+        else:
+            lowest = log_beta
+        # Without curvature there is no Newton step: 0 is outside of the interval, whose middle is taken then.
+        newton = beta - slope / curvature if curvature > 0 else 0.0
+        is_inside = np.exp(lowest) < newton < np.exp(highest)
+        next_log_beta = np.log(newton) if is_inside else (lowest + highest) / 2
+        step = next_log_beta - log_beta
+        log_beta += step
+        if abs(step) < LOG_TEMPERATURE_TOLERANCE:
+            break
+    return log_beta
 
 
 class Readout(Protocol):
@@ -238,20 +260,21 @@ class LinearReadout:
         return gradient(self.coef, self.columns, layer)
 
     def direction(self, layer: str) -> np.ndarray:
-        """Return the unit vector, in the model's own units, along which a score grows fastest; see `gradient`.
+        """Return the vector of norm 1 along which a score grows fastest, in the coordinates of the hidden states.
 
         For two classes or a real value it is an array (width of the layer,), towards the second class or larger
-        values; for more classes (t, width of the layer), with one vector for each class.
+        values; for more classes (t, width of the layer), with one vector for each class. See `gradient`.
         """
         vectors = self.gradient(layer).T
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
-        return unit[0] if len(unit) == 1 else unit
+        # A score that does not depend on the layer has a vector of zeros.
+        directions = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
+        return directions[0] if len(directions) == 1 else directions
 
     def calibrate(self, blocks: Iterable[Block]) -> "LinearReadout":
         """Return the same readout with the temperature fitted to blocks of held-out features and labels."""
-        pairs = [(self.scores(x), y) for x, y in blocks]
-        scores, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        scores_and_labels = [(self.scores(x), y) for x, y in blocks]
+        scores, labels = (np.concatenate(arrays) for arrays in zip(*scores_and_labels, strict=True))
         return replace(self, temperature=self.targets.fit_temperature(scores, labels))
 
     def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -264,25 +287,36 @@ class LinearReadout:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "LinearReadout":
         """Build a readout from the values of `to_arrays`; raise `ValueError` if their shapes do not match."""
         targets = from_json(Targets, {name: settings[name] for name in ("outputs", "classes")})
-        coef, intercept = (
-            arrays[name].astype(np.float64, casting="same_kind") for name in ("coef", "intercept")
-        )
+        coef = arrays["coef"].astype(np.float64, casting="same_kind")
+        intercept = arrays["intercept"].astype(np.float64, casting="same_kind")
         weights = {"coef": coef, "intercept": intercept}
         features = len(coef) or 1  # so that a readout without features is refused
         check_arrays(weights, {"coef": (features, targets.columns), "intercept": (targets.columns,)})
-        link = settings.get("link", "softmax")  # absent from readouts of format 2
         temperature = float(settings["temperature"])
         if not 1e-6 < temperature < 1e6:  # `Targets.fit_temperature` returns values from exp(-7) to exp(7)
             raise ValueError(f"its temperature is {temperature:g}, not between 1e-6 and 1e6")
-        columns = settings.get("columns", ())  # absent from readouts of earlier versions
-        if not fits(columns, tuple[tuple[str, int, int], ...]):
-            raise ValueError("its columns are not names with numbers")
-        read_columns = tuple(ReadColumn(*column) for column in columns)
-        widths_match = sum(column.width for column in read_columns) == len(coef)
-        are_divisible = all(0 < column.vectors <= column.width for column in read_columns)
-        if columns and not (widths_match and are_divisible):
-            raise ValueError("its columns do not have its features")
-        return cls(**weights, targets=targets, temperature=temperature, link=link, columns=read_columns)
+        return cls(
+            **weights,
+            targets=targets,
+            temperature=temperature,
+            link=settings.get("link", "softmax"),  # absent from readouts of format 2
+            columns=_read_columns(settings.get("columns", ()), features),  # absent from earlier versions
+        )
+
+
+def _read_columns(columns: Any, features: int) -> tuple[ReadColumn, ...]:
+    """Return the columns of a saved readout; raise `ValueError` unless their widths add up to its ``features``.
+
+    There are none, and no error, if the readout does not know its columns.
+    """
+    if not fits(columns, tuple[tuple[str, int, int], ...]):
+        raise ValueError("its columns are not names with numbers")
+    read_columns = tuple(ReadColumn(*column) for column in columns)
+    widths_match = sum(column.width for column in read_columns) == features
+    have_vectors = all(0 < column.vectors <= column.width for column in read_columns)
+    if read_columns and not (widths_match and have_vectors):
+        raise ValueError("its columns do not have its features")
+    return read_columns
 
 
 def check_width(weights: int, features: int) -> None:
@@ -300,35 +334,42 @@ class Tally:
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
     where a constant output scores 1 if it is predicted exactly, else 0. The loss, which ranks equally
-    accurate ones, is the mean squared distance between the scores and the coding of the labels.
+    accurate readouts, is the mean squared distance between the scores and the coding of the labels.
     """
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
-        self.samples = 0.0
-        self._hits: np.ndarray | float = 0.0  # of classes: correct labels, (A,)
-        self._distances: np.ndarray | float = 0.0  # of classes: squared distances from the coding, (A,)
-        # Of real targets: squared residuals (A, outputs), and sums of the values and their squares around the first.
+        self.samples = 0.0  # sum of the weights of the samples
+        # Sums over samples. Those of readouts are 0.0 until the first block, which shows how many readouts there are.
+        # Of classes: correct labels (A,), and squared distances of the scores from the coding (A,).
+        self._correct: np.ndarray | float = 0.0
+        self._distances: np.ndarray | float = 0.0
+        # Of real targets: squared residuals (A, outputs); and the first value of each output (outputs,), with the sums
+        # of the differences from it and of their squares.
         self._residuals: np.ndarray | float = 0.0
         self._origin = np.zeros(targets.outputs)
         self._sum = np.zeros(targets.outputs)
         self._squares = np.zeros(targets.outputs)
 
     def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> "Tally":
-        """Count a block: scores (A, m, T) of each readout, labels (m, outputs), and weights (m,), 1 by default."""
+        """Count a block: scores (A, m, T) of each readout, labels (m, outputs), and weights (m,), 1 by default.
+
+        Return the tally itself.
+        """
         weights = self.targets.weights(y, weights)
         if weights is None:
             weights = np.ones(len(y))
         report_work(SCORE_WORK * scores.size)
         if self.targets.classes:
-            self._hits = self._hits + (self.targets.predict(scores) == y).sum(axis=2) @ weights
+            self._correct = self._correct + (self.targets.predict(scores) == y).sum(axis=2) @ weights
             distances = np.square(scores - self.targets.coded(y)).sum(axis=2, dtype=np.float64)
             self._distances = self._distances + distances @ weights
         else:
             values = y.astype(np.float64)
             self._residuals = self._residuals + weights @ np.square(scores - values)
-            # Sums around the first value, so that those of squares keep their digits.
-            if not self.samples:
+            # Differences from the first value, so that the sums of squares keep their digits.
+            is_first_block = not self.samples
+            if is_first_block:
                 self._origin = values[0]
             self._sum += weights @ (values - self._origin)
             self._squares += weights @ np.square(values - self._origin)
@@ -340,7 +381,7 @@ class Tally:
         if not self.samples:
             raise ValueError("no samples were counted")
         if self.targets.classes:
-            return np.asarray(self._hits) / (self.samples * self.targets.outputs)
+            return np.asarray(self._correct) / (self.samples * self.targets.outputs)
         # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, of values around the first one.
         total = self._squares - np.square(self._sum) / self.samples
         is_constant = total <= 0
@@ -349,7 +390,7 @@ class Tally:
         return np.where(is_constant, score_if_constant, 1.0 - ratio).mean(axis=-1)
 
     def loss(self) -> np.ndarray:
-        """Return the mean loss of each readout, (A,), so far; for real targets it is 1 - R^2."""
+        """Return the mean loss of each readout, (A,), over all samples so far; for real targets it is 1 - R^2."""
         if not self.targets.classes:
             return 1 - self.accuracy()
         return np.asarray(self._distances) / (self.samples * self.targets.outputs)
@@ -357,7 +398,7 @@ class Tally:
 
 def accuracy_of(readout: Readout, blocks: Iterable[Block]) -> float:
     """Return the accuracy of a readout over blocks of features and labels; see `Tally`."""
-    # A tally counts for several readouts, along the first axis of the scores; here it is one.
+    # A tally counts for several readouts, along the first axis of the scores. Here there is one.
     tally = Tally(readout.targets)
     for x, y in blocks:
         tally.update(readout.scores(x)[None], y)
@@ -372,7 +413,7 @@ def metric_name(classes: int) -> str:
 def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
     """Return weights that give all classes the same total: samples / (classes * count), or 0 for absent classes."""
     is_present = counts > 0
-    weights = counts.sum() / (is_present.sum() * np.maximum(counts, 1))
+    weights = counts.sum() / (is_present.sum() * np.maximum(counts, 1))  # absent classes do not divide by 0
     return tuple(np.where(is_present, weights, 0.0).tolist())
 
 
@@ -407,8 +448,8 @@ class LinearPath:
 
     They are made from weights (A, w, t) of standardised features (x - mean) * scale, and their offset
     (A, t) or (t,). ``coef`` (A, w, t) is exactly 0 for constant channels, ``intercept`` (A, t) holds
-    the scores of x = 0, and ``converged`` (A,) says whether an iterative solver reached its
-    tolerance.
+    the scores of x = 0, ``center`` (w,) is the mean, and ``converged`` (A,) says whether an iterative solver reached
+    its tolerance; exact solvers leave it out.
     """
 
     def __init__(
@@ -435,7 +476,10 @@ class LinearPath:
 
 
 class Scorer:
-    """Scores blocks of features under every penalty of a path, or those ``chosen``, with one product per block."""
+    """Scores blocks of features under every penalty of a path, or those ``chosen``, with one product per block.
+
+    ``targets`` say whether the scores are real values; without them, the scores are taken for those of classes.
+    """
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
         self._path = path
@@ -462,6 +506,7 @@ class Scorer:
         centred = features(x) - self._center
         scores = fetch(self._arithmetic.product(centred, weights)).astype(offset.dtype, copy=False)
         scores += offset.ravel()
+        # From (n, A * t), with the penalties side by side, to (A, n, t).
         return scores.reshape(len(x), *offset.shape).transpose(1, 0, 2)
 
     def _prepare(self, dtype: np.dtype) -> None:

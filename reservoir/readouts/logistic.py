@@ -19,7 +19,7 @@ Hessian).
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,8 @@ from reservoir.readouts.products import LARGE_MATRIX, arithmetic, blas_threads, 
 from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather
 from reservoir.readouts.sweep import Sweep
 
-ValueAndGradient = tuple[float, np.ndarray]  # of a function at a point
+ValueAndGradient = tuple[float, np.ndarray]
+"""The value of a function at a point, and its gradient there, in the shape of the point."""
 EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-8  # relative error of values that are summed from products in float32
 ARMIJO = 1e-4  # share of the predicted decrease that a step must reach (Nocedal and Wright, section 3.1)
@@ -74,18 +75,19 @@ def logistic_path(
         raise InputError(
             "logistic readout: the targets are real values", "use the ridge readout for regression"
         )
+    # The size of the largest matrix: one row for each feature, or for each of few samples.
     size = len(training.xx if isinstance(training, Moments) else training.x)
     with blas_threads(many=size >= LARGE_MATRIX):
         problem = _Problem(train, targets, np.asarray(check_penalties(alphas), np.float64), training)
         minima = problem.minimise(tolerance, passes)
         weights, offset = problem.models({number: minimum.point for number, minimum in enumerate(minima)})
-    # A problem is a penalty and an output, penalty by penalty. Weights (w, A * T) become (A, w, T), and intercepts
-    # (A * T,) become (A, T).
+    # Each output under each penalty is one minimisation, with the outputs of a penalty next to each other. So weights
+    # (w, A * T) become (A, w, T), and intercepts (A * T,) become (A, T).
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
     offset = offset.reshape(len(alphas), -1)
     if targets.classes == 2:  # the logits of a score s are -s and +s, so s is half the log odds
         weights, offset = weights / 2, offset / 2
-    # A penalty has converged if the problems of all its outputs have.
+    # A penalty has converged if the minimisations of all its outputs have.
     converged = np.array([minimum.converged for minimum in minima]).reshape(len(alphas), -1).min(axis=1)
     return LinearPath(alphas, weights, offset, problem.mean, problem.scale, converged)
 
@@ -98,8 +100,21 @@ class Minimum:
     converged: bool
 
 
+@dataclass(frozen=True, eq=False)
+class _PassSums:
+    """Sums over all samples of p losses, and of their derivatives by u weights and an intercept for each column."""
+
+    losses: np.ndarray  # (p,)
+    weight_gradient: np.ndarray  # (u, p * columns)
+    intercept_gradient: np.ndarray  # (p * columns,)
+
+
 class _Problem:
-    """The losses of every penalty and output, in unknowns for which the Hessian is the identity at the start."""
+    """The losses of every penalty and output, in unknowns for which the Hessian is the identity at the start.
+
+    Number n is the loss of output n % outputs under penalty n // outputs. Below, p losses are evaluated together, w is
+    the number of features, r that of axes, and ``columns`` that of scores of an output.
+    """
 
     def __init__(
         self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: TrainingData
@@ -109,29 +124,30 @@ class _Problem:
         axes = _axes_of_moments(training) if isinstance(training, Moments) else _axes_of_samples(training)
         self.mean, self.scale = axes.mean, axes.scale
         # Axes along which nothing varies but rounding errors are left out.
-        values = axes.values
-        varies = values > len(values) * EPSILON * values[-1]
+        eigenvalues = axes.eigenvalues
+        varies = eigenvalues > len(eigenvalues) * EPSILON * eigenvalues[-1]  # the last is the largest
         self.axes = axes.vectors[:, varies]
         # With few samples, a pass reads their coordinates along the axes instead of their features, which are more.
         self.reads_coordinates = axes.coordinates is not None
         if axes.coordinates is not None:
             labels = np.concatenate([labels for _, labels in train])
             self.train = [(axes.coordinates[:, varies], labels)]
-        # Two classes have a single column of scores. The curvature is k of the Hessian at W = 0, see above.
+        # Two classes have a single column of scores. The curvature is k of the Hessian at W = 0, see the module.
         self.columns = targets.classes if targets.classes > 2 else 1
         curvature = 1 / targets.classes if targets.classes > 2 else 1 / 4
-        self.alphas = np.repeat(alphas, targets.outputs)
-        # A row is a problem (a penalty and an output); its columns are the axes and, last, the
-        # unpenalised intercept. Weights are steps times unknowns: (k l + alpha)^-1/2 along each axis.
-        along_axes = 1 / np.sqrt(curvature * values[varies] + self.alphas[:, None])
+        self.alphas = np.repeat(alphas, targets.outputs)  # of each loss
+        # Weights are steps times unknowns. The steps (losses, r + 1) are (k l + alpha)^-1/2 along each axis and, last,
+        # that of the intercept, which has no penalty and for which the sum of the sample weights stands in place of l.
+        along_axes = 1 / np.sqrt(curvature * eigenvalues[varies] + self.alphas[:, None])
         of_intercept = 1 / np.sqrt(curvature * axes.count)
         self.steps = np.pad(along_axes, ((0, 0), (0, 1)), constant_values=of_intercept)
 
     def minimise(self, tolerance: float, passes: int) -> list[Minimum]:
-        """Return the minimum of each problem; the unsolved ones share each pass over the features."""
+        """Return the minimum of each loss; those that are not found yet share each pass over the features."""
         start = np.zeros(self.steps.shape[1] * self.columns)
         # Each solver yields the next point that it wants to be evaluated, and stops at its minimum.
         solvers = [lbfgs(start, tolerance, passes) for _ in self.alphas]
+        # The points to evaluate next, of the solvers that have not stopped.
         points = {number: next(solver) for number, solver in enumerate(solvers)}
         minima: dict[int, Minimum] = {}
         while points:
@@ -144,21 +160,24 @@ class _Problem:
         return [minima[number] for number in range(len(solvers))]
 
     def models(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return standardised weights (w, p * columns) and intercepts (p * columns,) of the points of some problems."""
+        """Return weights of standardised features (w, p * columns) and intercepts (p * columns,) of p points.
+
+        ``points`` holds the unknowns of each loss by its number.
+        """
         weights, offset = self._weights_along_axes(points)
         return self.axes @ weights, offset
 
     def _weights_along_axes(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return weights along the axes (r, p * columns) and intercepts (p * columns,) of the points of p problems."""
-        # (r + 1, p, columns); the last row has the intercepts. Then the columns of all problems side by side.
+        """Return weights along the axes (r, p * columns) and intercepts (p * columns,) of the points of p losses."""
+        # From (r + 1, p, columns), whose last row has the intercepts, to the columns of all losses side by side.
         stacked = np.stack([self._weights_of(number, point) for number, point in points.items()], axis=1)
         side_by_side = stacked.reshape(len(stacked), len(points) * self.columns)
         return side_by_side[:-1], side_by_side[-1]
 
     def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, ValueAndGradient]:
-        """Return the value and gradient of some problems, in one pass over the features.
+        """Return the value and gradient of some losses, by number, in one pass over the features.
 
-        ``points`` has the unknowns of each unsolved problem, by its number.
+        ``points`` holds the unknowns at which each of them is evaluated, by its number.
         """
         # Weights of what a pass reads: coordinates, or centred features, whose coordinates are (x - mean) scale V.
         weights, offset = self._weights_along_axes(points)
@@ -166,13 +185,40 @@ class _Problem:
             mean = np.zeros(len(weights))
         else:
             weights, mean = self.scale[:, None] * (self.axes @ weights), self.mean
-        outputs = np.array([number % self.targets.outputs for number in points])
-        # Sum the losses, and their derivatives by these weights and by the intercepts.
-        losses = np.zeros(len(points))
-        gradient = np.zeros(weights.shape)
+        sums = self._pass(points, weights, offset, mean)
+        # By the chain rule: the gradient along the axes, (r + 1, p, columns), and then along the unknowns, which the
+        # steps multiply.
+        if self.reads_coordinates:
+            along_axes = sums.weight_gradient
+        else:
+            along_axes = self.axes.T @ (sums.weight_gradient * self.scale[:, None])
+        gradient = np.concatenate([along_axes, sums.intercept_gradient[None]])
+        gradient = gradient.reshape(len(gradient), len(points), -1)
+        # Add the penalty alpha / 2 || W ||^2 and its derivative alpha W, without the intercept.
+        evaluations = {}
+        for i, (number, point) in enumerate(points.items()):
+            penalised, alpha = self._weights_of(number, point), self.alphas[number]
+            penalised[-1] = 0  # the intercept
+            value = sums.losses[i] + alpha / 2 * float(np.square(penalised).sum())
+            gradient_of_point = (gradient[:, i] + alpha * penalised) * self.steps[number][:, None]
+            evaluations[number] = value, gradient_of_point.ravel()
+        return evaluations
+
+    def _pass(
+        self, numbers: Collection[int], weights: np.ndarray, offset: np.ndarray, mean: np.ndarray
+    ) -> _PassSums:
+        """Return the sums over all samples of p losses, whose ``numbers`` are given.
+
+        A pass reads u features or coordinates of each sample, and subtracts ``mean`` (u,). The ``weights``
+        (u, p * columns) and ``offset`` (p * columns,) make scores of them.
+        """
+        outputs = np.array([number % self.targets.outputs for number in numbers])
+        losses = np.zeros(len(numbers))
+        weight_gradient = np.zeros(weights.shape)
         intercept_gradient = np.zeros(len(offset))
         for features, labels in self.train:
-            # Without an axis, all features are constant: then every row must be rounded to the same value.
+            # Without an axis, all features are constant and all rows have the same scores. The rounding errors of
+            # float32 would be the same in all rows, too, and add up.
             dtype = np.result_type(features.dtype, np.float32) if self.axes.size else np.float64
             for start in range(0, len(features), BLOCK_ROWS):
                 block = slice(start, start + BLOCK_ROWS)
@@ -180,42 +226,33 @@ class _Problem:
                 sample_weights, centred = self.targets.weights(y), np.subtract(x, mean.astype(dtype))
                 report_work(2 * centred.size * weights.shape[1])
                 scores = centred @ weights.astype(dtype) + offset.astype(dtype)
-                loss, residual = self._losses(scores.reshape(len(x), len(points), -1), y[:, outputs])
+                loss, residual = self._losses(scores.reshape(len(x), len(numbers), -1), y[:, outputs])
                 if sample_weights is not None:
                     loss *= sample_weights[:, None]
                     residual *= sample_weights[:, None, None].astype(dtype)
                 losses += loss.sum(axis=0, dtype=np.float64)
                 residual = residual.reshape(len(x), -1)  # (m, p * columns), as the weights are
-                gradient += centred.T @ residual
+                weight_gradient += centred.T @ residual
                 intercept_gradient += residual.sum(axis=0, dtype=np.float64)
-        # By the chain rule: along the axes, and then along the unknowns, which the steps multiply.
-        of_axes = gradient if self.reads_coordinates else self.axes.T @ (gradient * self.scale[:, None])
-        gradient_along_axes = np.concatenate([of_axes, intercept_gradient[None]])
-        gradient_along_axes = gradient_along_axes.reshape(len(of_axes) + 1, len(points), -1)
-        # Add the penalty alpha / 2 || W ||^2 and its derivative alpha W, without the intercept.
-        evaluations = {}
-        for i, (number, point) in enumerate(points.items()):
-            penalised, alpha = self._weights_of(number, point), self.alphas[number]
-            penalised[-1] = 0  # the intercept
-            value = losses[i] + alpha / 2 * float(np.square(penalised).sum())
-            gradient_of_point = (gradient_along_axes[:, i] + alpha * penalised) * self.steps[number][
-                :, None
-            ]
-            evaluations[number] = value, gradient_of_point.ravel()
-        return evaluations
+        return _PassSums(losses, weight_gradient, intercept_gradient)
 
     def _weights_of(self, number: int, point: np.ndarray) -> np.ndarray:
-        """Return a problem's weights along the axes, and its intercepts: (r + 1, columns)."""
+        """Return the weights along the axes, and last the intercepts, of the point of a loss: (r + 1, columns)."""
         return point.reshape(-1, self.columns) * self.steps[number][:, None]
 
     def _losses(self, scores: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return losses (m, p) and their derivatives (m, p, columns) with respect to the scores, for labels (m, p)."""
+        """Return the losses (m, p) of scores (m, p, columns) and labels (m, p), and their derivatives by the scores.
+
+        For two classes ``columns`` is 1, else it is the number of classes.
+        """
         if self.columns == 1:
             # Two classes: log(1 + exp(s)) - y s, with the derivative sigmoid(s) - y.
             scores, y = scores[..., 0], y.astype(scores.dtype)
             return np.logaddexp(0, scores) - y * scores, (expit(scores) - y)[..., None]
         # More: log sum_c exp(s_c) - s_y, with the derivative softmax(s) - 1 at y and softmax(s) elsewhere.
         labels = y[..., None].astype(np.int64)
+        # The largest score is subtracted, so that exp does not overflow. Without the minimum, a score that is infinite
+        # already would be subtracted from itself, which gives NaN.
         shifted = scores - np.minimum(scores.max(axis=-1, keepdims=True), np.finfo(scores.dtype).max)
         loss = -np.take_along_axis(shifted, labels, axis=-1)[..., 0]
         residual = np.exp(shifted, out=shifted)  # one pass; logsumexp and softmax of SciPy take two
@@ -226,43 +263,51 @@ class _Problem:
         return loss, residual
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Axes:
-    """Principal axes of standardised features, Z'PZ = V diag(l) V': l (r,) ascending and V (w, r)."""
+    """Principal axes of standardised features, Z'PZ = V diag(l) V', with Z = (X - mean) scale."""
 
-    values: np.ndarray
-    vectors: np.ndarray
-    mean: np.ndarray
-    scale: np.ndarray
+    eigenvalues: np.ndarray  # l (r,), ascending
+    vectors: np.ndarray  # V (w, r)
+    mean: np.ndarray  # (w,)
+    scale: np.ndarray  # (w,)
     count: float  # sum of the sample weights
-    coordinates: np.ndarray | None = None  # Z V (n, r) of few samples, in the precision of products
+    # Z V (n, r) of few samples, in the precision of products; None if passes read the features themselves.
+    coordinates: np.ndarray | None = None
 
 
 def _axes_of_moments(moments: Moments) -> _Axes:
     """Return the axes of the features of many samples, from their scatter."""
     scale = inverse(moments.std)
-    matrix = arithmetic().fetch(moments.xx) * scale * scale[:, None]
-    values, vectors = eigh(matrix, driver="evd", overwrite_a=True)
-    return _Axes(values, vectors, moments.mean, scale, moments.count)
+    scatter = arithmetic().fetch(moments.xx) * scale * scale[:, None]  # Z'PZ
+    eigenvalues, vectors = eigh(scatter, driver="evd", overwrite_a=True)
+    return _Axes(eigenvalues, vectors, moments.mean, scale, moments.count)
 
 
 def _axes_of_samples(training: FewSamples) -> _Axes:
     """Return the axes of the features of few samples, from the products of the samples with each other."""
     # With S = P^1/2 Z and its products SS' = U diag(l) U', the axes are V = S'U l^-1/2.
     kernel = KernelMatrix(training.x, training.weights)
-    roots = np.sqrt(kernel.weights)[:, None]
-    values, vectors = eigh(kernel.products * roots.T * roots, driver="evd", overwrite_a=True)
-    z = kernel.x - kernel.mean
-    z *= kernel.scale
-    z *= roots
-    lengths = np.sqrt(np.maximum(values, np.finfo(float).tiny))
-    axes = z.T @ vectors / lengths
-    # Coordinates are Z V = P^-1/2 SS'U l^-1/2 = P^-1/2 U l^1/2. A sample without weight needs none.
-    dtype = np.result_type(training.x.dtype, np.float32)
-    coordinates = np.divide(vectors * lengths, roots, out=np.zeros_like(vectors), where=roots > 0).astype(
-        dtype
+    roots = np.sqrt(kernel.weights)[:, None]  # P^1/2
+    eigenvalues, u = eigh(kernel.products * roots.T * roots, driver="evd", overwrite_a=True)
+    # In place, because the features may take most of the memory.
+    s = kernel.x - kernel.mean
+    s *= kernel.scale
+    s *= roots
+    # l^1/2, above 0 in spite of rounding errors.
+    lengths = np.sqrt(np.maximum(eigenvalues, np.finfo(float).tiny))
+    axes = s.T @ u / lengths
+    # Coordinates are Z V = P^-1/2 SS'U l^-1/2 = P^-1/2 U l^1/2. A sample without weight needs none: they are 0.
+    coordinates = np.divide(u * lengths, roots, out=np.zeros_like(u), where=roots > 0)
+    precision = np.result_type(training.x.dtype, np.float32)
+    return _Axes(
+        eigenvalues,
+        axes,
+        kernel.mean,
+        kernel.scale,
+        count=float(kernel.weights.sum()),
+        coordinates=coordinates.astype(precision),
     )
-    return _Axes(values, axes, kernel.mean, kernel.scale, float(kernel.weights.sum()), coordinates)
 
 
 def lbfgs(
@@ -272,14 +317,16 @@ def lbfgs(
 
     A step is shortened until the value falls by 1e-4 of the decrease that the slope predicts. The
     problem is solved if the next step d has || d || <= tolerance * || x ||, or if its predicted
-    decrease is below rounding errors.
+    decrease is below rounding errors. It is given up, and not converged, after a number of ``evaluations``, or if no
+    shorter step decreases the value.
 
     Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation
     3.57.
     """
     value, gradient = yield x
-    negligible = EPSILON * abs(value)
-    used = 1
+    negligible = EPSILON * abs(value)  # a decrease that rounding hides
+    used_evaluations = 1
+    # s, y and s'y of the last steps (see below), oldest first.
     pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=LBFGS_STEPS)
     while True:
         # The direction d = -H gradient, and the slope of f along it.
@@ -291,16 +338,16 @@ def lbfgs(
         # value and the slope at x and the value at the trial point (equation 3.57), within 0.1 to 0.5 of it.
         step = 1.0
         for _ in range(MAX_SEARCH_STEPS):
-            if used == evaluations:
+            if used_evaluations == evaluations:
                 return Minimum(x, converged=False)
             trial = x + step * d
             trial_value, trial_gradient = yield trial
-            used += 1
+            used_evaluations += 1
             rise = trial_value - value
             if rise <= ARMIJO * step * slope + ROUNDING * abs(value):
                 break
             step *= float(np.clip(-slope * step / (2 * (rise - slope * step)), 0.1, 0.5))
-        else:
+        else:  # no step was short enough
             return Minimum(x, converged=False)
         # s = x_new - x,  y = gradient_new - gradient. H stays positive definite only with pairs of s'y > 0.
         s, y = trial - x, trial_gradient - gradient
@@ -323,8 +370,9 @@ def inverse_hessian_product(
 
     The two loops multiply the factors of this product with g from both sides, without forming H.
     """
+    # From the newest pair to the oldest: q = (I - rho y s') ... g.
     q = gradient.copy()
-    alphas: list[float] = []
+    alphas: list[float] = []  # newest first
     for s, y, sy in reversed(pairs):
         alpha = float(s @ q) / sy  # rho s'q
         alphas.append(alpha)
@@ -332,8 +380,9 @@ def inverse_hessian_product(
     r = q
     if pairs:
         _, y, sy = pairs[-1]
-        r *= sy / float(y @ y)
+        r *= sy / float(y @ y)  # gamma
+    # From the oldest to the newest: r <- (I - rho s y') r + rho s s' q, where rho s'q is the alpha of the pair.
     for (s, y, sy), alpha in zip(pairs, reversed(alphas), strict=True):
-        beta = float(y @ r) / sy
+        beta = float(y @ r) / sy  # rho y'r
         r += (alpha - beta) * s
     return r

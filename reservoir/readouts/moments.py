@@ -29,10 +29,10 @@ class Moments:
     """
 
     count: float
-    mean: np.ndarray
-    xx: Any  # an array, or a tensor on a device
-    xy: np.ndarray
-    y_mean: np.ndarray
+    mean: np.ndarray  # (w,)
+    xx: Any  # (w, w): an array, or a tensor on a device
+    xy: np.ndarray  # (w, t)
+    y_mean: np.ndarray  # (t,)
 
     @property
     def std(self) -> np.ndarray:
@@ -51,6 +51,7 @@ class Moments:
         d, y_d = other.mean - self.mean, other.y_mean - self.y_mean
         share = other.count / count
         factor = self.count * other.count / count
+        # In place, because the matrix may take gigabytes.
         xx = move_to_device_of(factor * d, self.xx)[:, None] * move_to_device_of(d, self.xx)
         xx += self.xx
         xx += other.xx
@@ -65,22 +66,22 @@ class Moments:
     def with_targets(self, blocks: Iterable[Block]) -> Moments:
         """Return the moments of the same features with other targets, from blocks of features and targets.
 
-        The samples have no weights. Only ``xy`` is computed, which takes the width times the targets for each sample
-        instead of the squared width.
+        The samples have no weights. Only ``xy`` is computed, which takes w t multiplications for each sample instead of
+        the w^2 of ``xx``.
         """
         # sum (x - m)(y - n)' = sum (x - m) y' - (sum (x - m)) n', where the last term is only a rounding error.
         put, fetch = arithmetic().put, arithmetic().fetch
-        products: Any = 0.0
-        deviations: Any = 0.0
-        sums: Any = 0.0
+        products: Any = 0.0  # sum (x - m) y', (w, t)
+        sum_of_centred: Any = 0.0  # sum (x - m), (w,)
+        sum_of_targets: Any = 0.0  # sum y, (t,)
         for x, y in blocks:
             centred = x.astype(np.float64) - self.mean
             targets = y.astype(np.float64)
             products = products + fetch(arithmetic().product(put(centred).T, put(targets)))
-            deviations = deviations + centred.sum(axis=0)
-            sums = sums + targets.sum(axis=0)
-        y_mean = sums / self.count
-        return replace(self, xy=products - np.multiply.outer(deviations, y_mean), y_mean=y_mean)
+            sum_of_centred = sum_of_centred + centred.sum(axis=0)
+            sum_of_targets = sum_of_targets + targets.sum(axis=0)
+        y_mean = sum_of_targets / self.count
+        return replace(self, xy=products - np.multiply.outer(sum_of_centred, y_mean), y_mean=y_mean)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the fields as float64 arrays, by name; `from_arrays` is the inverse."""
@@ -104,20 +105,25 @@ class Accumulator:
     def __init__(self) -> None:
         self._arithmetic = arithmetic()
         self._filled = 0  # rows in the block that is being gathered
-        self._shift: tuple[Any, Any] | None = None  # means of the features and targets of the first block
+        # Means of the features and targets of the first block; None until it is full.
+        self._shift: tuple[Any, Any] | None = None
 
     def _allocate(self, width: int, targets: int) -> None:
+        """Make the block of rows and the sums, for numbers of features and targets that the first samples show."""
+
         # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of
         # a transformer's features, products in float32 err by about 1, and so hide a penalty of about
         # 1 in every solution.
         def zeros(*shape: int) -> Any:
+            """Return an array of zeros on the device."""
             return self._arithmetic.put(np.zeros(shape))
 
+        # The block: features x, and targets with a last column of square roots of the weights, z.
         self._x = zeros(BLOCK_ROWS, width)
-        self._xx = zeros(width, width)
-        # The last column of z holds square roots of the weights, so that its products with the others
-        # are sums over rows.
         self._z = zeros(BLOCK_ROWS, targets + 1)
+        # Sums of x'x and x'z, and of the last column's products with z. All three are of values minus the shift, times
+        # the square roots of the weights. So in the last column the products are weighted sums of x, y and 1.
+        self._xx = zeros(width, width)
         self._xz = zeros(width, targets + 1)
         self._sums = zeros(1, targets + 1)
 
@@ -126,15 +132,17 @@ class Accumulator:
 
         Features may be `StoredFeatures`.
         """
-        if not hasattr(self, "_x"):
+        is_first_call = not hasattr(self, "_x")
+        if is_first_call:
             self._allocate(x.shape[1], y.shape[1])
         # Everything goes to the device at once, and is cut there.
         roots = np.ones(len(x)) if weights is None else np.sqrt(weights)
         x, y, roots = map(self._arithmetic.features, (x, y, roots))
+        # Fill the block with samples from ``start`` on; add it to the sums whenever it is full.
         start = 0
         while start < len(x):
             stop = min(start + BLOCK_ROWS - self._filled, len(x))
-            rows = slice(self._filled, self._filled + stop - start)
+            rows = slice(self._filled, self._filled + stop - start)  # of the block
             self._x[rows] = x[start:stop]
             self._z[rows, :-1] = y[start:stop]
             self._z[rows, -1] = roots[start:stop]
@@ -144,13 +152,17 @@ class Accumulator:
                 self._multiply()
 
     def moments(self) -> Moments:
-        """Return the moments of all samples so far; raise `InputError` if none were added, or if one is not finite."""
-        if self._filled:
+        """Return the moments of all samples so far.
+
+        Raise `InputError` if no sample with a weight above 0 was added, or if a feature or target is not finite.
+        """
+        if self._filled:  # a last block that is not full
             self._multiply()
         count = 0.0 if self._shift is None else float(self._sums[0, -1])
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0", "give at least one")
         fetch = self._arithmetic.fetch
+        # The last column of ``xz`` sums up the features, and ``sums`` the targets and, in its last column, the weights.
         xz, sums = fetch(self._xz), fetch(self._sums)
         shift, y_shift = fetch(self._shift[0]), fetch(self._shift[1])
         # From sums around the shift to moments around the mean, which is the shift plus d:
@@ -158,7 +170,7 @@ class Accumulator:
         d, y_d = xz[:, -1] / count, sums[0, :-1] / count
         xx = move_to_device_of(-count * d, self._xx)[:, None] * move_to_device_of(d, self._xx)
         xx += self._xx
-        fill_upper(xx)
+        fill_upper(xx)  # the sums are in the lower triangle
         y_mean = y_shift + y_d
         check_finite(fetch(xx.diagonal()), "feature")
         check_finite(y_mean, "target")
@@ -171,7 +183,8 @@ class Accumulator:
         y, roots = z[:, :-1], z[:, -1:]
         if self._shift is None:
             self._shift = x.mean(0), y.mean(0)
-        # Rows times the square roots of their weights: their products are then weighted.
+        # Rows times the square roots of their weights: their products are then weighted. ``x`` and ``y`` are views, so
+        # this overwrites the block, which has been read when the next one begins.
         x -= self._shift[0]
         x *= roots
         y -= self._shift[1]
@@ -196,17 +209,20 @@ def training_moments(blocks: Iterable[Block], targets: Targets) -> Moments:
 
 
 def by_fold(train: Iterable[FoldBlock], repeat: int = 0) -> Iterator[tuple[Any, ...]]:
-    """Yield the samples of each block fold by fold: fold number, features, labels and optional weights."""
-    for x, y, fold, *weights in train:
-        numbers = fold.reshape(len(x), -1)[:, repeat]
-        for k in np.unique(numbers).tolist():
-            yield k, *(part[numbers == k] for part in (x, y, *weights))
+    """Yield the samples of each block fold by fold: fold number, features, labels and optional weights.
+
+    The folds are those of one ``repeat``, by its number.
+    """
+    for x, y, folds, *weights in train:
+        fold_of_sample = folds.reshape(len(x), -1)[:, repeat]  # ``folds`` is (m,) or (m, repeats)
+        for k in np.unique(fold_of_sample).tolist():
+            yield k, *(array[fold_of_sample == k] for array in (x, y, *weights))
 
 
 def fold_moments(
     train: Iterable[FoldBlock], targets: Targets, folds: int, repeat: int = 0
 ) -> list[Moments]:
-    """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds)."""
+    """Return the moments of each fold of one repeat, from blocks of features, labels and fold numbers in [0, folds)."""
     accumulators = [Accumulator() for _ in range(folds)]
     for k, x, y, *weights in by_fold(train, repeat):
         accumulators[k].update(x, targets.coded(y), targets.weights(y, *weights))
@@ -214,9 +230,9 @@ def fold_moments(
 
 
 def check_finite(values: np.ndarray, kind: str, first: int = 0) -> None:
-    """Raise `InputError` if a value is not finite, with the number of that feature or target, the ``kind`` of values.
+    """Raise `InputError` if one of the ``values`` is not finite, each of which is a statistic of a feature or target.
 
-    The first value has the number ``first``.
+    The message names the ``kind``, "feature" or "target", and its number; those of the values start at ``first``.
     """
     not_finite = np.flatnonzero(~np.isfinite(values))
     if not_finite.size:
@@ -228,11 +244,11 @@ def check_finite(values: np.ndarray, kind: str, first: int = 0) -> None:
 
 ROUNDING = 8 * float(np.finfo(np.float32).eps)
 """The largest standard deviation, relative to the mean, that is taken for errors of rounding: a few units in the last
-place, as sums over tokens have."""
+place of float32, as sums over tokens have."""
 
 
 def deviation(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Return standard deviations, which are exactly 0 for channels that are constant up to rounding."""
+    """Return the standard deviations (w,) of channels, exactly 0 for those that are constant up to rounding."""
     # Features are float32: what is 0.5 in every row may be 0.50000006 in one. Divided by the standard deviation of such
     # errors, a real difference in a new row would be millions, and so would be its prediction.
     is_constant = variance <= np.square(ROUNDING * mean)

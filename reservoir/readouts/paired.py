@@ -24,14 +24,15 @@ class Difference:
     value : float
         The difference.
     interval : tuple of (float, float), optional
-        Its paired 95% interval, over groups if the rows have groups; None if the rows or groups do not vary.
-    p_value : float
-        The p-value of the hypothesis that both are equally good.
+        Its paired 95% interval, over groups if the rows have groups; None for too few rows or groups, and if these do
+        not vary.
+    p_value : float, optional
+        The p-value of the hypothesis that both are equally good; None for too few rows or groups.
     """
 
     value: float
     interval: tuple[float, float] | None
-    p_value: float | None  # None for too few rows or groups
+    p_value: float | None
 
 
 def paired_difference(
@@ -45,30 +46,25 @@ def paired_difference(
     ``y`` and both arrays in ``predicted`` are (n, outputs); ``units`` (n,) names the row of each
     sample, or its group if the rows have groups.
     """
-    # Of each sample, the numerator (gain) and the denominator (spread) of the difference, a ratio of sums.
-    first, second = predicted
-    if evaluations[0].classes:
-        gain = ((first == y).astype(np.float64) - (second == y)).mean(axis=1, keepdims=True)
-        spread = np.ones_like(gain)
-    else:
-        values = y.astype(np.float64)
-        gain = np.square(second - values) - np.square(first - values)
-        spread = np.square(values - values.mean(axis=0))
-    p_value = p_value_of_difference(*evaluations)
+    first, second = evaluations
+    p_value = p_value_of_difference(first, second)
+    gain, spread = _gain_and_spread(y, predicted, has_classes=bool(first.classes))
     # A constant output has no R².
     varies = spread.sum(axis=0) > 0
     if not varies.any():
         return Difference(value=0.0, interval=None, p_value=p_value)
-    # Their sums over each unit, which are independent.
+    # Sums over each unit, which are independent: (units, outputs that vary).
     unit_of_sample = np.unique(units, return_inverse=True)[1]
     gains, spreads = np.zeros((2, unit_of_sample.max() + 1, int(varies.sum())))
     np.add.at(gains, unit_of_sample, gain[:, varies])
     np.add.at(spreads, unit_of_sample, spread[:, varies])
+    # The difference is a ratio of sums for each output, and the mean of these ratios.
     total_spread = spreads.sum(axis=0)
     ratios = gains.sum(axis=0) / total_spread
     value = float(ratios.mean())
+    # With one label per unit, both readouts, one of them or none is right.
     one_label_per_unit = set(np.unique(gains)) <= {-1.0, 0.0, 1.0} and (spreads == 1).all()
-    if evaluations[0].classes and one_label_per_unit:
+    if first.classes and one_label_per_unit:
         interval = paired_interval(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
     else:
         # Both numerator and denominator of a ratio of sums over units vary: linearisation, as for survey data.
@@ -77,12 +73,30 @@ def paired_difference(
     return Difference(value=value, interval=interval, p_value=p_value)
 
 
-def paired_interval(wins: int, losses: int, rows: int) -> tuple[float, float]:
-    """Return the 95% interval of the difference of two accuracies, from the rows that only one readout labels right.
+def _gain_and_spread(
+    y: np.ndarray, predicted: tuple[np.ndarray, np.ndarray], *, has_classes: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what each sample adds to the numerator and to the denominator of a difference, a ratio of sums.
 
-    It is Wald's interval with one row added to wins and to losses, which stays wide enough if there
-    are few of them. Reference: Bonett and Price (2012), Adjusted Wald confidence interval for a
-    difference of binomial proportions based on paired data.
+    Both arrays are (n, 1) for classes: the difference of the shares of correct labels, and 1. For real values they are
+    (n, outputs): the difference of the squared errors, and the squared distance from the mean.
+    """
+    first, second = predicted
+    if has_classes:
+        gain = ((first == y).astype(np.float64) - (second == y)).mean(axis=1, keepdims=True)
+        return gain, np.ones_like(gain)
+    values = y.astype(np.float64)
+    gain = np.square(second - values) - np.square(first - values)
+    return gain, np.square(values - values.mean(axis=0))
+
+
+def paired_interval(wins: int, losses: int, rows: int) -> tuple[float, float]:
+    """Return the 95% interval of the difference of two accuracies on some ``rows``.
+
+    ``wins`` are the rows that only the first readout labels correctly, ``losses`` those that only the second does. It
+    is Wald's interval with one row added to wins and to losses, which stays wide enough if there are few of them.
+    Reference: Bonett and Price (2012), Adjusted Wald confidence interval for a difference of binomial proportions
+    based on paired data.
     """
     win_share = (wins + 1) / (rows + 2)
     loss_share = (losses + 1) / (rows + 2)
@@ -96,7 +110,8 @@ def _student_interval(value: float, influences: np.ndarray) -> tuple[float, floa
 
     It is None for too few units, and for units that differ by rounding alone.
     """
-    units, squares = len(influences), float(np.square(influences).sum())
+    units = len(influences)
+    squares = float(np.square(influences).sum())  # the variance of the value, up to a factor for few units
     if units < MIN_GROUPS or squares <= ROUNDING_SQUARES:
         return None
     half_width = float(stdtrit(units - 1, 0.975)) * math.sqrt(squares * units / (units - 1))
@@ -108,7 +123,8 @@ def p_value_of_difference(first: Evaluation, second: Evaluation) -> float | None
 
     It is McNemar's mid-p for one label per row without groups, else that of sign flips of rows or groups.
     """
-    if len(first.row_scores) < 3:
+    rows_or_groups = len(first.row_scores)
+    if rows_or_groups < 3:
         return None
     every_row_is_right_or_wrong = set(np.unique([first.row_scores, second.row_scores])) <= {0.0, 1.0}
     if first.classes and not first.groups and every_row_is_right_or_wrong:
@@ -117,10 +133,14 @@ def p_value_of_difference(first: Evaluation, second: Evaluation) -> float | None
 
 
 def verdict_of_difference(first: Evaluation, second: Evaluation, p_value: float | None) -> str:
-    """Return whether the first of two readouts ``adds`` to the second, from their `p_value_of_difference`.
+    """Return in words whether the first of two readouts is better than the second, from `p_value_of_difference`.
 
-    The other verdicts are ``adds nothing`` if the first is worse, ``no difference``, and ``cannot be judged`` for
-    too few rows or groups.
+    | verdict | meaning |
+    |---|---|
+    | ``adds`` | the first is better |
+    | ``adds nothing`` | the first is worse |
+    | ``no difference`` | the p-value is not below `SIGNIFICANT` |
+    | ``cannot be judged`` | there are too few rows or groups |
     """
     units = len(first.row_scores)  # groups, if there are any, else rows
     if p_value is None or units < MIN_UNITS:
@@ -132,9 +152,10 @@ def verdict_of_difference(first: Evaluation, second: Evaluation, p_value: float 
 
 
 def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> float:
-    """Return the two-sided mid-p-value for equal accuracy of two readouts, from correctness (rows,) of one label.
+    """Return the two-sided mid-p-value for equal accuracy of two readouts.
 
-    Reference: Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
+    ``first_right`` and ``second_right`` (rows,) say in which rows each readout gets the single label right. Reference:
+    Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
     """
     first_right, second_right = np.asarray(first_right, bool), np.asarray(second_right, bool)
     # Only rows that one of the two gets right count; under the hypothesis, each is a fair coin.
@@ -147,9 +168,9 @@ def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> float:
     # With X ~ Binomial(discordant, 1/2) and k = fewer, the exact two-sided p is 2 P(X <= k). The mid-p takes off half
     # of the probability of each of the two observed outcomes, k and discordant - k, so it is P(X < k) + P(X <= k). In a
     # tie they are one outcome and the exact p is 1, so the mid-p is 1 - P(X = k) / 2. It has more power.
-    below = float(bdtr(fewer - 1, discordant, 0.5)) if fewer else 0.0
-    up_to = float(bdtr(fewer, discordant, 0.5))
-    return below + up_to if wins != losses else 1 - (up_to - below) / 2
+    p_below = float(bdtr(fewer - 1, discordant, 0.5)) if fewer else 0.0  # P(X < k)
+    p_up_to = float(bdtr(fewer, discordant, 0.5))  # P(X <= k)
+    return p_below + p_up_to if wins != losses else 1 - (p_up_to - p_below) / 2
 
 
 def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> float:
@@ -157,8 +178,8 @@ def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> fl
 
     If two readouts are equally good, they could be exchanged in any row or group, so each difference
     has either sign with equal probability. p is the share of sign patterns whose sum is at least as
-    far from 0 as the observed sum: of all patterns for up to 20 differences, else of random ones and
-    the observed one. Differences of unequal size need no special treatment, so groups may differ in
+    far from 0 as the observed sum: of all patterns for up to `EXACT_UNITS` differences, else of a number of random
+    ``flips`` and the observed one. Differences of unequal size need no special treatment, so groups may differ in
     their rows.
 
     References: Fisher (1935), The design of experiments, section 21; Phipson and Smyth (2010),
@@ -170,15 +191,23 @@ def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> fl
         return 1.0
     if len(values) > MAX_UNITS:  # sums of exchangeable rows are exchangeable
         values = np.bincount(np.arange(len(values)) % MAX_UNITS, values)
-    # Sums that differ by rounding alone count as equal.
-    observed = abs(float(values.sum())) - 1e-10 * float(np.abs(values).sum())
-    # All patterns of signs, if they are few.
+    # Sums that differ by rounding alone count as equal, so a sum is extreme from a little below the observed one on.
+    least_extreme = abs(float(values.sum())) - 1e-10 * float(np.abs(values).sum())
     if len(values) <= EXACT_UNITS:
-        sums = values[:1]  # the other sign of the first difference gives the negative of each sum
+        # The sums of all patterns of signs. The first difference keeps its sign: the other one would give the negative
+        # of each sum, which is as far from 0.
+        sums = values[:1]
         for value in values[1:]:
             sums = np.concatenate([sums + value, sums - value])
-        return float(np.mean(np.abs(sums) >= observed))
-    # Else random patterns, some at a time. With positive = 1 or 0, a sum is 2 (positive' values) - (1' values).
+        return float(np.mean(np.abs(sums) >= least_extreme))
+    extreme_patterns = _count_extreme_patterns(values, least_extreme, flips, seed)
+    # The observed pattern counts as one of them.
+    return (extreme_patterns + 1) / (flips + 1)
+
+
+def _count_extreme_patterns(values: np.ndarray, least_extreme: float, flips: int, seed: int) -> int:
+    """Return for how many of ``flips`` random patterns of signs the sum of the values is at least so far from 0."""
+    # Some patterns at a time. With positive = 1 or 0 for each value, a sum is 2 (positive' values) - (1' values).
     generator = np.random.default_rng(seed)
     extreme_patterns = 0
     patterns_at_once = max(1, FLIP_CELLS // len(values))
@@ -186,6 +215,5 @@ def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> fl
         patterns = min(patterns_at_once, flips - start)
         positive = generator.integers(0, 2, (patterns, len(values)), np.int8)
         sums = 2 * (positive.astype(np.float64) @ values) - values.sum()
-        extreme_patterns += int((np.abs(sums) >= observed).sum())
-    # The observed pattern counts as one of them.
-    return (extreme_patterns + 1) / (flips + 1)
+        extreme_patterns += int((np.abs(sums) >= least_extreme).sum())
+    return extreme_patterns

@@ -35,7 +35,8 @@ from reservoir.readouts.products import (
 from reservoir.readouts.tridiagonal import Reduction, solve_penalties
 
 CHUNK = 2048  # features of a kernel matrix that are read at once
-FoldScorer = Callable[[np.ndarray, slice], np.ndarray]  # samples, some penalties -> scores (A, m, t)
+FoldScorer = Callable[[np.ndarray, slice], np.ndarray]
+"""``scorer(x, penalties)`` returns the scores (A, m, t) of m samples under some of the penalties of a sweep."""
 
 
 def ridge_by_definition(x: np.ndarray, y: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
@@ -58,15 +59,15 @@ def ridge_by_definition(x: np.ndarray, y: np.ndarray, alpha: float) -> tuple[np.
 
 
 class FewSamples(NamedTuple):
-    """Fewer samples than features: features (n, w), encoded targets (n, t), and weights (n,) or None if all are 1."""
+    """The training data of fewer samples than features."""
 
-    x: np.ndarray
-    y: np.ndarray
-    weights: np.ndarray | None
+    x: np.ndarray  # features (n, w)
+    y: np.ndarray  # encoded targets (n, t)
+    weights: np.ndarray | None  # (n,); None if all are 1
 
 
-# What `gather` returns; each of the two has its form of the solution.
 TrainingData = Moments | FewSamples
+"""What `gather` returns: moments of many samples, or few samples themselves. `ridge_path` solves each in its form."""
 
 
 def ridge_path(
@@ -90,12 +91,15 @@ def path_from_moments(moments: Moments, alphas: np.ndarray, scale: np.ndarray) -
 
 @dataclass(frozen=True, eq=False)
 class RidgeSystem:
-    """The ridge regression (A + alpha I) W = b; scores of features x (m, n) are ((x - mean) * scale) W + offset."""
+    """The ridge regression (A + alpha I) W = b; scores of features x (m, n) are ((x - mean) * scale) W + offset.
 
-    matrix: Any  # A (n, n), positive semidefinite, of float64, perhaps on a device; overwritten when it is solved
+    Either method may overwrite A, so a system is solved once.
+    """
+
+    matrix: Any  # A (n, n), positive semidefinite, of float64: an array, or a tensor on a device
     b: np.ndarray  # (n, t)
-    mean: np.ndarray
-    scale: np.ndarray
+    mean: np.ndarray  # (n,)
+    scale: np.ndarray  # (n,)
     offset: np.ndarray  # (t,)
 
     def path(self, alphas: np.ndarray) -> LinearPath:
@@ -105,30 +109,40 @@ class RidgeSystem:
         return LinearPath(alphas, weights, self.offset, self.mean, self.scale)
 
     def scorer(self, alphas: np.ndarray, rows: float, targets: Targets | None = None) -> FoldScorer:
-        """Return a function like a `Scorer` of the path, which will score this number of ``rows``.
+        """Return a function like a `Scorer` of the path, in the form that is fastest for a number of ``rows``.
 
         With ``targets``, a `Scorer` adds the offsets of real targets in float64.
         """
-        has_samples = self.b.any(axis=0)  # the scores of a class without samples are its offset
-        solutions = len(alphas) * has_samples.sum()
         # With A = Q T Q', scores are z W = (z Q) (T + alpha I)^-1 Q' b. With fewer rows than solutions, it takes
-        # less time to rotate the rows z, once, than the solutions of all penalties. With one feature, or one
-        # penalty, there is nothing that a rotation would save.
-        nothing_to_share = min(len(self.b), len(alphas)) == 1
+        # less time to rotate the rows z, once, than the solutions of all penalties.
+        has_samples = np.asarray(self.b.any(axis=0))  # (t,): a class without samples needs no solution
+        solutions = len(alphas) * has_samples.sum()
+        # With one feature, or one penalty, there is nothing that a rotation would save.
+        has_one_system = min(len(self.b), len(alphas)) == 1
         # A device solves each penalty by itself and rotates nothing.
         on_device = arithmetic().device is not None
-        if on_device or nothing_to_share or rows >= solutions:
+        if on_device or has_one_system or rows >= solutions:
             return Scorer(self.path(alphas), targets)
+        return self._rotating_scorer(alphas, has_samples, targets)
+
+    def _rotating_scorer(
+        self, alphas: np.ndarray, has_samples: np.ndarray, targets: Targets | None
+    ) -> FoldScorer:
+        """Return a scorer that rotates rows instead of solutions.
+
+        ``has_samples`` (t,) is False for classes without samples, whose targets are 0 in ``b``.
+        """
         reduction = Reduction(self.matrix, self.b[:, has_samples])
-        weights = reduction.solve(check_penalties(alphas)).transpose(1, 0, 2)
-        ones = np.ones_like(self.scale)  # rotated rows are centred and scaled already
-        rotated_path = LinearPath(alphas, weights, self.offset[has_samples], 0 * ones, ones)
+        weights = reduction.solve(check_penalties(alphas)).transpose(1, 0, 2)  # (A, n, t)
+        # Rotated rows are centred and scaled already.
+        mean, scale = np.zeros(len(self.b)), np.ones(len(self.b))
+        rotated_path = LinearPath(alphas, weights, self.offset[has_samples], mean, scale)
         scorer = Scorer(rotated_path, targets)
 
-        def scores(x: np.ndarray, chosen: slice) -> np.ndarray:
-            """Return the scores of rows under the chosen penalties; a class without samples has its offset."""
+        def scores(x: np.ndarray, penalties: slice) -> np.ndarray:
+            """Return the scores of rows under some penalties; those of a class without samples are its offset."""
             rotated = reduction.rotate(((x - self.mean) * self.scale).T).T
-            of_classes = scorer(rotated.astype(np.result_type(x.dtype, np.float32)), chosen)
+            of_classes = scorer(rotated.astype(np.result_type(x.dtype, np.float32)), penalties)
             all_scores = np.full((*of_classes.shape[:2], len(self.offset)), self.offset, of_classes.dtype)
             all_scores[:, :, has_samples] = of_classes
             return all_scores
@@ -138,8 +152,8 @@ class RidgeSystem:
 
 def primal_system(moments: Moments, scale: np.ndarray) -> RidgeSystem:
     """Return the ridge regression of moments, A = Z'Z and b = Z'Y, for features that are multiplied by ``scale``."""
-    # With S = diag(scale), the moments of features X S are S X'X S and S X'Y. The second product is in place, because
-    # the matrix may take gigabytes.
+    # With S = diag(scale), the moments of features X S are S X'X S and S X'Y. X'X is multiplied by S from one side and,
+    # in place, from the other, because the matrix may take gigabytes.
     factors = move_to_device_of(scale, moments.xx)
     xx = moments.xx * factors[:, None]
     xx *= factors
@@ -149,31 +163,37 @@ def primal_system(moments: Moments, scale: np.ndarray) -> RidgeSystem:
 def dual_system(products: np.ndarray, weights: np.ndarray, y: np.ndarray) -> RidgeSystem:
     """Return the ridge regression of products ZZ' (n, n), A = ZZ' and b = Y, whose solutions are weights of samples.
 
-    The solutions (n, t) apply to the products of a row with each sample. ``weights`` (n,) and targets
-    ``y`` (n, t) belong to the samples; the products are centred here, by their weighted means.
+    The solutions (n, t) apply to the products of a row with each sample, instead of features. ``weights`` (n,) and
+    targets ``y`` (n, t) are those of the samples. The products and targets are centred here, by the weighted means of
+    the samples.
     """
     y = y.astype(np.float64)
-    share = weights / weights.sum()
+    share = weights / weights.sum()  # of each sample in a mean
     roots = np.sqrt(weights)[:, None]
     # The weighted mean of the targets; relative to the first, so that a constant target is exactly 0 when centred.
     offset = y[0] + share @ (y - y[0])
     # Products of centred samples: (z_i - m)'(z_j - m) = z_i'z_j - z_i'm - m'z_j + m'm, with m = sum share_j z_j.
-    with_mean = products @ share
-    centred = products - with_mean[:, None] - (with_mean - share @ with_mean)
-    # A sample of weight p counts as sqrt(p) times the sample, on both sides.
+    products_with_mean = products @ share
+    mean_with_mean = share @ products_with_mean
+    centred = products - products_with_mean[:, None] - (products_with_mean - mean_with_mean)
+    # A sample of weight p counts as sqrt(p) times the sample: the centred sample, in both factors of a product, and its
+    # centred target. So the system also multiplies the products of a row with the samples by these roots.
     centred *= roots
     centred *= roots.T
-    return RidgeSystem(centred, (y - offset) * roots, np.zeros(len(y)), roots[:, 0], offset)
+    return RidgeSystem(
+        centred, (y - offset) * roots, mean=np.zeros(len(y)), scale=roots[:, 0], offset=offset
+    )
 
 
 class KernelMatrix:
     """Ridge regression from the products ZZ' of samples: one matrix serves all folds and penalties.
 
-    Features are scaled by their standard deviation over all samples, as in the final readout, times
-    ``feature_weights`` (w,), and centred by the mean of the fitted samples. Samples ``x`` (n, w) have
-    ``weights`` (n,), 1 by default. ``of_first_features`` is the `KernelMatrix` of the first features of
-    ``x``, with the same sample weights and without feature weights; its products are reused if all
-    these features have the same weight.
+    Samples ``x`` (n, w) have ``weights`` (n,), 1 by default. Their features are scaled by the standard deviation over
+    all samples, times ``feature_weights`` (w,), and centred by the mean of the fitted samples. ``products`` (n, n) are
+    those of features that are centred by ``mean`` (w,), that of all samples, and multiplied by ``scale`` (w,).
+
+    ``of_first_features`` is the `KernelMatrix` of the first features of ``x``, with the same sample weights and
+    without feature weights; its products are reused if all these features have the same weight.
     """
 
     def __init__(
@@ -187,49 +207,49 @@ class KernelMatrix:
         factors = np.ones(x.shape[1]) if feature_weights is None else feature_weights
         self.x = x
         self.mean, self.scale = np.empty(x.shape[1]), np.empty(x.shape[1])
-        # Products of the first features can be reused if all of these have the same weight.
-        first = of_first_features
-        if first is not None and np.ptp(factors[: len(first.mean)]) > 0:
-            first = None
+        # The matrix of the first features is reused if all of these have the same weight, a factor of their products.
+        reused = of_first_features
+        if reused is not None and np.ptp(factors[: len(reused.mean)]) > 0:
+            reused = None
         # ZZ' is the sum of the products of each chunk of features, which is standardised in float64.
         put, fetch = arithmetic().put, arithmetic().fetch
-        total = put(np.zeros((len(x), len(x))))
-        for part in self._chunks(0 if first is None else len(first.mean)):
-            z = x[:, part].astype(np.float64)
+        lower_triangle = put(np.zeros((len(x), len(x))))
+        for chunk in self._chunks(0 if reused is None else len(reused.mean)):
+            z = x[:, chunk].astype(np.float64)
             mean = np.average(z, axis=0, weights=weights)
             z -= mean
             variance = np.average(np.square(z), axis=0, weights=weights)
-            check_finite(variance, "feature", part.start)
-            self.mean[part] = mean
-            self.scale[part] = inverse(deviation(variance, mean)) * factors[part]
-            z *= self.scale[part]
-            arithmetic().add_square(total, put(z).T)
-        self.products = fill_upper(fetch(total))
-        if first is not None:
-            features, factor = slice(len(first.mean)), factors[0]
-            self.mean[features] = first.mean
-            self.scale[features] = first.scale * factor
-            self.products += first.products * factor**2  # a factor of both features of a product
+            check_finite(variance, "feature", chunk.start)
+            self.mean[chunk] = mean
+            self.scale[chunk] = inverse(deviation(variance, mean)) * factors[chunk]
+            z *= self.scale[chunk]
+            arithmetic().add_square(lower_triangle, put(z).T)
+        self.products = fill_upper(fetch(lower_triangle))
+        if reused is not None:
+            features, factor = slice(len(reused.mean)), factors[0]
+            self.mean[features] = reused.mean
+            self.scale[features] = reused.scale * factor
+            self.products += reused.products * factor**2  # both factors of a product have it
 
     def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
         """Return the ridge solutions of every penalty for targets (n, t)."""
-        # The weights of features are W = Z'V, from the weights V (n, A t) of samples that solve the system.
+        # The weights of features are W = Z'V, from the weights V of samples that solve the system.
         system = dual_system(self.products, self.weights, y)
         put, fetch = arithmetic().put, arithmetic().fetch
-        # The penalties and targets stand side by side, (n, A t), so that one product serves them all.
+        # V is (A, n, t). Its penalties and targets are put side by side, (n, A t), so that one product serves them all.
         of_samples = system.path(alphas).coef.transpose(1, 0, 2)
         of_samples = put(np.ascontiguousarray(of_samples).reshape(len(y), -1))
         of_features = np.empty((self.x.shape[1], len(alphas) * y.shape[1]))
-        for part in self._chunks():
-            z = self.x[:, part] - self.mean[part]
-            z *= self.scale[part]
-            of_features[part] = fetch(arithmetic().product(put(z).T, of_samples))
-        weights = of_features.reshape(len(of_features), len(alphas), -1).transpose(1, 0, 2)
+        for chunk in self._chunks():
+            z = self.x[:, chunk] - self.mean[chunk]
+            z *= self.scale[chunk]
+            of_features[chunk] = fetch(arithmetic().product(put(z).T, of_samples))
+        weights = of_features.reshape(len(of_features), len(alphas), -1).transpose(1, 0, 2)  # (A, w, t)
         return LinearPath(alphas, weights, system.offset, self.mean, self.scale)
 
     def of_first_rows(self, rows: int) -> KernelMatrix:
-        """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
-        # The copy keeps ``scale``, the scale of all samples, because the products contain it.
+        """Return the matrix of the first ``rows`` samples; features keep the scale of all samples."""
+        # The copy keeps ``scale``, because the products contain it.
         first_rows = copy(self)
         first_rows.x, first_rows.weights = self.x[:rows], self.weights[:rows]
         # The products are of features that are centred by the means over all samples. `dual_system` centres them by the
@@ -244,7 +264,7 @@ class KernelMatrix:
         return first_rows
 
     def _chunks(self, first: int = 0) -> Iterator[slice]:
-        """Yield consecutive slices of the features, from number ``first``."""
+        """Yield consecutive slices of up to `CHUNK` features, from feature number ``first`` to the last."""
         for start in range(first, self.x.shape[1], CHUNK):
             yield slice(start, min(start + CHUNK, self.x.shape[1]))
 
@@ -254,19 +274,21 @@ def kernel_fold_scores(
 ) -> np.ndarray:
     """Return the scores (A, n, t) of samples, each by the models that were fitted to the samples of the other folds.
 
-    Samples have products ZZ' (n, n), ``weights`` (n,), targets ``y`` (n, t) and a ``fold`` (n,).
+    Samples have products ZZ' (n, n), ``weights`` (n,), targets ``y`` (n, t) and the numbers of their folds, ``fold``
+    (n,).
     """
     scores = np.empty((len(alphas), *y.shape))
     all_penalties = slice(None)
     for k in np.unique(fold):
-        is_fitted, is_held_out = fold != k, fold == k
+        is_held_out = fold == k
+        is_fitted = ~is_held_out
         # `dual_system` centres the products of the fitted samples itself; those of held-out samples are centred below.
         among_fitted = products[np.ix_(is_fitted, is_fitted)]
         system = dual_system(among_fitted, weights[is_fitted], y[is_fitted])
         scorer = system.scorer(alphas, is_held_out.sum())
         # Products of held-out samples with fitted ones, both centred by the mean m of the fitted samples:
         #   (z - m)'(z_j - m) = z'z_j - z'm - m'z_j + m'm
-        share = weights[is_fitted] / weights[is_fitted].sum()
+        share = weights[is_fitted] / weights[is_fitted].sum()  # of each fitted sample in m
         with blas_threads(many=len(products) >= LARGE_MATRIX):
             held_out = products[np.ix_(is_held_out, is_fitted)]
             held_out_times_mean = held_out @ share
@@ -279,15 +301,20 @@ def kernel_fold_scores(
 
 def gather(blocks: Iterable[Block], targets: Targets) -> TrainingData:
     """Read training data once: return samples if they are fewer than the features, else moments."""
-    few, stream = head(blocks)
-    if few is None:
+    few_samples, stream = concatenate_if_few(blocks)
+    if few_samples is None:
         return training_moments(stream, targets)
-    x, y = few
+    x, y = few_samples
     return FewSamples(x=x, y=targets.coded(y), weights=targets.weights(y))
 
 
-def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
-    """Return the blocks concatenated if samples are fewer than features; else None and the whole stream."""
+def concatenate_if_few(
+    blocks: Iterable[tuple[np.ndarray, ...]],
+) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
+    """Return all blocks as one, and no further blocks, if samples are fewer than features; else None and all blocks.
+
+    The first array of a block has the features, (m, w). If samples are not few, only a part of the stream is in memory.
+    """
     read_blocks: list[tuple[np.ndarray, ...]] = []
     samples = 0
     stream = iter(blocks)
@@ -296,6 +323,7 @@ def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ..
         features = block[0]
         samples += len(features)
         if samples >= features.shape[1]:
+            # The blocks that were read, and then the others.
             return None, itertools.chain(read_blocks, stream)
     return tuple(np.concatenate(arrays) for arrays in zip(*read_blocks, strict=True)), ()
 
@@ -304,6 +332,6 @@ def balance_raw(is_raw: np.ndarray) -> np.ndarray:
     """Return weights (w,) of standardised features that give the raw ones, ``is_raw`` (w,), half of the variance."""
     # Otherwise a few hundred raw features among ten thousand others would have no influence. The
     # total variance stays the same, so that penalties keep their size.
-    # As many as each feature has of its kind.
+    # For each feature, how many features are raw as it is, or not raw as it is.
     features_of_kind = np.where(is_raw, is_raw.sum(), (~is_raw).sum())
     return np.sqrt(len(is_raw) / 2 / features_of_kind)

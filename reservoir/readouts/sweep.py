@@ -31,8 +31,8 @@ from reservoir.readouts.ridge import (
     FoldScorer,
     KernelMatrix,
     TrainingData,
+    concatenate_if_few,
     gather,
-    head,
     kernel_fold_scores,
     path_from_moments,
     primal_system,
@@ -42,37 +42,44 @@ from reservoir.readouts.ridge import (
 
 @dataclass(eq=False)
 class DeferredPath:
-    """The models of penalties, each solved when it is used: ``solve`` returns the path of some penalties."""
+    """The models of every penalty, like a `LinearPath`, but each is solved only when its readout is asked for."""
 
-    alphas: np.ndarray
-    solve: Callable[[np.ndarray], LinearPath]
+    alphas: np.ndarray  # (A,)
+    solve: Callable[[np.ndarray], LinearPath]  # returns the path of some penalties
 
     def __post_init__(self) -> None:
+        # As in `LinearPath`: every solution has converged, because those of ridge are exact.
         self.converged = np.ones(len(self.alphas), bool)
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""
-        return self.solve(self.alphas[[index]]).readout(0, targets, temperature)
+        path_of_one = self.solve(self.alphas[[index]])
+        return path_of_one.readout(0, targets, temperature)
 
 
-# Samples that tell which penalties to try on all. On 9,500 generated series, penalties in proportion to the samples
-# were the best ones for 500 to 8,000 samples, up to a factor of two.
+# Samples on which penalties are tried first, to try only those near the best one on all samples. On 9,500 generated
+# series, penalties in proportion to the samples were the best ones for 500 to 8,000 samples, up to a factor of two.
 CHOICE_SAMPLES = 2048
 
 
 @dataclass(eq=False)
 class Sweep:
-    """Result of a sweep over penalties: their ``accuracy`` and ``loss`` (A,), and the index of the ``best``."""
+    """Result of a sweep over A penalties.
+
+    ``accuracy`` and ``loss`` (A,) are those of the held-out samples, ``best`` is the index of the chosen penalty, and
+    ``alpha`` the penalty itself.
+    """
 
     path: LinearPath | DeferredPath  # fitted on all training samples
-    tally: Tally
-    errors: np.ndarray | None = None  # (A,): the largest penalty within this error is chosen
+    tally: Tally  # counts the held-out samples, under every penalty
+    # (A,): standard errors of the accuracies, if the largest penalty within one of the best is chosen; else None.
+    errors: np.ndarray | None = None
     # Returns the held-out scores (n, T) of the chosen penalty in the order of the samples, their labels, and
     # optional weights; None without cross-validation.
     held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
-    # What each sample adds to the accuracy of the chosen penalty, (n,); only for cross-validation.
+    # What each sample adds to the accuracy of the chosen penalty, (n,); None without cross-validation.
     sample_scores: np.ndarray | None = None
-    kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
+    kernel: KernelMatrix | None = None  # the kernel matrix that gave the path; None if moments did
 
     def __post_init__(self) -> None:
         self.accuracy, self.loss = self.tally.accuracy(), self.tally.loss()
@@ -81,9 +88,12 @@ class Sweep:
 
     @functools.cached_property
     def temperature(self) -> float:
-        """Temperature of the chosen readout, fitted when it is used, because most sweeps are only compared."""
+        """Temperature of the chosen readout; 1 without classes, or without cross-validation."""
         targets = self.tally.targets
-        return targets.fit_temperature(*self.held_out()) if self.held_out and targets.classes else 1.0
+        if self.held_out is None or not targets.classes:
+            return 1.0
+        # Fitted only when it is used, because most sweeps are only compared.
+        return targets.fit_temperature(*self.held_out())
 
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""
@@ -99,9 +109,9 @@ def sweep(
     training: TrainingData | None = None,
     feature_weights: np.ndarray | None = None,
 ) -> Sweep:
-    """Fit a ridge readout for every penalty and choose one by validation; train and valid are iterated once each.
+    """Fit a ridge readout for every penalty on train and choose one on valid; each is iterated once.
 
-    What `gather` returns for train, ``training``, saves its pass if it is at hand. ``feature_weights`` (w,) multiply
+    ``training`` is what `gather` returns for train; with it, train is not iterated. ``feature_weights`` (w,) multiply
     the standardised features.
     """
     if training is None:
@@ -110,36 +120,38 @@ def sweep(
     return Sweep(path, score_path(path, valid, targets))
 
 
-def best_for_some(
+def best_penalty_for_subset(
     train: Iterable[tuple[np.ndarray, ...]],
     sweep_of: Callable[[Sequence[Any], np.ndarray], Sweep],
     alphas: np.ndarray,
     *,
     samples: int,
 ) -> int:
-    """Return the number of the best penalty of a grid for some of the ``samples`` of train, drawn with a fixed seed.
+    """Return the index of the best penalty of a grid for about `CHOICE_SAMPLES` samples, drawn with a fixed seed.
 
-    ``sweep_of`` takes the blocks of some samples, and their penalties. These are smaller in proportion, because the sum
-    of squares beside a penalty is one over samples.
+    ``train`` has ``samples`` samples in all. ``sweep_of(blocks, penalties)`` returns the sweep of the drawn ones. Its
+    penalties are smaller than ``alphas``, in proportion to the samples, because ridge adds a penalty to the squared
+    errors of all samples.
     """
     generator = np.random.default_rng(0)
-    drawn: list[tuple[np.ndarray, ...]] = []
+    drawn_blocks: list[tuple[np.ndarray, ...]] = []
     for block in train:
         is_drawn = generator.random(len(block[0])) < CHOICE_SAMPLES / samples
-        drawn.append(tuple(array[is_drawn] for array in block))
-    some = tuple(np.concatenate(arrays) for arrays in zip(*drawn, strict=True))
-    return sweep_of([some], alphas * (len(some[0]) / samples)).best
+        drawn_blocks.append(tuple(array[is_drawn] for array in block))
+    drawn = tuple(np.concatenate(arrays) for arrays in zip(*drawn_blocks, strict=True))
+    drawn_samples = len(drawn[0])
+    return sweep_of([drawn], alphas * (drawn_samples / samples)).best
 
 
 @dataclass(frozen=True, eq=False)
 class _FittedFolds:
-    """Everything that cross-validation fits: the final path, and what scores each fold in each repeat."""
+    """Everything that cross-validation fits."""
 
-    path: DeferredPath
-    scorers: list[list[FoldScorer]]  # of each repeat and fold
+    path: DeferredPath  # fitted to all samples
+    scorers: list[list[FoldScorer]]  # of each repeat and fold; fitted to the other folds of the repeat
     # What the scorers take as features, with labels, folds and optional weights.
     samples: Iterable[FoldBlock]
-    kernel: KernelMatrix | None = None
+    kernel: KernelMatrix | None = None  # of all samples; None if they were fitted by moments
 
 
 def cross_sweep(
@@ -168,56 +180,72 @@ def cross_sweep(
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds", "give at least 2")
     # Fewer samples than features are fitted by their products, more by the moments of each fold in each repeat.
-    few = None if moments else head(train)[0]
-    if few is not None:
-        fitted = _fit_few(few, targets, alphas, folds, feature_weights, of_first_features)
+    # ``moments`` are given only for more.
+    few_samples = None if moments else concatenate_if_few(train)[0]
+    if few_samples is not None:
+        fitted = _fit_few(few_samples, targets, alphas, folds, feature_weights, of_first_features)
     else:
-        parts = moments or [
-            part for repeat in range(repeats) for part in fold_moments(train, targets, folds, repeat)
+        moments_of_folds = moments or [
+            of_fold for repeat in range(repeats) for of_fold in fold_moments(train, targets, folds, repeat)
         ]
-        fitted = _fit_moments(train, parts, targets, alphas, folds, feature_weights)
-    # Score each sample under every penalty by the models of the other folds. With the rule of one standard error, the
-    # accuracy of each fold is counted, too: the error is that of their mean.
-    tally = Tally(targets)
-    errors: list[np.ndarray] = []
-    for repeat, scorers in enumerate(fitted.scorers):
-        fold_tallies = [Tally(targets) for _ in range(folds)]
-        for k, x, *labels in by_fold(fitted.samples, repeat):
-            scores = scorers[k](x, slice(None))
-            tally.update(scores, *labels)
-            if one_standard_error:
-                fold_tallies[k].update(scores, *labels)
-        if one_standard_error:
-            accuracies = [fold_tally.accuracy() for fold_tally in fold_tallies]
-            errors.append(np.std(accuracies, axis=0, ddof=1) / np.sqrt(folds))
-    result = Sweep(fitted.path, tally, np.mean(errors, axis=0) if errors else None, kernel=fitted.kernel)
+        fitted = _fit_moments(train, moments_of_folds, targets, alphas, folds, feature_weights)
+    tally, errors = _score_folds(fitted, targets, folds, has_errors=one_standard_error)
+    result = Sweep(fitted.path, tally, errors, kernel=fitted.kernel)
     # Score once more under the chosen penalty alone, sample by sample, for comparisons with other sweeps.
     scores_of_repeats, labels = _scores_of_penalty(fitted.samples, targets, fitted.scorers, result.best)
     result.sample_scores = np.mean(
         [targets.sample_scores(scores, *labels) for scores in scores_of_repeats], axis=0
     )
-    held_out = scores_of_repeats[0], *labels
+    held_out = scores_of_repeats[0], *labels  # of the first repeat
     result.held_out = lambda: held_out
     return result
 
 
+def _score_folds(
+    fitted: _FittedFolds, targets: Targets, folds: int, *, has_errors: bool
+) -> tuple[Tally, np.ndarray | None]:
+    """Return the tally of all samples in all repeats, each scored by the models of the other folds.
+
+    With ``has_errors``, also return the standard error of each penalty's accuracy, (A,), over the folds of a repeat, as
+    a mean over repeats; else None.
+    """
+    tally = Tally(targets)
+    errors: list[np.ndarray] = []  # of each repeat
+    all_penalties = slice(None)
+    for repeat, scorers in enumerate(fitted.scorers):
+        fold_tallies = [Tally(targets) for _ in range(folds)]
+        for k, x, *labels in by_fold(fitted.samples, repeat):  # labels, and weights if there are any
+            scores = scorers[k](x, all_penalties)
+            tally.update(scores, *labels)
+            if has_errors:
+                fold_tallies[k].update(scores, *labels)
+        if has_errors:
+            accuracies = [fold_tally.accuracy() for fold_tally in fold_tallies]
+            errors.append(np.std(accuracies, axis=0, ddof=1) / np.sqrt(folds))
+    return tally, np.mean(errors, axis=0) if has_errors else None
+
+
 def _fit_few(
-    few: tuple[np.ndarray, ...],
+    few_samples: tuple[np.ndarray, ...],
     targets: Targets,
     alphas: np.ndarray,
     folds: int,
     feature_weights: np.ndarray | None,
     of_first_features: KernelMatrix | None,
 ) -> _FittedFolds:
-    """Fit all folds by the products of the samples, which are fewer than the features."""
-    x, y, folds_of_samples, *weights = few  # folds are (n,) or (n, repeats)
+    """Fit all folds by the products of the samples, which are fewer than the features.
+
+    ``few_samples`` are the arrays of a `FoldBlock` with all of them.
+    """
+    x, y, folds_of_samples, *weights = few_samples  # folds are (n,) or (n, repeats)
     kernel = KernelMatrix(x, targets.weights(y, *weights), feature_weights, of_first_features)
     coded = targets.coded(y)
     scorers: list[list[FoldScorer]] = []
     for fold_of_sample in folds_of_samples.reshape(len(y), -1).T:  # one column for each repeat
         scores = kernel_fold_scores(kernel.products, kernel.weights, coded, fold_of_sample, alphas)
-        # Every sample has been scored already, and is looked up by its number, which ``samples`` has as its features.
-        scorers.append([lambda n, penalties, scores=scores: scores[penalties, n]] * folds)
+        # Every sample has been scored by the model of its fold. So one function, which looks up the scores, serves all
+        # folds of the repeat. ``samples`` below gives it the numbers of samples in place of features.
+        scorers.append([functools.partial(_look_up, scores)] * folds)
     return _FittedFolds(
         path=DeferredPath(alphas, functools.partial(kernel.path, coded)),
         scorers=scorers,
@@ -226,26 +254,31 @@ def _fit_few(
     )
 
 
+def _look_up(scores: np.ndarray, numbers: np.ndarray, penalties: slice) -> np.ndarray:
+    """Return the scores (A, m, t) of samples under some penalties, from all ``scores`` and the samples' ``numbers``."""
+    return scores[penalties, numbers]
+
+
 def _fit_moments(
     train: Iterable[FoldBlock],
-    parts: Sequence[Moments],
+    moments_of_folds: Sequence[Moments],
     targets: Targets,
     alphas: np.ndarray,
     folds: int,
     feature_weights: np.ndarray | None,
 ) -> _FittedFolds:
-    """Fit all folds from the moments of each fold in each repeat, ``parts``."""
+    """Fit all folds from the moments of each fold, those of the first repeat first."""
     # The folds of one repeat have all samples.
-    of_all_samples = functools.reduce(operator.add, parts[:folds])
+    of_all_samples = functools.reduce(operator.add, moments_of_folds[:folds])
     scale = of_all_samples.scale(feature_weights)
     scorers: list[list[FoldScorer]] = []
-    for start in range(0, len(parts), folds):
-        of_folds = parts[start : start + folds]  # of one repeat
-        # The moments of the other folds are added: differences from the total give constant
-        # channels some variance.
+    for start in range(0, len(moments_of_folds), folds):
+        of_repeat = moments_of_folds[start : start + folds]
+        # The model of a fold is fitted to the sum of the other folds' moments. The total minus the moments of the fold
+        # would be the same but for rounding errors, which give constant channels some variance.
         scorers_of_folds: list[FoldScorer] = []
-        for k, held_out in enumerate(of_folds):
-            fitted = functools.reduce(operator.add, [*of_folds[:k], *of_folds[k + 1 :]])
+        for k, held_out in enumerate(of_repeat):
+            fitted = functools.reduce(operator.add, [*of_repeat[:k], *of_repeat[k + 1 :]])
             scorers_of_folds.append(primal_system(fitted, scale).scorer(alphas, held_out.count, targets))
         scorers.append(scorers_of_folds)
     path = DeferredPath(alphas, functools.partial(path_from_moments, of_all_samples, scale=scale))
@@ -255,10 +288,13 @@ def _fit_moments(
 def _scores_of_penalty(
     samples: Iterable[FoldBlock], targets: Targets, scorers: Sequence[Sequence[FoldScorer]], index: int
 ) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
-    """Return the scores (n, T) of one penalty in each repeat, and labels and weights, in the samples' order."""
+    """Return held-out scores (n, T) of the penalty number ``index`` in each repeat, and labels and optional weights.
+
+    All are in the order of the samples.
+    """
     one_penalty = slice(index, index + 1)
     scores: list[list[np.ndarray]] = [[] for _ in scorers]  # of each repeat and block
-    labels: list[tuple[np.ndarray, ...]] = []
+    labels: list[tuple[np.ndarray, ...]] = []  # labels and optional weights of each block
     for x, y, folds, *weights in samples:
         labels.append((y, *weights))
         # ``folds`` is (m,), or (m, repeats); its columns are the folds of the samples in each repeat.

@@ -17,23 +17,25 @@ from reservoir.readouts.sweep import DeferredPath, Sweep
 
 @dataclass(frozen=True, eq=False)
 class LastValue:
-    """The past values of a series among the features, and the feature of the last one before the forecast.
+    """Which features are the past values of a series, and which of them is the last value before the forecast.
 
-    A value of the series is its feature times ``scale``, plus ``offset``.
+    A feature is a scaled value: the value of the series is the feature times ``scale``, plus ``offset``.
     """
 
-    number: int  # of the feature of the last value
+    number: int  # of the feature that is the last value
     past: slice  # the features of all past values, with the last one
     scale: float
     offset: float
 
     def changes(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Yield samples whose past values and labels are relative to the last value."""
+        """Yield samples whose past features, and whose labels, have the last value subtracted."""
         for x, y in blocks:
-            last_values = x[:, [self.number]]
+            last_features = x[:, [self.number]]
             relative = x.copy()
-            relative[:, self.past] -= last_values
-            yield relative, y - (last_values.astype(np.float64) * self.scale + self.offset)
+            relative[:, self.past] -= last_features
+            # Labels are not scaled, so they have the last value in its own units subtracted.
+            last_values = last_features.astype(np.float64) * self.scale + self.offset
+            yield relative, y - last_values
 
     def of_values(self, path: LinearPath) -> LinearPath:
         """Return readouts of `changes` as readouts of the features and labels themselves.
@@ -42,9 +44,10 @@ class LastValue:
 
             x_last scale + offset + sum_i w_i (x_i - x_last)  =  offset + sum_i w_i x_i + (scale - sum_i w_i) x_last .
 
-        The coefficients are changed in place.
+        The ``path`` is changed in place.
         """
-        # The change of the last value is always 0, so its weight in ``path`` is 0 and is replaced.
+        # The change of the last value is always 0, so its weight in ``path`` is 0 (ridge gives constant features none),
+        # and is replaced.
         path.coef[:, self.number] = self.scale - path.coef[:, self.past].sum(axis=1)
         path.intercept = path.intercept + self.offset
         return path
@@ -55,7 +58,7 @@ class TimeFold:
     """A fold of samples in time: a model is fitted to the first ``fitted`` samples, and scored on ``held_out``."""
 
     fitted: int
-    held_out: range
+    held_out: range  # numbers of samples, all of them later
 
 
 def time_sweep(
@@ -77,25 +80,25 @@ def time_sweep(
     With ``last_value``, models are fitted to changes from the last value, so that a penalty draws
     forecasts to the last value and not to the mean. They forecast values in any case.
     """
-    path_of = partial(_path, targets=targets, feature_weights=feature_weights, last_value=last_value)
+    path_of = partial(
+        _path_of_labels, targets=targets, feature_weights=feature_weights, last_value=last_value
+    )
+    paths = [path_of(_between(blocks, range(fold.fitted)), alphas) for fold in folds]
     # Score all penalties on the later samples of each fold. The tally of all folds chooses the penalty.
     tally = Tally(targets)
-    paths: list[LinearPath] = []
-    for fold in folds:
-        path = path_of(_between(blocks, range(fold.fitted)), alphas)
+    for fold, path in zip(folds, paths, strict=True):
         scorer = Scorer(path, targets)
         for x, y in _between(blocks, fold.held_out):
             tally.update(scorer(x), y)
-        paths.append(path)
     result = Sweep(DeferredPath(alphas, partial(path_of, blocks)), tally)
     # Score once more under the chosen penalty alone, sample by sample, for comparisons with other sweeps.
-    chosen = slice(result.best, result.best + 1)
+    chosen_penalty = slice(result.best, result.best + 1)
     scores: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     for fold, path in zip(folds, paths, strict=True):
         scorer = Scorer(path, targets)
         for x, y in _between(blocks, fold.held_out):
-            scores.append(scorer(x, chosen)[0])
+            scores.append(scorer(x, chosen_penalty)[0])
             labels.append(y)
     held_out = np.concatenate(scores), np.concatenate(labels)
     result.sample_scores = targets.sample_scores(*held_out)
@@ -103,7 +106,7 @@ def time_sweep(
     return result
 
 
-def _path(
+def _path_of_labels(
     blocks: Iterable[Block],
     alphas: np.ndarray,
     *,
@@ -111,7 +114,10 @@ def _path(
     feature_weights: np.ndarray | None,
     last_value: LastValue | None,
 ) -> LinearPath:
-    """Return the ridge readouts of labels, or of their changes from the last value, as readouts of labels."""
+    """Return the ridge readouts of the labels of every penalty.
+
+    With ``last_value``, they are fitted to the changes of the labels from the last value.
+    """
     if last_value is None:
         return ridge_path(gather(blocks, targets), alphas, feature_weights)
     training = gather(last_value.changes(blocks), targets)
@@ -119,10 +125,11 @@ def _path(
 
 
 def _between(blocks: Iterable[Block], numbers: range) -> Iterator[Block]:
-    """Yield the samples of some consecutive ``numbers``, block by block."""
-    start = 0
+    """Yield the samples of a range of ``numbers``, block by block."""
+    block_start = 0  # number of the first sample of the block
     for x, y in blocks:
-        part = slice(max(0, numbers.start - start), max(0, numbers.stop - start))
-        if len(x[part]):
-            yield x[part], y[part]
-        start += len(x)
+        # A range that begins or ends before the block has negative positions in it.
+        rows = slice(max(0, numbers.start - block_start), max(0, numbers.stop - block_start))
+        if len(x[rows]):
+            yield x[rows], y[rows]
+        block_start += len(x)

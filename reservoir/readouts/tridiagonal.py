@@ -31,7 +31,7 @@ FACTORISATION_WORK = 1 / 6
 
 
 class Reduction:
-    """A matrix A (n, n) in tridiagonal form, A = Q T Q', and Q' b of some b (n, t); A is overwritten."""
+    """The tridiagonal form A = Q T Q' of a symmetric matrix (n, n), which is overwritten, and Q' b of some b (n, t)."""
 
     def __init__(self, matrix: np.ndarray, b: np.ndarray) -> None:
         n = len(matrix)
@@ -39,20 +39,21 @@ class Reduction:
         # For 768 columns the reduction took a quarter of the time of a symmetric eigendecomposition,
         # which begins with it. The transpose of a symmetric C array is the same matrix in Fortran
         # order, so nothing is copied.
-        work = int(_reduce_work(n, lower=1)[0])
+        work = int(_reduce_work(n, lower=1)[0])  # length of the workspace
         with blas_threads(many=n >= LARGE_MATRIX):
             reduced, diagonal, off_diagonal, factors, _ = _reduce(
                 matrix.T, lower=1, lwork=work, overwrite_a=1
             )
         self._diagonal, self._off_diagonal = diagonal, off_diagonal
-        # LAPACK returns Q as Householder reflections: their vectors, and their scalar factors.
+        # LAPACK returns Q as Householder reflections: their vectors below the subdiagonal, and their scalar factors.
         self._reflectors = np.asfortranarray(reduced[1:, :-1])
         self._factors = factors
-        # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them
-        # above the rounding error of the largest one is used as it is; a smaller one is raised until
-        # it does: T + alpha I must be definite.
+        # Rounding can push eigenvalues of a singular matrix to 0 or below, but T + alpha I must be definite. So a
+        # penalty that does not lift the lowest eigenvalue above the rounding error of the largest is raised until it
+        # does.
         lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
-        # No eigenvalue is larger than the largest sum of absolute values in a row of T (Gershgorin).
+        # No eigenvalue is larger than the largest sum of absolute values in a row of T (Gershgorin), and no such sum is
+        # larger than this.
         bound = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max()
         self._least_penalty = n * np.finfo(np.float64).eps * bound - lowest
         self._rotated_b = self.rotate(b)
@@ -60,14 +61,15 @@ class Reduction:
     def rotate(self, b: np.ndarray, trans: bytes = b"T") -> np.ndarray:
         """Return Q' b, or Q b with ``trans`` b"N", for ``b`` (n, t)."""
         report_work(len(b) ** 2 * b.shape[1])
-        # The reflections do not change the first coordinate.
-        rest = np.array(b[1:], np.float64, order="F")
+        # The reflections do not change the first coordinate, only those after it.
+        changed = np.array(b[1:], np.float64, order="F")
         apply = partial(_apply, b"L", trans, self._reflectors, self._factors, overwrite_c=1)
         with blas_threads(many=len(b) >= LARGE_MATRIX):
-            # A first call with the length -1 returns the size of the workspace.
-            rest, _, info = apply(rest, int(apply(rest, -1)[1][0]))
-        assert info == 0
-        return np.concatenate([b[:1], rest])
+            # A first call with the length -1 changes nothing, and returns the best length of the workspace.
+            _, workspace, _ = apply(changed, -1)
+            changed, _, info = apply(changed, int(workspace[0]))
+        assert info == 0, "LAPACK refuses an argument"
+        return np.concatenate([b[:1], changed])
 
     def solve(self, alphas: np.ndarray) -> np.ndarray:
         """Return (T + alpha I)^-1 Q' b for every penalty, (n, a, t)."""
@@ -86,18 +88,21 @@ def solve_penalties(matrix: Any, b: np.ndarray, alphas: np.ndarray) -> np.ndarra
     if not isinstance(matrix, np.ndarray):
         return _solve_by_cholesky(matrix, b, alphas)
     n = len(b)
-    if n == 1:
+    if n == 1:  # A is a number, which has no tridiagonal form
         return b / (matrix + alphas[:, None, None])
-    # A few penalties above the rounding errors of A need only a Cholesky factorisation each.
-    if len(alphas) <= FEW_PENALTIES and np.min(alphas) > n * np.finfo(np.float64).eps * np.trace(matrix):
+    # A few penalties need only a Cholesky factorisation each, if all are above the rounding error of the largest
+    # eigenvalue of A, which is no larger than the trace. Else A + alpha I may not be definite.
+    rounding = n * np.finfo(np.float64).eps * np.trace(matrix)
+    if len(alphas) <= FEW_PENALTIES and np.min(alphas) > rounding:
         # Only the last factorisation may overwrite A; the others have a copy, one at a time.
         solutions = [_solve_one(matrix.copy(), b, alpha) for alpha in alphas[:-1]]
         return np.stack([*solutions, _solve_one(matrix, b, alphas[-1])])
     # x = Q (T + alpha I)^-1 Q' b: reduce A once, solve a tridiagonal system for each penalty, and
-    # rotate all solutions back together.
+    # rotate all solutions back together, which are (n, a, t).
     reduction = Reduction(matrix, b)
     solved = reduction.solve(alphas)
-    return reduction.rotate(solved.reshape(n, -1), b"N").reshape(solved.shape).transpose(1, 0, 2)
+    rotated = reduction.rotate(solved.reshape(n, -1), b"N")
+    return rotated.reshape(solved.shape).transpose(1, 0, 2)
 
 
 def _solve_one(matrix: np.ndarray, b: np.ndarray, alpha: float) -> np.ndarray:
@@ -114,22 +119,22 @@ def _solve_by_cholesky(matrix: Any, b: np.ndarray, alphas: np.ndarray) -> np.nda
     """Return (A + alpha I)^-1 b for every penalty, (a, n, t), by a factorisation of each; A is a tensor (n, n)."""
     import torch
 
-    n, right = len(b), matrix.new_tensor(b)
-    diagonal = matrix.diagonal()
-    of_matrix = diagonal.clone()
+    n, right_side = len(b), matrix.new_tensor(b)
+    diagonal = matrix.diagonal()  # a view: penalties are added to A through it
+    diagonal_of_a = diagonal.clone()
     # As in `Reduction`, a penalty that does not lift the lowest eigenvalue above the rounding error of the largest one
     # is raised until it does. The trace is no less than the largest eigenvalue, and the lowest one is off by no more
     # than the rounding error, so most penalties are large enough without knowing the eigenvalues.
     rounding = n * np.finfo(np.float64).eps
     least_penalty = 0.0
-    if alphas.min() <= 2 * rounding * of_matrix.sum().item():
+    if alphas.min() <= 2 * rounding * diagonal_of_a.sum().item():
         eigenvalues = torch.linalg.eigvalsh(matrix)
         least_penalty = rounding * eigenvalues[-1].item() - eigenvalues[0].item()
     solutions = np.empty((len(alphas), *b.shape))
     for number, alpha in enumerate(np.maximum(alphas, least_penalty).tolist()):
         # The estimate of a fit counts one reduction instead of all factorisations.
         report_work(REDUCTION_WORK * n**3 / len(alphas) + n**2 * b.shape[1])
-        torch.add(of_matrix, alpha, out=diagonal)
+        torch.add(diagonal_of_a, alpha, out=diagonal)
         factor = torch.linalg.cholesky(matrix)
-        solutions[number] = torch.cholesky_solve(right, factor).cpu().numpy()
+        solutions[number] = torch.cholesky_solve(right_side, factor).cpu().numpy()
     return solutions

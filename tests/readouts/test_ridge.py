@@ -30,7 +30,7 @@ from reservoir.readouts.moments import BLOCK_ROWS, Moments, accumulate, fold_mom
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, extended_alphas, parse_alphas
 from reservoir.readouts.products import Arithmetic, blas_threads, products_on
 from reservoir.readouts.ridge import KernelMatrix, gather, path_from_moments, ridge_by_definition, ridge_path
-from reservoir.readouts.sweep import best_for_some, cross_sweep, sweep
+from reservoir.readouts.sweep import best_penalty_for_subset, cross_sweep, sweep
 
 ALPHAS = DEFAULT_ALPHAS[::3]
 
@@ -263,7 +263,7 @@ def test_some_samples_show_which_penalty_is_the_best(width, monkeypatch):
     monkeypatch.setattr("reservoir.readouts.sweep.CHOICE_SAMPLES", 150)
     alphas = np.geomspace(1e-2, 1e6, 25)
     sweep_of = partial(sweep, valid=[valid], targets=Targets(1, 3))
-    number = best_for_some([train], lambda some, grid: sweep_of(some, alphas=grid), alphas, samples=300)
+    number = best_penalty_for_subset([train], lambda some, grid: sweep_of(some, alphas=grid), alphas, samples=300)
     of_all = sweep([train], [valid], Targets(1, 3), alphas)
     assert of_all.accuracy[number] > of_all.accuracy.max() - 0.05
 

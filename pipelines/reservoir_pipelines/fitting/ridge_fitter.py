@@ -14,8 +14,15 @@ from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Readout, 
 from reservoir.readouts.moments import Moments, accumulate, fold_moments, training_moments
 from reservoir.readouts.penalties import prefers_large_penalty
 from reservoir.readouts.products import LARGE_MATRIX
-from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather, head, ridge_path
-from reservoir.readouts.sweep import CHOICE_SAMPLES, Sweep, best_for_some, cross_sweep, sweep
+from reservoir.readouts.ridge import (
+    FewSamples,
+    KernelMatrix,
+    TrainingData,
+    concatenate_if_few,
+    gather,
+    ridge_path,
+)
+from reservoir.readouts.sweep import CHOICE_SAMPLES, Sweep, best_penalty_for_subset, cross_sweep, sweep
 from reservoir.readouts.tridiagonal import FEW_PENALTIES
 from reservoir_pipelines.fitting.fitter import (
     ColumnFit,
@@ -97,7 +104,7 @@ class RidgeFitter(PenaltyFitter):
             """Fit penalties to some samples, drawn from train, and score them on valid."""
             return sweep(drawn, valid, targets, alphas, feature_weights=weights)
 
-        best_for_drawn = best_for_some(train, sweep_of_drawn, self.alphas, samples=samples)
+        best_for_drawn = best_penalty_for_subset(train, sweep_of_drawn, self.alphas, samples=samples)
         return self._fit_around(source, sweep_of, best_for_drawn)
 
     def tries_few(self, samples: int, width: int) -> bool:
@@ -177,7 +184,7 @@ class RidgeFitter(PenaltyFitter):
             """Fit penalties to some samples in each fold; one draw of folds is enough to find promising ones."""
             return cross_sweep(drawn, targets, alphas, folds=self.folds, feature_weights=feature_weights)
 
-        best_for_drawn = best_for_some(blocks, sweep_of_drawn, self.alphas, samples=samples)
+        best_for_drawn = best_penalty_for_subset(blocks, sweep_of_drawn, self.alphas, samples=samples)
         return self._fit_around(source, sweep_of, best_for_drawn)
 
     def _kernel_of_first(self, columns: Columns) -> KernelMatrix | None:
@@ -238,8 +245,8 @@ class RidgeFitter(PenaltyFitter):
                 moments += training_moments(_stream(source, "valid"), targets)
             training: TrainingData = moments.with_targets(blocks)
         else:
-            # `head` returns all samples if they are fewer than the features; else None, and the stream of their blocks.
-            few_samples, stream = head(blocks)
+            # The samples if they are fewer than the features; else None, and the stream of their blocks.
+            few_samples, stream = concatenate_if_few(blocks)
             if few_samples:
                 x, y = few_samples
                 training = FewSamples(x=x, y=y, weights=None)
@@ -353,8 +360,8 @@ def _nested_rows(
 ) -> Iterator[tuple[Iterable[Block], Moments | None]]:
     """Yield the training samples of each size, as blocks and None, or as no blocks and the moments of the samples."""
     # Each sample comes with the index of the size that adds it. A size contains the samples that it and all smaller
-    # sizes add. If samples are fewer than features, `head` returns all of them; else None, and their blocks.
-    few_samples, blocks = head(curve_blocks(source, np.asarray(sizes), targets.classes, draw))
+    # sizes add. ``few_samples`` are all of them if they are fewer than the features; else None.
+    few_samples, blocks = concatenate_if_few(curve_blocks(source, np.asarray(sizes), targets.classes, draw))
     if few_samples is None:
         # One pass gives the moments of the samples that each size adds; their running sums are those of the sizes.
         added_moments = fold_moments(blocks, targets, len(sizes))
