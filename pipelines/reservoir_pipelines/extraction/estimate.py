@@ -95,7 +95,7 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     present = sum(shares.values())
     rows = rows or present
     shares = {split: -(-count * rows // present) for split, count in shares.items()}
-    extractor = load_extractor(options, prepared, root, planned=shares)
+    extractor = load_extractor(options, prepared, root, assumed_rows=shares)
     notify(*extractor.notes)
     loading, layout = _now() - started, extractor.layout
     on_gpu, busy = devices.on_gpu(extractor.model.device), load_average > BUSY * cores
