@@ -39,6 +39,7 @@ class Estimate(Record):
     Parameters
     ----------
     task, backbone : str
+        The task, and the model with its input layer.
     rows, columns : int
         Rows of all splits together, and columns of each row.
     tokens, padding : float
