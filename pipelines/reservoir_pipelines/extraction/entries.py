@@ -202,9 +202,8 @@ def in_order(calls: Iterable[Callable[[], Item]], threads: int, depth: int) -> G
     try:
         while computing:
             result = computing.popleft().result()
-            computing.extend(
-                pool.submit(call) for call in islice(remaining, 1)
-            )  # the next call, if any is left
+            # The next call, if any is left.
+            computing.extend(pool.submit(call) for call in islice(remaining, 1))
             yield result
             del result  # frees its memory before the next is awaited
     finally:

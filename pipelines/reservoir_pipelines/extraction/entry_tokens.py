@@ -117,9 +117,8 @@ class EntryTokens:
     def _labels(self, split: str) -> np.ndarray:
         """Return the labels of the rows of a split, (rows, 1, outputs)."""
         tokens = self.tokens[split]
-        label_is_of_text = (
-            self.task.parameters["each"] == "text"
-        )  # else each word or letter of a text has one
+        # Either a text has one label, or each of its words or letters has one.
+        label_is_of_text = self.task.parameters["each"] == "text"
         labels: list[np.ndarray] = []
         first = 0  # the number of the first text of the part
         for part in _parts(self.prepared, split, self.rows[split]):

@@ -109,9 +109,8 @@ def load_extractor(
     # 3. The words or tokens that the model's tokenizer finds, if they are the rows of the entry.
     entry_tokens = EntryTokens.read(prepared, task, rows, model) if task.labels_text_tokens else None
     for split, index in rows.items():
-        model.windows.checked_counts(
-            prepared.split(split).lengths[index]
-        )  # refuses rows that are too short
+        # Refuses rows that are shorter than a window.
+        model.windows.checked_counts(prepared.split(split).lengths[index])
     # 4. The specification of the entry, from which its key follows, and its division into files.
     data = data_spec(prepared, rows)
     if entry_tokens:
@@ -395,9 +394,8 @@ def round_on_device(x: Tensor, store: str) -> Rounded:
     Equal offsets give the bits of `reservoir_cache.encode`.
     """
     # A few rows at a time become float64, because a copy of all of them would need twice the memory of the features.
-    sums_of_parts = [
-        part.sum((0, 1), dtype=torch.float64) for part in x.split(SUMMED_ROWS)
-    ]  # (width,) each
+    # Each sum is (width,).
+    sums_of_parts = [part.sum((0, 1), dtype=torch.float64) for part in x.split(SUMMED_ROWS)]
     total = torch.stack(sums_of_parts).sum(0)
     offset = (total / (x.shape[0] * x.shape[1])).float()
     values = x

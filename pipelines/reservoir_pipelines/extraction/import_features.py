@@ -221,9 +221,8 @@ def _checked_labels(task: Task, labels: Mapping[str, np.ndarray]) -> dict[str, n
     }
     y = labels["y"].reshape(rows, task.readout_tokens, task.outputs)
     y = y.astype(np.int64 if task.classes else np.float32, casting="same_kind")
-    smallest_class = (
-        MISSING if task.labels_each_token else 0
-    )  # tokens after the end of a row have the class `MISSING`
+    # If each token has a label, those after the end of a row have the class `MISSING`.
+    smallest_class = MISSING if task.labels_each_token else 0
     if task.classes and not (y.min() >= smallest_class and y.max() < task.classes):
         raise ValueError(f"a label is not a class from 0 to {task.classes - 1}")
     lengths, index = integers["lengths"], integers["index"]

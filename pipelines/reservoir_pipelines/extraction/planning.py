@@ -40,9 +40,8 @@ def task_of_entry(task: Task, *, each_token: bool) -> Task:
         raise InputError(
             f"--each-token: task {task.name!r} has no texts with at most one label each", "leave it out"
         )
-    return replace(
-        task, parameters={**task.parameters, "each": "text"}
-    )  # a token has the label of its text
+    # A token has the label of its text.
+    return replace(task, parameters={**task.parameters, "each": "text"})
 
 
 def plan_of(

@@ -31,9 +31,8 @@ class Explained(Record):
     row: int  # number of the sequence in the file, from 0
     label: Any  # predicted class, or predicted value
     score: float  # the logit of the class minus the mean of all logits, or the predicted value
-    occluded: list[
-        float
-    ]  # for each position, the drop of the score if its stretch is hidden, per hidden position
+    # For each position, the drop of the score if the stretch around it is hidden, divided by the stretch's positions.
+    occluded: list[float]
 
 
 @dataclass(frozen=True, kw_only=True)

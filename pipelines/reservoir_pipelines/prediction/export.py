@@ -155,9 +155,8 @@ class Traced(NamedTuple):
 
     program: ExportedProgram
     example: dict[str, torch.Tensor]  # examples of the inputs by name
-    axes: dict[
-        str, dict[int, str]
-    ]  # the names of the variable axes of each input, by the numbers of the axes
+    # The names of the variable axes of each input, by the numbers of the axes.
+    axes: dict[str, dict[int, str]]
     tokens: tuple[int, int]  # the fewest and the most tokens of a row
 
 

@@ -81,9 +81,8 @@ class NewTexts:
         tokens = self.tokens[0]  # the spans and texts are those of every model
         y = None
         if rows.y is not None:
-            labels = (
-                rows.y.tolist()
-            )  # for each text a label, or a list with one for each word or letter, or None
+            # For each text a label, or a list with one for each word or letter, or None.
+            labels = rows.y.tolist()
             y = np.empty(len(tokens), object)
             if self.task.parameters["each"] == "text":
                 y[:] = [labels[text] for text in tokens.texts.tolist()]

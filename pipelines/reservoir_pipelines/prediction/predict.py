@@ -371,9 +371,8 @@ def _as_label(value: Any, *, is_class: bool) -> Any:
             return value
         if math.isnan(value):  # an empty cell of a table
             return None
-        return (
-            int(value) if value.is_integer() else value
-        )  # class 1 is read as 1.0 if another cell is empty
+        # Class 1 is read as 1.0 if another cell is empty.
+        return int(value) if value.is_integer() else value
     try:
         return float(value) if math.isfinite(float(value)) else None
     except (TypeError, ValueError):  # a text, or None

@@ -103,9 +103,8 @@ class Predictions(Iterator[Prediction]):
         if self.steps is not None:
             return len(self.steps.names)
         rows = len(self.rows) if self.joined is None else len(np.unique(self.joined.recording))
-        predictions_per_row = max(
-            1, self.bundle.task.horizon
-        )  # the horizon is 0 if the task is no forecast
+        # The horizon is 0 if the task is no forecast.
+        predictions_per_row = max(1, self.bundle.task.horizon)
         return (rows + len(self.rows.skipped)) * predictions_per_row
 
     @property

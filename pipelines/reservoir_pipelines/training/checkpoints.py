@@ -306,9 +306,8 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
         settings = config["settings"]
         reservoir = Reservoir(**config["reservoir"])
         groups = split_names(settings["train"])
-        output_init = settings["recipe"].get(
-            "output_init", "orthogonal"
-        )  # recorded if it is not the default
+        # The recipe records it only if it is not the default.
+        output_init = settings["recipe"].get("output_init", "orthogonal")
         spec = settings["spec"]
         task = Task.from_dict(spec["task"])
         digest = spec["backbone"]["digest"]
