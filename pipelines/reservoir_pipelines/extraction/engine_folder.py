@@ -12,6 +12,7 @@ scripts/data_generation_offline.py of speculators 0.7.
 """
 
 import hashlib
+import itertools
 import json
 import re
 from collections import Counter
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 STATES, TOKENS = "hidden_states", "token_ids"  # names of the tensors of a file
 DTYPES = ("F16", "BF16", "F32")
-MAX_LAYER = 9_999  # largest number of a layer; no model has as many blocks
-AGAIN = "run the request again, and remove the file"
+RERUN_REQUEST = (
+    "run the request again, and remove the file"  # what a message tells the user of a bad file to do
+)
 
 POOLINGS = (
     *("last", "mean", "first", "std", "min", "max"),
@@ -44,7 +46,9 @@ POOLINGS = (
 )
 """The poolings of requests: those that need neither a tokenizer nor a common number of tokens."""
 
-FIRST_TOKENS = 4  # whose states are compared with those of other folders; most folders have one, a BOS
+FIRST_TOKENS = (
+    4  # tokens whose states are compared with those of other folders; most folders have one, a BOS
+)
 COMPARED_CHANNELS = 32  # channels of a state that are compared, evenly spaced
 # Largest relative difference between the states of one token in one layer. bfloat16 with other kernels or another GPU
 # differs by about a hundredth; other weights, or another layer, by about 1.
@@ -52,45 +56,55 @@ MODEL_TOLERANCE = 0.1
 
 
 def is_engine_folder(path: Path) -> bool:
-    """Return whether a folder has files of requests, and was not written by export-features."""
-    return path.is_dir() and not (path / DESCRIPTION).exists() and bool(request_files(path))
+    """Return whether a path is a folder with files of requests that export-features did not write."""
+    if not path.is_dir():
+        return False
+    is_exported = (path / DESCRIPTION).exists()  # its safetensors files hold features
+    return not is_exported and bool(request_files(path))
 
 
 def request_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by the names of their requests, numbers in ascending order.
-
-    speculators names the file of row 12 ``hs_12.safetensors``. vLLM names a file by the id of its request, to which it
-    adds a hyphen and eight random hexadecimal digits. If all names have one of these forms, the rest is the name.
-    """
+    """Return the safetensors files of a folder by the names of their requests, request 9 before request 10."""
     paths = [path for path in folder.glob("*.safetensors") if path.is_file()]
-    stems = [path.stem for path in paths]
-    names = stems
+    request_names = _request_names([path.stem for path in paths])
+    path_of_request: dict[str, Path] = {}
+    for name, path in zip(request_names, paths, strict=True):
+        if name in path_of_request:
+            raise InputError(
+                f"{folder}: {path_of_request[name].name} and {path.name} are both of request {name}",
+                "remove one of them",
+            )
+        path_of_request[name] = path
+    return {name: path_of_request[name] for name in sorted(path_of_request, key=_sort_key)}
+
+
+def _request_names(stems: Sequence[str]) -> Sequence[str]:
+    """Return the name of the request of each file of a folder, by the names of the files without their suffix.
+
+    speculators names the file of row 12 ``hs_12``, whose request is ``12``. vLLM names a file by the id of its request,
+    a hyphen and eight random hexadecimal digits. If not all names have one of these forms, they are those of the
+    requests.
+    """
     for pattern in (r"hs_(\d+)", r"(.+)-[0-9a-f]{8}"):
         matches = [re.fullmatch(pattern, stem, re.DOTALL) for stem in stems]
         if all(matches):
-            names = [match[1] for match in matches if match]
-    files: dict[str, Path] = {}
-    for name, path in sorted(zip(names, paths, strict=True), key=lambda item: _number_last(item[0])):
-        if name in files:
-            raise InputError(
-                f"{folder}: {files[name].name} and {path.name} are both of request {name}",
-                "remove one of them",
-            )
-        files[name] = path
-    return files
+            return [match[1] for match in matches if match]
+    return stems
 
 
-def _number_last(name: str) -> tuple[str, int, str]:
-    """Return a name as its text, the number at its end, and whole, so that 9 is sorted before 10."""
+def _sort_key(name: str) -> tuple[str, int, str]:
+    """Return what sorts the names of requests by their text and then by the number at their end, so 9 before 10."""
     text = name.rstrip("0123456789")
     digits = name[len(text) :]
-    return text, int(digits[:18] or 0), name
+    # A name without a number counts as 0. `int` refuses thousands of digits, and no number of a row has more than 18.
+    number = int(digits[:18] or 0)
+    return text, number, name  # the name decides between 7 and 07
 
 
 def files_of_rows(
     folder: Path, ids: Mapping[str, np.ndarray], *, more_allowed: bool
 ) -> dict[str, list[Path]]:
-    """Return the file of each row of each split, by the ids of the rows.
+    """Return the file of each row, as a list for each split; the name of a row's request is the id of the row.
 
     Parameters
     ----------
@@ -100,29 +114,35 @@ def files_of_rows(
         The ids of each split: those of the table, or the numbers of its rows, from 0.
     more_allowed : bool
         Whether there may be requests without a row, because rows of the table were left out.
+
+    Raises
+    ------
+    InputError
+        If two rows have the same id, a row has no request, or a request has no row.
     """
-    row_ids = [str(name) for of_split in ids.values() for name in of_split.tolist()]
-    all_ids = {*row_ids}
-    if len(all_ids) < len(row_ids):
-        repeated = Counter(row_ids).most_common(1)[0][0]
+    ids_by_split = {split: [str(row_id) for row_id in array.tolist()] for split, array in ids.items()}
+    row_ids = [*itertools.chain.from_iterable(ids_by_split.values())]
+    most_common_id, count = Counter(row_ids).most_common(1)[0]
+    if count > 1:
         raise InputError(
-            f"{folder}: the id {repeated!r} names several rows", "give each row an id of its own"
+            f"{folder}: the id {most_common_id!r} names several rows", "give each row an id of its own"
         )
     files = request_files(folder)
-    without_request = [name for name in row_ids if name not in files]
-    without_row = [files[name].name for name in files if name not in all_ids]
-    of_no_row = f"{len(without_row):,} requests belong to no row" + (
-        f", such as {without_row[0]}" if without_row else ""
-    )
-    if without_request:
+    rows_without_request = [row_id for row_id in row_ids if row_id not in files]
+    known_ids = {*row_ids}
+    requests_without_row = [path.name for name, path in files.items() if name not in known_ids]
+    # Both messages have this part: a user who named the files otherwise sees what the names are.
+    example = f", such as {requests_without_row[0]}" if requests_without_row else ""
+    surplus = f"{len(requests_without_row):,} requests belong to no row{example}"
+    if rows_without_request:
         raise InputError(
-            f"{folder}: {len(without_request):,} of {len(row_ids):,} rows have no request, such as row "
-            f"{without_request[0]}; {of_no_row}",
+            f"{folder}: {len(rows_without_request):,} of {len(row_ids):,} rows have no request, such as row "
+            f"{rows_without_request[0]}; {surplus}",
             "name each file by the id of its row, or by the number of the row in the table, from 0",
         )
-    if without_row and not more_allowed:
-        raise InputError(f"{folder}: {of_no_row}", "add their rows to the table, or remove the files")
-    return {split: [files[str(name)] for name in of_split.tolist()] for split, of_split in ids.items()}
+    if requests_without_row and not more_allowed:
+        raise InputError(f"{folder}: {surplus}", "add their rows to the table, or remove the files")
+    return {split: [files[row_id] for row_id in split_ids] for split, split_ids in ids_by_split.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +170,15 @@ class EngineModel:
     first_tokens: Mapping[str, list[list[float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # JSON has lists only. A frozen dataclass is set like this.
         object.__setattr__(self, "layers", tuple(self.layers))
+        # The values may come from a file that anyone has written, so they are checked.
         channels = min(self.width, COMPARED_CHANNELS)
         for states in self.first_tokens.values():
             if np.shape(states) != (len(self.layers), channels):
                 raise ValueError("it has states of first tokens of another shape than its layers")
-        if self.width < 1 or list(self.layers) != sorted({*self.layers}) or not self.layers:
+        layers_ascend = list(self.layers) == sorted({*self.layers})
+        if not self.layers or not layers_ascend or self.width < 1:
             raise ValueError(f"its layers {self.layers} do not ascend, or its width is {self.width}")
 
     @property
@@ -179,13 +202,14 @@ def parse_layers(text: str | Sequence[str]) -> tuple[int, ...]:
     names = text.split(",") if isinstance(text, str) else [str(name) for name in text]
     numbers = set[int]()
     for name in map(str.strip, names):
-        digits = re.fullmatch(r"(?:block)?(\d{1,4})", "0" if name == "embed" else name)
-        if not digits:
+        # No model has as many as 10,000 blocks, so a number has at most four digits.
+        match = re.fullmatch(r"(?:block)?(\d{1,4})", "0" if name == "embed" else name)
+        if not match:
             raise InputError(
                 f"--layers {name}: not a layer of an engine",
                 "give the numbers in the settings of the engine, such as 0,12,24",
             )
-        numbers.add(int(digits[1]))
+        numbers.add(int(match[1]))
     if len(numbers) < len(names):
         raise InputError(f"--layers {','.join(names)}: a layer is named twice", "name each layer once")
     return tuple(sorted(numbers))
@@ -193,17 +217,19 @@ def parse_layers(text: str | Sequence[str]) -> tuple[int, ...]:
 
 def request_columns(layers: Sequence[int], poolings: str | Sequence[str]) -> tuple[Column, ...]:
     """Return the columns of layers under poolings; raise `InputError` for poolings that requests cannot have."""
-    names = dict.fromkeys(poolings.split(",") if isinstance(poolings, str) else poolings)
-    for name in names:
+    pooling_names = poolings.split(",") if isinstance(poolings, str) else poolings
+    unique_names = dict.fromkeys(pooling_names)  # in the order in which they are named
+    for name in unique_names:
         if find_pooling(name).pattern not in POOLINGS:
             raise InputError(
                 f"--pool {name}: not for requests of an engine", f"choose among {', '.join(POOLINGS)}"
             )
-    return tuple(Column(layer_name(layer), name) for layer in layers for name in names)
+    return tuple(Column(layer_name(layer), name) for layer in layers for name in unique_names)
 
 
 def request_shape(column: Column, width: int) -> tuple[int, int]:
-    """Return tokens, always 1, and features of a column of requests whose states have ``width`` channels."""
+    """Return the shape of a row of a column, (1, features), for requests whose states have ``width`` channels."""
+    # The poolings of requests make one token of any number of tokens, so the number does not matter here.
     return find_pooling(column.pooling).shape(width, 1, 1)
 
 
@@ -212,16 +238,16 @@ class RequestFile:
     """The file of one request, as it was when its header was read."""
 
     path: Path
-    tokens: int
-    layers: int
-    width: int
-    first_token: int
-    stamp: Sequence[int]
+    tokens: int  # number of tokens of the request
+    layers: int  # number of layers
+    width: int  # channels of a hidden state
+    first_token: int  # ID of the first token
+    stamp: Sequence[int]  # state of the file (see `files.stamp`); another state means that it has changed
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a file of safetensors; raise `InputError` if it is damaged, or if the engine is still writing it."""
+    """Open a safetensors file within the context; raise `InputError` if it is damaged or still being written."""
     from safetensors import SafetensorError, safe_open
 
     # The engine holds an exclusive lock on FILE.lock while it writes FILE.
@@ -231,41 +257,54 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, "pt") as tensors:
             yield tensors
     except SafetensorError as error:
-        raise InputError(f"{path}: damaged ({first_line(error)})", AGAIN) from error
+        raise InputError(f"{path}: damaged ({first_line(error)})", RERUN_REQUEST) from error
 
 
-def _read_request(path: Path, digest: Any) -> tuple[RequestFile, "Tensor"]:
-    """Return the description of a request, and the states (layers, width) of its first token.
+def _read_request(path: Path, digest: "hashlib._Hash") -> tuple[RequestFile, "Tensor"]:
+    """Return the description of a request and the states (layers, width) of its first token; update ``digest``.
 
-    ``digest`` is updated with the shape, the token ids, and the states of the last token in all layers. These
-    depend on all tokens, so another model or another text gives another digest, and other states need not be read.
+    ``digest`` gets the shape, the token IDs, and the states of the last token in all layers. These states depend on
+    all tokens, so another model or another text gives another digest, and the other states need not be read.
     """
     import torch
 
     stamp_before = stamp(path)  # a file that changes after this is refused when it is pooled
     with _opened(path) as tensors:
-        if missing := {STATES, TOKENS} - {*tensors.keys()}:
+        missing = {STATES, TOKENS} - {*tensors.keys()}
+        if missing:
             raise InputError(
                 f"{path}: it has no tensor {min(missing)!r}", "give files that an engine wrote"
             )
-        states = tensors.get_slice(STATES)
-        shape, dtype = tuple(states.get_shape()), states.get_dtype()
+        states = tensors.get_slice(STATES)  # (tokens, layers, width), read only where it is sliced
+        shape = tuple(states.get_shape())
+        dtype = states.get_dtype()
         if len(shape) != 3 or min(shape) < 1 or dtype not in DTYPES:
             raise InputError(
                 f"{path}: {STATES} is {dtype} of the shape {shape}",
                 "give floats (tokens, layers, width), at least one of each",
             )
+        tokens, layers, width = shape
         token_ids = tensors.get_tensor(TOKENS)
-        if tuple(token_ids.shape) != shape[:1] or token_ids.is_floating_point():
+        if tuple(token_ids.shape) != (tokens,) or token_ids.is_floating_point():
             raise InputError(
-                f"{path}: {STATES} has {shape[0]} tokens, but {TOKENS} has the shape {tuple(token_ids.shape)}",
-                AGAIN,
+                f"{path}: {STATES} has {tokens} tokens, but {TOKENS} has the shape {tuple(token_ids.shape)}",
+                RERUN_REQUEST,
             )
-        last, first = states[shape[0] - 1 :], states[:1]
-        digest.update(json.dumps([*shape, dtype]).encode())
-        digest.update(token_ids.long().numpy().astype("<i8").tobytes())
-        digest.update(last.contiguous().view(torch.uint8).numpy().tobytes())
-    return RequestFile(path, *shape, int(token_ids[0]), stamp_before), first[0].float()
+        first_states = states[:1][0]
+        last_states = states[tokens - 1 :][0]
+    digest.update(json.dumps([*shape, dtype]).encode())
+    digest.update(token_ids.long().numpy().astype("<i8").tobytes())
+    last_bytes = last_states.contiguous().view(torch.uint8)  # because NumPy has no bfloat16
+    digest.update(last_bytes.numpy().tobytes())
+    request = RequestFile(
+        path=path,
+        tokens=tokens,
+        layers=layers,
+        width=width,
+        first_token=int(token_ids[0]),
+        stamp=stamp_before,
+    )
+    return request, first_states.float()
 
 
 class EngineFolder:
@@ -283,36 +322,36 @@ class EngineFolder:
     requests : list of RequestFile
         The request of each row.
     digest : str
-        SHA-256 of what `_read_request` reads of all files.
+        SHA-256 of the shapes, the token IDs and the last states of all requests (see `_read_request`).
     first_tokens : mapping of str to list of list of float
-        As in `EngineModel`.
+        States of the tokens with which requests begin, as in `EngineModel`; empty if ``is_causal`` is False.
     is_causal : bool
-        Whether requests that begin with the same token have the same states of it.
+        Whether requests that begin with the same token have the same states of it, which only a causal model gives.
     """
 
     def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
         self.folder = folder
         self.requests: list[RequestFile] = []
         self.first_tokens: dict[str, list[list[float]]] = {}
-        self.is_causal = True
+        self.is_causal = True  # until two requests show the contrary
         digest = hashlib.sha256()
         for path in paths:
-            request, first = _read_request(path, digest)
+            request, first_states = _read_request(path, digest)
             self.requests.append(request)
             self._check_like_first(request)
-            self._note_first_token(request, first)
+            self._note_first_token(request, first_states)
         self.digest = digest.hexdigest()
-        if not self.is_causal:
+        if not self.is_causal:  # the states then depend on the whole text, not on the model alone
             self.first_tokens = {}
 
     @property
     def layers(self) -> int:
-        """The number of layers of each request."""
+        """The number of layers, which is the same in all requests."""
         return self.requests[0].layers
 
     @property
     def width(self) -> int:
-        """The number of channels of each hidden state."""
+        """The number of channels of a hidden state, which is the same in all requests."""
         return self.requests[0].width
 
     def _check_like_first(self, request: RequestFile) -> None:
@@ -326,53 +365,62 @@ class EngineFolder:
             )
 
     def _note_first_token(self, request: RequestFile, states: "Tensor") -> None:
-        """Store the states of a new first token, or compare them with those of an earlier request."""
-        token, channels = str(request.first_token), compared_channels(request.width)
-        compared = states[:, channels].tolist()
+        """Add a first token with its ``states`` (layers, width) to ``first_tokens``.
+
+        If an earlier request began with this token, compare the states of both, and set ``is_causal`` to False if they
+        differ.
+        """
+        token = str(request.first_token)  # a text, because the keys of JSON are texts
+        states_of_channels = states[:, compared_channels(request.width)].tolist()
         if token in self.first_tokens:
-            self.is_causal &= largest_difference(self.first_tokens[token], compared) < MODEL_TOLERANCE
-        elif len(self.first_tokens) < FIRST_TOKENS:
-            self.first_tokens[token] = compared
+            difference = largest_difference(self.first_tokens[token], states_of_channels)
+            self.is_causal = self.is_causal and difference < MODEL_TOLERANCE
+        elif len(self.first_tokens) < FIRST_TOKENS:  # further tokens are not needed to recognise the model
+            self.first_tokens[token] = states_of_channels
 
     def pooled(
         self, low: int, high: int, layers: Sequence[int], columns: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """Return columns (rows, 1, features) of float32 of the rows from ``low`` to ``high`` (not included).
+        """Return the columns (rows, 1, features) of float32 of the requests from ``low`` to ``high`` (not included).
 
-        ``layers`` are the numbers of the layers of the files. A call has one file in memory at a time.
+        ``layers`` are the numbers of the layers in the files, in their order there. One file is in memory at a time.
         """
         requests = self.requests[low:high]
-        features = {
-            column: np.empty((len(requests), *request_shape(Column.parse(column), self.width)), np.float32)
-            for column in columns
-        }
-        # Values go straight to their place. Small arrays that live on between one file and the next would lie in the
-        # memory that the first has freed, and the process would grow by a file each time.
+        features: dict[str, np.ndarray] = {}
+        for column in columns:
+            row_shape = request_shape(Column.parse(column), self.width)
+            features[column] = np.empty((len(requests), *row_shape), np.float32)
+        # Values are copied at once into arrays that exist before the first file is read. Small arrays that live on
+        # between one file and the next would lie in the memory that the first has freed, and the process would grow by
+        # a file each time.
         for row, request in enumerate(requests):
             for column, values in _pool_request(request, layers, columns).items():
-                features[column][row] = values[0]
+                features[column][row] = values[0]  # the only row
         return features
 
     def check_model(self, model: EngineModel) -> str:
-        """Refuse requests of another model or of other layers; return a note if the models cannot be compared."""
-        of_model = f"layers {', '.join(map(str, model.layers))} of {model.title}"
+        """Raise `InputError` if the requests are of another model or other layers than ``model``.
+
+        Return a note to print if no common first token lets the models be compared, otherwise an empty text.
+        """
+        layers_of_model = f"layers {', '.join(map(str, model.layers))} of {model.title}"
         if (self.layers, self.width) != (len(model.layers), model.width):
             raise InputError(
                 f"{self.folder}: {self.layers} layers of {self.width} channels, but the readout was fitted on "
-                f"{of_model}, {model.width} channels",
+                f"{layers_of_model}, {model.width} channels",
                 "give requests of the same model and layers",
             )
         # The first token of a request sees only itself, so its states are equal in all folders of a causal model.
-        common = self.first_tokens.keys() & model.first_tokens.keys()
-        for token in sorted(common):
+        common_tokens = self.first_tokens.keys() & model.first_tokens.keys()
+        for token in sorted(common_tokens):
             difference = largest_difference(self.first_tokens[token], model.first_tokens[token])
-            if not difference < MODEL_TOLERANCE:
+            if not difference < MODEL_TOLERANCE:  # NaN is refused, too
                 raise InputError(
-                    f"{self.folder}: other hidden states than {of_model}, on which the readout was fitted: those of "
-                    f"token {token} at the start of a request differ by {difference:.0%}",
+                    f"{self.folder}: other hidden states than {layers_of_model}, on which the readout was fitted: "
+                    f"those of token {token} at the start of a request differ by {difference:.0%}",
                     "give requests of the same model, revision and layers",
                 )
-        if common:
+        if common_tokens:
             return ""
         return f"{self.folder}: no request begins with a token that can tell whether its model is {model.title}"
 
@@ -380,46 +428,56 @@ class EngineFolder:
 def _pool_request(
     request: RequestFile, layers: Sequence[int], columns: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Return columns (1, 1, features) of a request; raise `InputError` if a value is not finite."""
+    """Return the columns (1, 1, features) of a request by name; raise `InputError` if a value is not finite.
+
+    ``layers`` are the numbers of the layers in the file, in their order there.
+    """
     import torch
 
     from reservoir.hidden_states import HiddenStates
 
-    poolings: dict[str, list[Column]] = {}
+    columns_of_layer: dict[str, list[Column]] = {}
     for column in map(Column.parse, columns):
-        poolings.setdefault(column.layer, []).append(column)
+        columns_of_layer.setdefault(column.layer, []).append(column)
     with _opened(request.path) as tensors:
-        states = tensors.get_tensor(STATES)
+        states = tensors.get_tensor(STATES)  # (tokens, layers, width)
     if stamp(request.path) != request.stamp:
         raise InputError(f"{request.path}: changed while it was read", "run the command again")
     lengths = torch.tensor([request.tokens])
     pooled: dict[str, np.ndarray] = {}
-    for place, layer in enumerate(map(layer_name, layers)):
-        if layer not in poolings:
+    for number, layer in enumerate(map(layer_name, layers)):
+        if layer not in columns_of_layer:
             continue
-        of_layer = HiddenStates(states[None, :, place], lengths)  # in float32
-        finite = torch.isfinite(of_layer.values[0]).all(dim=1)
-        if not finite.all():
-            token = int(finite.int().argmin())
+        # A batch of one request, (1, tokens, width), which `HiddenStates` converts to float32.
+        layer_states = HiddenStates(states[None, :, number], lengths)
+        is_finite = torch.isfinite(layer_states.values[0]).all(dim=1)  # (tokens,)
+        if not is_finite.all():
+            token = int(is_finite.int().argmin())  # the first that is not
             raise InputError(
-                f"{request.path}: {layer} (place {place} of {STATES}) is not finite at token {token}", AGAIN
+                f"{request.path}: {layer} (place {number} of {STATES}) is not finite at token {token}",
+                RERUN_REQUEST,
             )
-        for column in poolings[layer]:
-            pooled[column.name] = find_pooling(column.pooling).of(of_layer).numpy()
+        for column in columns_of_layer[layer]:
+            pooled[column.name] = find_pooling(column.pooling).of(layer_states).numpy()
     return pooled
 
 
 def compared_channels(width: int) -> list[int]:
-    """Return the channels of a state that are compared between folders."""
+    """Return the numbers of the channels that are compared between folders: `COMPARED_CHANNELS`, evenly spaced.
+
+    A state with fewer channels is compared in all of them.
+    """
     count = min(width, COMPARED_CHANNELS)
-    return [place * width // count for place in range(count)]
+    return [number * width // count for number in range(count)]
 
 
 def largest_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
-    """Return the largest relative difference |a - b| / max(|a|, |b|) of the states (layers, channels) of a token.
+    """Return the largest relative difference of two states (layers, channels) of a token over the layers.
 
-    |.| is the norm over the channels of one layer, so each layer has a difference of its own.
+    The difference of a layer is |a - b| / max(|a|, |b|), where |.| is the norm over the channels of the layer.
     """
     a, b = np.array(first, np.float64), np.array(second, np.float64)
-    scale = np.maximum(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
-    return float((np.linalg.norm(a - b, axis=1) / np.maximum(scale, 1e-30)).max())
+    larger_norms = np.maximum(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
+    # States that are all zero do not differ, so they are not divided by zero.
+    differences = np.linalg.norm(a - b, axis=1) / np.maximum(larger_norms, 1e-30)
+    return float(differences.max())

@@ -41,20 +41,22 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 if TYPE_CHECKING:
     from reservoir.plan.resolved import Plan
 
-# Tokens of a block of several parts, which a killed run loses: a minute of GPT-2 on two cores, or seconds on a GPU.
+# Most tokens of a block of several parts. A killed run loses its last block: a minute of GPT-2 on two cores, or seconds
+# on a GPU.
 MAX_TOKENS = {"cpu": 2**17, "cuda": 2**22}
 # Bytes of a shard. A GPU fills 16 MiB in a hundredth of a second, as long as HDF5 needs to make a file.
 SHARD_BYTES = {"cpu": 2**24, "cuda": 2**26}
-MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
-PART_BYTES = 2**28  # float32 features of words or tokens that are computed together
-MIN_PART_TOKENS, MAX_PART_TOKENS = 2**10, 2**15  # a part has several texts, and a killed run loses little
+MIN_BLOCKS = 8  # fewest blocks of an entry whose blocks have several parts, so that workers can share them
+PART_BYTES = 2**28  # bytes of the float32 features of words or tokens that are computed together
+MIN_PART_TOKENS = 2**10  # words or tokens of a part, which then has several texts
+MAX_PART_TOKENS = 2**15  # so that a killed run loses little
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
 Item = TypeVar("Item")
 
 Load = Callable[[str, int, int], Iterable[Any]]
-"""Function of a split and a range of rows that yields them in parts, in a separate thread."""
+"""Function of a split and a range of rows ``[low, high)`` that yields them in parts, in a separate thread."""
 
 Compute = Callable[[Any, Sequence[str], Callable[[int], None]], Callable[[], Arrays]]
 """Function that starts to compute columns of a part; calling its result returns their values, encoded or not.
@@ -68,28 +70,32 @@ Advance = Callable[[int, int | None], None]
 
 def new_layout(plan: Plan, max_tokens: int, rows: int) -> Layout:
     """Return the division into files of a new entry of ``rows`` rows in all, each of up to ``max_tokens`` tokens."""
-    # The rows of a block of the plan are computed together and share an offset. A file holds as many of these blocks
-    # as its bytes, the loss when a run is killed, and workers that share the entry allow, but at least one.
+    # The rows of a block of the plan are computed together and share an offset. A file, which is a block of the layout,
+    # holds as many of the plan's blocks as its bytes, the loss when a run is killed, and workers that share the entry
+    # allow, but at least one.
     row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
-    kind = _kind(plan)
+    kind = _device_kind(plan)
     max_rows = min(MAX_TOKENS[kind] // max_tokens, rows // MIN_BLOCKS)
     block_rows = rows_per_block(row_bytes, plan.block_rows, max_rows, SHARD_BYTES[kind])
     return Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
 
 
 def token_layout(plan: Plan, rows: int) -> Layout:
-    """Return the division into files of a new entry whose rows are words or tokens of texts."""
+    """Return the division into files of a new entry whose ``rows`` rows are words or tokens of texts."""
     # A sequence on the border of two parts is computed in both, so a part has many rows, as far as memory allows.
-    value_bytes = 4 * sum(tokens * width for tokens, width in plan.shapes.values())
-    part_rows = min(MAX_PART_TOKENS, max(MIN_PART_TOKENS, PART_BYTES // value_bytes))
-    row_bytes = STORES[plan.store] * value_bytes // 4
-    block_rows = rows_per_block(row_bytes, part_rows, rows // MIN_BLOCKS, SHARD_BYTES[_kind(plan)])
+    row_values = sum(tokens * width for tokens, width in plan.shapes.values())
+    rows_in_memory = PART_BYTES // (4 * row_values)  # of float32
+    part_rows = min(MAX_PART_TOKENS, max(MIN_PART_TOKENS, rows_in_memory))
+    stored_row_bytes = STORES[plan.store] * row_values
+    block_rows = rows_per_block(
+        stored_row_bytes, part_rows, rows // MIN_BLOCKS, SHARD_BYTES[_device_kind(plan)]
+    )
     return Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=part_rows)
 
 
-def _kind(plan: Plan) -> str:
+def _device_kind(plan: Plan) -> str:
     """Return the kind of a plan's device, ``cpu`` or ``cuda``."""
-    import torch
+    import torch  # which opening an entry does not need
 
     from reservoir import devices
 
@@ -108,44 +114,52 @@ def start_entry(
 ) -> tuple[Entry, list[tuple[str, int]]]:
     """Create or open an entry, call ``add_labels`` to write its labels, and drop damaged blocks.
 
-    Return the entry and the blocks that it lacks.
+    Return the entry, and the split and number of each block of ``splits`` that lacks a column. If there are some, print
+    what is to be computed; raise an error if the disk lacks the space.
     """
-    # The disk must have space for a new entry before its folder appears. Damaged blocks become missing ones.
+    # The disk must have space for a new entry before its folder appears.
     if not entry_folder(root, title, spec).is_dir():
         check_space(root, required_bytes(spec, layout, spec.rows, shapes))
     entry = Entry.create(root, title, spec, layout, made_with)
-    repair(entry, verify(entry, contents=False))
+    repair(entry, verify(entry, contents=False))  # damaged blocks become missing ones
     add_labels(entry)
     missing = missing_blocks(entry, splits, tuple(shapes))
     if missing:
         # The missing columns need their space on disk in proportion to the rows that lack them.
         rows = row_count(entry, missing)
-        lacking = {column for split, block in missing for column in entry.lacking(split, block, shapes)}
-        whole_bytes = required_bytes(
-            spec, layout, spec.rows, {column: shapes[column] for column in lacking}
+        missing_columns = {
+            column for split, block in missing for column in entry.lacking(split, block, shapes)
+        }
+        bytes_of_all_rows = required_bytes(
+            spec, layout, spec.rows, {column: shapes[column] for column in missing_columns}
         )
-        space = whole_bytes * rows // sum(spec.rows.values())
-        columns = count_text(len(lacking), "column")
+        space = bytes_of_all_rows * rows // sum(spec.rows.values())
+        columns = count_text(len(missing_columns), "column")
         notify(f"{spec.task_name} x {title}: {rows:,} rows, {columns}, {size_text(space)} on disk")
         check_space(root, space)
     return entry, missing
 
 
 def entry_folder(root: Path, title: str, spec: Spec) -> Path:
-    """Return the folder of an entry."""
+    """Return the folder of an entry in the cache ``root``, whether or not it exists."""
     return root / "features" / spec.task_name / f"{title}-{spec.key[:16]}"
 
 
 def write_labels(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray]) -> None:
-    """Write labels, lengths, groups and ids of the rows of an entry, unless it has them."""
+    """Write labels, lengths, groups and ids of an entry, unless it has them.
+
+    ``rows`` has the numbers of the entry's rows in each split of the prepared data.
+    """
     for split, index in rows.items():
-        whole = prepared.split(split)
-        targets = {"y": whole.y, "lengths": whole.lengths, "ids": whole.ids}
-        if whole.groups is not None:
-            targets["groups"] = whole.groups
-        if len(index) < len(whole):
+        prepared_split = prepared.split(split)
+        targets = {"y": prepared_split.y, "lengths": prepared_split.lengths, "ids": prepared_split.ids}
+        if prepared_split.groups is not None:
+            targets["groups"] = prepared_split.groups
+        has_all_rows = len(index) == len(prepared_split)  # the arrays then need not be copied
+        if not has_all_rows:
             targets = {name: array[index] for name, array in targets.items()}
-        if np.array_equal(targets["ids"], index):  # the ids are the numbers of the rows
+        # An entry without ids names its rows by their numbers.
+        if np.array_equal(targets["ids"], index):
             del targets["ids"]
         write_targets(entry, split, targets | {"index": index})
 
@@ -165,9 +179,10 @@ def ahead(items: Iterable[Item], depth: int = 1) -> Generator[Item]:
     An error is raised in place of its item. Close the iterator to end the thread if you do not read
     all items.
     """
-    iterator, end = iter(items), object()
+    iterator = iter(items)
+    end = object()  # what `next` returns after the last item, and what no item is
     calls: Iterator[Callable[[], Any]] = repeat(partial(next, iterator, end))
-    with closing(in_order(calls, 1, depth)) as results:
+    with closing(in_order(calls, threads=1, depth=depth)) as results:
         for item in results:
             if item is end:
                 return
@@ -187,6 +202,7 @@ def in_order(calls: Iterable[Callable[[], Item]], threads: int, depth: int) -> G
     try:
         while computing:
             result = computing.popleft().result()
+            # The next call, if any is left.
             computing.extend(pool.submit(call) for call in islice(remaining, 1))
             yield result
             del result  # frees its memory before the next is awaited
@@ -207,26 +223,30 @@ def row_count(entry: Entry, blocks: Sequence[tuple[str, int]]) -> int:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of a block to compute, or none if no column is left to compute in this process."""
+    """Some rows of a block to compute.
+
+    A block that this process need not compute, because it lacks no column or another process has claimed it, is one
+    part without ``columns`` and ``rows``.
+    """
 
     split: str
-    block: int
-    columns: tuple[str, ...]  # those that the block lacks and no other process has claimed
-    rows: Any  # as `Load` yields them
+    block: int  # number of the block in its split
+    columns: tuple[str, ...]  # the columns to compute; empty if there are none
+    rows: Any  # as `Load` yields them; None if there are no columns
 
 
 def _claimed_parts(
     writer: ShardWriter, entry: Entry, blocks: Sequence[tuple[str, int]], columns: Sequence[str], read: Load
 ) -> Iterator[_Part]:
-    """Claim the blocks one after the other, and yield the parts of each, at least one."""
+    """Claim the blocks one after the other, and yield the parts of each, at least one; see `_Part`."""
     for split, block in blocks:
-        lacking = writer.claim(split, block, columns)
-        if not lacking:
-            yield _Part(split, block, (), None)
+        missing_columns = writer.claim(split, block, columns)
+        if not missing_columns:
+            yield _Part(split, block, columns=(), rows=None)  # so that the progress counts the block
             continue
         low, high = entry.layout.block(entry.spec.rows[split], block)
         for rows in read(split, low, high):
-            yield _Part(split, block, lacking, rows)
+            yield _Part(split, block, missing_columns, rows)
 
 
 def compute_blocks(
@@ -237,36 +257,40 @@ def compute_blocks(
     compute: Compute,
     advance: Advance = lambda rows, written: None,
 ) -> int:
-    """Compute the blocks that no other process has claimed; return the number of rows computed."""
+    """Compute and write the blocks that no other process has claimed; return the number of rows computed.
+
+    ``advance`` counts all rows of ``blocks``, also those of blocks that other processes compute.
+    """
     from reservoir.devices import exact_products  # imports torch, which reading an entry does not need
 
     computed_rows = 0
-    # Loading, encoding and writing run in three other threads, so that a GPU need not wait.
+    # Loading, encoding and writing run in other threads, so that a GPU need not wait.
     with exact_products(), ShardWriter(entry) as writer:
         parts = _claimed_parts(writer, entry, blocks, columns, read)
-        with closing(ahead(parts, LOADED_AHEAD)) as loaded:
-            for (split, block), parts_of_block in groupby(loaded, attrgetter("split", "block")):
+        with closing(ahead(parts, LOADED_AHEAD)) as loaded_parts:
+            # The parts of a block follow each other.
+            for (split, block), parts_of_block in groupby(loaded_parts, attrgetter("split", "block")):
                 low, high = entry.layout.block(entry.spec.rows[split], block)
-                uncounted = high - low  # rows that the progress has not counted
+                uncounted_rows = high - low  # rows of the block that the progress has not counted
 
                 def count(rows: int) -> None:
-                    nonlocal uncounted
-                    uncounted -= rows
+                    """Count the rows of a batch for the progress, while the block is computed."""
+                    nonlocal uncounted_rows
+                    uncounted_rows -= rows
                     advance(rows, None)
 
-                launched = [
-                    compute(part.rows, part.columns, count) for part in parts_of_block if part.columns
-                ]
-                if launched:
-                    writer.put(split, block, partial(_joined, launched))
+                # Start all parts; the writer's thread waits for their values and encodes them.
+                waits = [compute(part.rows, part.columns, count) for part in parts_of_block if part.columns]
+                if waits:
+                    writer.put(split, block, partial(_columns_of_block, waits))
                     computed_rows += high - low
-                advance(uncounted, writer.bytes_written)
+                advance(uncounted_rows, writer.bytes_written)
     return computed_rows
 
 
-def _joined(launched: Sequence[Callable[[], Any]]) -> Arrays:
-    """Wait for the parts of a block that were launched, and return the columns of the block."""
-    parts = [fetch() for fetch in launched]
+def _columns_of_block(waits: Sequence[Callable[[], Any]]) -> Arrays:
+    """Return the columns of a block; each of ``waits`` waits for one of its parts and returns the part's columns."""
+    parts = [wait() for wait in waits]
     if len(parts) == 1:
         return parts[0]
     # Only extractions have blocks of several parts, and they encode each part where it was computed.
@@ -281,12 +305,16 @@ def compute_missing(
     compute: Compute,
     advance: Advance = lambda rows, written: None,
 ) -> int:
-    """Compute the missing blocks, and wait for those of other processes; return the number of rows computed here."""
+    """Compute the missing blocks, and wait for those of other processes.
+
+    Return the number of rows that this process has computed.
+    """
     computed_rows = 0
+    # Blocks that another process has claimed are missing until it has written them, or are left to this one if it ends.
     while missing := missing_blocks(entry, splits, columns):
-        rows = compute_blocks(entry, missing, columns, read, compute, advance)
-        computed_rows += rows
-        others_compute_the_rest = rows == 0 and missing_blocks(entry, splits, columns)
+        new_rows = compute_blocks(entry, missing, columns, read, compute, advance)
+        computed_rows += new_rows
+        others_compute_the_rest = new_rows == 0 and missing_blocks(entry, splits, columns)
         if others_compute_the_rest:
             time.sleep(POLL)
     return computed_rows

@@ -23,23 +23,26 @@ class EntryTokens:
 
     prepared: Prepared
     task: Task  # of the words or tokens
-    rows: Mapping[str, np.ndarray]  # the numbers of the texts of each split
-    tokens: Mapping[str, TextTokens]  # by split
-    reader: TextReader
-    in_pieces: bool  # whether texts that are too long are read in pieces
+    rows: Mapping[str, np.ndarray]  # the numbers of the prepared texts, by split
+    tokens: Mapping[str, TextTokens]  # the words or tokens of these texts, by split
+    reader: TextReader  # the model's tokenizer
+    in_pieces: bool  # whether texts that are too long are read in pieces; else they are cut
 
     @classmethod
     def read(
         cls, prepared: Prepared, task: Task, rows: Mapping[str, np.ndarray], model: LoadedModel
     ) -> "EntryTokens":
-        """Tokenize texts of each split, given by their ``rows``; ``task`` is that of the words or tokens."""
+        """Tokenize the prepared texts that ``rows`` numbers in each split.
+
+        ``task`` is that of the words or tokens. Raise `InputError` if all texts of a split are without a token.
+        """
         reader, in_pieces = model.tokenizer, model.settings.long == "windows"
         tokens: dict[str, TextTokens] = {}
         for split, index in rows.items():
             texts = ((part.x, part.lengths) for part in _parts(prepared, split, index))
             tokens[split] = read_tokens(reader, texts, words=task.labels_words, in_pieces=in_pieces)
-        for split, of_split in tokens.items():
-            if not len(of_split):
+        for split, tokens_of_split in tokens.items():
+            if not len(tokens_of_split):
                 raise InputError(
                     f"{prepared.task.name}: no text of {split} has a token of the model", "give other texts"
                 )
@@ -50,30 +53,31 @@ class EntryTokens:
     @property
     def counts(self) -> dict[str, int]:
         """The number of words or tokens of each split."""
-        return {split: len(of_split) for split, of_split in self.tokens.items()}
+        return {split: len(tokens) for split, tokens in self.tokens.items()}
 
     @property
     def notes(self) -> list[str]:
-        """Lines on what the rows are, and on texts that are too long."""
+        """Lines to print on what the rows are, on texts that are too long, and on words without a token."""
         texts = sum(map(len, self.rows.values()))
-        total = sum(self.counts.values())
+        rows = sum(self.counts.values())
         if self.task.labels_words:
-            line = f"{total:,} words of {texts:,} texts are the rows; a word has the features of its first token"
-        else:
-            label = (
-                "of its text, if there is one"
-                if self.task.parameters["each"] == "text"
-                else "of its first letter"
+            what = f"{rows:,} words of {texts:,} texts are the rows; a word has the features of its first token"
+        elif self.task.parameters["each"] == "text":
+            what = (
+                f"{rows:,} tokens of {texts:,} texts are the rows; a token has the label of its text, "
+                "if there is one"
             )
-            line = f"{total:,} tokens of {texts:,} texts are the rows; a token has the label {label}"
-        lines = [line]
-        unread = sum(of_split.unread for of_split in self.tokens.values())
-        if long := sum(of_split.long for of_split in self.tokens.values()):
+        else:
+            what = f"{rows:,} tokens of {texts:,} texts are the rows; a token has the label of its first letter"
+        lines = [what]
+        long_texts = sum(tokens.long for tokens in self.tokens.values())
+        if long_texts:
             how = "read in pieces" if self.in_pieces else "cut (--long windows reads all)"
             limit = self.reader.max_tokens
-            lines.append(f"{long:,} of {texts:,} texts have more than {limit:,} tokens and are {how}")
-        if unread:
-            lines.append(f"{unread:,} words have no token of the model, so their labels are left out")
+            lines.append(f"{long_texts:,} of {texts:,} texts have more than {limit:,} tokens and are {how}")
+        unread_words = sum(tokens.unread for tokens in self.tokens.values())
+        if unread_words:
+            lines.append(f"{unread_words:,} words have no token of the model, so their labels are left out")
         return [f"{self.prepared.task.name}: {line}" for line in lines]
 
     def load(self, model: LoadedModel, split: str, low: int, high: int, batch_rows: int) -> Loaded:
@@ -85,24 +89,27 @@ class EntryTokens:
         for split, index in self.rows.items():
             tokens = self.tokens[split]
             prepared = self.prepared.split(split)
-            text = tokens.texts  # the number of the text of each row, among those of ``index``
+            text_of_row = tokens.texts  # the number of the text of each row, among those of ``index``
+            # Words and tokens of one text are alike, so that a text is a group of its own if texts have no groups.
             groups = self._text_groups(split) if prepared.groups is None else prepared.groups
+            text_ids = prepared.ids[index]
             targets = {
                 "y": self._labels(split),
                 "lengths": np.ones(len(tokens), np.uint8),
-                "index": index[text].astype(np.int32),
-                "groups": groups[index][text].astype(np.int32),
+                "index": index[text_of_row].astype(np.int32),
+                "groups": groups[index][text_of_row].astype(np.int32),
                 "pointers": tokens.pointers,
                 "token_ids": tokens.token_ids,
                 "spans": tokens.spans,
             }
-            if not np.array_equal(prepared.ids[index], index):  # the ids are not the numbers of the texts
-                targets["text_ids"] = prepared.ids[index]
+            # An entry without ids names the texts by their numbers.
+            if not np.array_equal(text_ids, index):
+                targets["text_ids"] = text_ids
             write_targets(entry, split, targets)
 
     def _text_groups(self, split: str) -> np.ndarray:
-        """Return a group for each prepared text of a split, which no text of another split has."""
-        # The texts are numbered through all splits, in the order of the splits' names.
+        """Return the group of each prepared text of a split, (texts,): its number among the texts of all splits."""
+        # The splits are in the order of their names.
         counts = self.prepared.rows
         texts_before = sum(counts[name] for name in counts if name < split)
         return texts_before + np.arange(counts[split])
@@ -110,17 +117,21 @@ class EntryTokens:
     def _labels(self, split: str) -> np.ndarray:
         """Return the labels of the rows of a split, (rows, 1, outputs)."""
         tokens = self.tokens[split]
+        # Either a text has one label, or each of its words or letters has one.
+        label_is_of_text = self.task.parameters["each"] == "text"
         labels: list[np.ndarray] = []
         first = 0  # the number of the first text of the part
         for part in _parts(self.prepared, split, self.rows[split]):
+            # The words or tokens of the part are those from ``low`` to ``high``.
             low, high = tokens.pointers[[first, first + len(part)]]
-            number = 0 if self.task.parameters["each"] == "text" else tokens.labelled[low:high]
-            labels.append(part.y[tokens.texts[low:high] - first, number])
+            text_in_part = tokens.texts[low:high] - first
+            label_in_text = 0 if label_is_of_text else tokens.labelled[low:high]
+            labels.append(part.y[text_in_part, label_in_text])
             first += len(part)
         return np.concatenate(labels)[:, None]
 
 
 def _parts(prepared: Prepared, split: str, index: np.ndarray) -> Iterator[Split]:
-    """Yield some texts of a split, in parts."""
+    """Yield the texts of a split that ``index`` numbers, `TEXTS` at a time, because all may not fit into memory."""
     for start in range(0, len(index), TEXTS):
         yield prepared.split(split).take(index[start : start + TEXTS])

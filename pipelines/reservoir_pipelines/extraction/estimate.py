@@ -3,6 +3,7 @@
 import os
 import resource
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,12 +23,12 @@ from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import data_spec
 
-clock, processor = time.perf_counter, time.process_time
+clock, processor = time.perf_counter, time.process_time  # of wall time, and of processor time
 
-SECONDS = 4.0  # minimum seconds of the trial, of the processor or of a GPU's time
+SECONDS = 4.0  # fewest seconds of the trial: of processor time, or on a GPU of wall time
 BLOCKS = 64  # most blocks of the trial
 BUSY = 0.5  # load as a share of the cores above which the wall time of a trial is not used
-QUEUED = 8  # float32 blocks in memory: four waiting or in computation, four encoded ones
+QUEUED = 8  # blocks in memory, counted as float32: four waiting or in computation, four encoded ones
 ROW = 8  # bytes of a row number
 
 
@@ -38,6 +39,7 @@ class Estimate(Record):
     Parameters
     ----------
     task, backbone : str
+        The task, and the model with its input layer.
     rows, columns : int
         Rows of all splits together, and columns of each row.
     tokens, padding : float
@@ -79,10 +81,21 @@ class Estimate(Record):
 
 
 def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Estimate:
-    """Time a part of an extraction for some seconds and predict the whole; only the prepared data is kept."""
+    """Time a part of an extraction for some seconds and predict the whole; only the prepared data is kept.
+
+    Parameters
+    ----------
+    task, options : str, ExtractOptions
+        Those of the extraction.
+    rows : int, optional
+        Rows of all splits together, divided among the splits as the data is; by default those of the data.
+    workers : int
+        Number of workers like this process.
+    """
     for name, value in (("rows", rows), ("workers", workers)):
         if value is not None and value < 1:
             raise InputError(f"--{name} {value}: give a whole number of at least 1")
+    # 1. Prepare the data and load the model. The load average is read first, because the trial is a load, too.
     started, root = _now(), cache_root(options.cache)
     load_average, cores = os.getloadavg()[0], os.cpu_count() or 1
     prepared = prepare(task, options, cache=root, model=options)
@@ -91,93 +104,135 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
             f"{prepared.task.name}: words or tokens of texts are the rows, and their time is not estimated",
             "extract with --limit, and see how long it takes",
         )
-    shares = {split: min(count, options.limit or count) for split, count in prepared.rows.items()}
-    present = sum(shares.values())
-    rows = rows or present
-    shares = {split: -(-count * rows // present) for split, count in shares.items()}
-    extractor = load_extractor(options, prepared, root, planned=shares)
+    present_rows = {split: min(count, options.limit or count) for split, count in prepared.rows.items()}
+    rows = rows or sum(present_rows.values())
+    assumed_rows = _divided_rows(rows, present_rows)
+    extractor = load_extractor(options, prepared, root, assumed_rows=assumed_rows)
     notify(*extractor.notes)
     loading, layout = _now() - started, extractor.layout
-    on_gpu, busy = devices.on_gpu(extractor.model.device), load_average > BUSY * cores
     notify(f"plan: model loaded in {loading.wall:.0f} s; timing it for about {2 * SECONDS:.0f} s")
-    if busy:
+    is_busy = load_average > BUSY * cores
+    if is_busy:
         problem = f"the machine is busy (a load of {load_average:.1f} on {cores} cores)"
         notify(f"plan: {problem}; the wall time is that of an idle machine, and will be longer here")
-    # Random rows, as many as are batched at a time, tell how long the sequences are and how much of a batch is padding.
-    train_rows = extractor.rows["train"]
-    sample = np.random.default_rng(0).permutation(train_rows)[: layout.offset_rows]
-    part = prepared.split("train").take(np.sort(sample))
-    block = load(extractor.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
-    padded = sum(len(batch.rows) * batch.tokens for batch in block.batches)
-    # The trial reads batches of neighbouring rows, as an extraction does: single rows take ten times as long to read.
-    stretches = np.split(train_rows, range(layout.batch_rows, len(train_rows), layout.batch_rows))
-    trial_rows = np.concatenate(
-        [stretches[i] for i in np.random.default_rng(0).permutation(len(stretches))]
-    )
-    count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(trial_rows))
-    # The trial is doubled until it is long enough to be timed.
-    spent = _trial(extractor, np.sort(trial_rows[:count]))
-    while (spent.wall if on_gpu else spent.processor) < SECONDS and count < most:
-        count = min(2 * count, most)
-        spent = _trial(extractor, np.sort(trial_rows[:count]))
-    count = min(count, most)
+    # 2. Measure: the lengths of sequences, the time of a trial, and then the memory that it has needed.
+    sample = _sample(extractor)
+    on_gpu = devices.on_gpu(extractor.model.device)
+    trial, trial_rows = _timed_trial(extractor, on_gpu=on_gpu)
     # The wall time of a trial depends on the load, its processor time hardly.
-    wall, start = spent.wall, loading.wall
-    if busy and not on_gpu:
-        wall, start = spent.processor / torch.get_num_threads(), loading.processor
-    if on_gpu:
-        peak = torch.cuda.max_memory_allocated(extractor.model.device)
-    else:
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # The peak of a trial lacks the blocks that wait for the writer during a long extraction.
-    peak += (
-        QUEUED * 4 * layout.block_rows * sum(tokens * width for tokens, width in extractor.shapes.values())
-    )
+    wall, loading_wall = trial.wall, loading.wall
+    if is_busy and not on_gpu:
+        wall, loading_wall = trial.processor / torch.get_num_threads(), loading.processor
+    memory = _peak_memory(extractor)
     # The process that starts the workers holds labels and lengths of all rows; a worker only their numbers.
-    starter_memory = peak + rows * (ROW + part.y[:1].nbytes + part.lengths[:1].nbytes)
+    starter_memory = memory + rows * (ROW + sample.label_bytes)
+    # 3. Each worker loads the model and then computes its share of the rows.
     return Estimate(
         task=prepared.task.name,
         backbone=extractor.title,
         rows=rows,
         columns=len(extractor.columns),
-        tokens=float(block.lengths.mean()),
-        padding=1 - float(block.lengths.sum()) / padded,
-        rows_per_second=count / wall,
+        tokens=sample.tokens,
+        padding=sample.padding,
+        rows_per_second=trial_rows / wall,
         workers=workers,
-        processor_seconds=loading.processor * workers + rows * spent.processor / count,
-        seconds=start + rows * wall / (count * workers),
+        processor_seconds=loading.processor * workers + rows * trial.processor / trial_rows,
+        seconds=loading_wall + rows * wall / (trial_rows * workers),
         load=load_average,
-        bytes=required_bytes(extractor.spec, layout, shares, extractor.shapes),
-        files=sum(map(layout.count, shares.values())),
-        memory=starter_memory if workers == 1 else peak + rows * ROW,
+        bytes=required_bytes(extractor.spec, layout, assumed_rows, extractor.shapes),
+        files=sum(map(layout.count, assumed_rows.values())),
+        memory=starter_memory if workers == 1 else memory + rows * ROW,  # a single process does both
         starter_memory=starter_memory,
         device=str(extractor.model.device),
         compute=extractor.model.compute,
     )
 
 
+def _divided_rows(rows: int, present_rows: Mapping[str, int]) -> dict[str, int]:
+    """Return how many of ``rows`` rows each split would have, rounded up, in proportion to the present rows."""
+    total = sum(present_rows.values())
+    return {split: -(-count * rows // total) for split, count in present_rows.items()}
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Means over some training rows."""
+
+    tokens: float  # mean tokens of a row
+    padding: float  # share of padding in the tokens of a batch
+    label_bytes: int  # bytes of the labels and the length of a row
+
+
+def _sample(extractor: Extractor) -> _Sample:
+    """Return the means over random training rows, as many as are batched at a time."""
+    layout = extractor.layout
+    row_numbers = np.random.default_rng(0).permutation(extractor.rows["train"])[: layout.offset_rows]
+    part = extractor.prepared.split("train").take(np.sort(row_numbers))
+    loaded = load(extractor.model, extractor.prepared.scaling, part.x, part.lengths, layout.batch_rows)
+    padded_tokens = sum(len(batch.rows) * batch.tokens for batch in loaded.batches)
+    return _Sample(
+        tokens=float(loaded.lengths.mean()),
+        padding=1 - float(loaded.lengths.sum()) / padded_tokens,
+        label_bytes=part.y[:1].nbytes + part.lengths[:1].nbytes,
+    )
+
+
+def _timed_trial(extractor: Extractor, *, on_gpu: bool) -> tuple["_Seconds", int]:
+    """Extract more and more training rows until that takes `SECONDS`; return the last trial's time and rows."""
+    train_rows = extractor.rows["train"]
+    batch_rows, block_rows = extractor.layout.batch_rows, extractor.layout.block_rows
+    # The trial reads batches of neighbouring rows, as an extraction does: single rows take ten times as long to read.
+    # The batches are drawn at random, because the file may be sorted.
+    stretches = np.split(train_rows, range(batch_rows, len(train_rows), batch_rows))
+    order = np.random.default_rng(0).permutation(len(stretches))
+    drawn_rows = np.concatenate([stretches[number] for number in order])
+    most_rows = min(BLOCKS * block_rows, len(drawn_rows))
+    rows = batch_rows
+    seconds = _trial(extractor, np.sort(drawn_rows[:rows]))
+    while (seconds.wall if on_gpu else seconds.processor) < SECONDS and rows < most_rows:
+        rows = min(2 * rows, most_rows)
+        seconds = _trial(extractor, np.sort(drawn_rows[:rows]))
+    return seconds, min(rows, most_rows)  # there may be fewer training rows than a batch has
+
+
+def _peak_memory(extractor: Extractor) -> int:
+    """Return the bytes that this process would need at most in a long extraction; call it after a trial.
+
+    They are bytes of the GPU if the model is on one.
+    """
+    device = extractor.model.device
+    if devices.on_gpu(device):
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # which Linux gives in KiB
+    # The peak of a trial lacks the blocks that wait for the writer during a long extraction.
+    row_bytes = 4 * sum(tokens * width for tokens, width in extractor.shapes.values())  # of float32
+    return peak + QUEUED * extractor.layout.block_rows * row_bytes
+
+
 @dataclass(frozen=True)
 class _Seconds:
-    """Wall time, and processor time of all threads."""
+    """A time, or the time between two, by two clocks."""
 
     wall: float
-    processor: float
+    processor: float  # of all threads
 
     def __sub__(self, other: "_Seconds") -> "_Seconds":
         return _Seconds(self.wall - other.wall, self.processor - other.processor)
 
 
 def _now() -> _Seconds:
+    """Return the present time."""
     return _Seconds(clock(), processor())
 
 
 def _trial(extractor: Extractor, rows: np.ndarray) -> _Seconds:
-    """Extract some training rows into a temporary folder; return the time."""
-    drawn = {"train": rows}
-    data = data_spec(extractor.prepared, drawn)
+    """Extract the training rows of these numbers into a temporary folder; return how long computing them took."""
+    trial_rows = {"train": rows}
+    data = data_spec(extractor.prepared, trial_rows)
     spec = model_spec(extractor.model, extractor.prepared.task.to_dict(), data, extractor.spec.store)
     with TemporaryDirectory(prefix=".plan-", suffix=".tmp", dir=extractor.root) as folder, silenced():
-        trial = replace(extractor, root=Path(folder), rows=drawn, spec=spec, splits=["train"])
+        trial = replace(extractor, root=Path(folder), rows=trial_rows, spec=spec, splits=["train"])
         entry, _ = trial.open({})
         started = _now()
         trial.compute(entry)

@@ -17,8 +17,8 @@ from reservoir_pipelines.extraction.feature_folder import (
     CARD,
     FeatureFolder,
     card,
+    describe_source,
     label_arrays,
-    open_source,
     without_folders,
 )
 from reservoir_pipelines.files import cache_root, file_digest
@@ -67,39 +67,43 @@ def export_features(
         raise InputError(
             f"--format {storage}: choose among {', '.join(FORMATS)}{nearest(storage, FORMATS)}"
         )
-    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+    is_empty_folder = to.is_dir() and not any(to.iterdir())
+    if to.exists() and not is_empty_folder:
         raise InputError(f"{to}: exists already", "name another folder with --to, or remove it")
-    store = _open(entry, place)
-    names = _chosen(store, columns)
+    store = _open_store(entry, place)
+    names = _names_of_columns(store, columns)
     with as_input_error(
         f"{store.entry.path}: spec.json does not record how it was extracted", "extract its task again"
     ):
-        described = _describe(store, names, storage)
-        described = replace(described, command=_command(store.entry, to, names, columns, storage))
-        card(described)  # raises an error if the entry does not record what the card says
+        description = _describe(store, names, storage)
+        description = replace(description, command=_command(store.entry, to, names, columns, storage))
+        card(description)  # raises an error if the entry does not record what the card says
     # Write the files, then their description with checksums; the folder appears when all are complete.
     with writing(to, "name another folder with --to"), new_folder(to) as folder:
-        with meter("export", sum(described.spec.rows.values())) as bar:
-            for split in described.splits:
-                labels = label_arrays(store[split], grouped=described.grouped)
-                blocks = _blocks(store[split], described.shapes, bar)
-                FORMATS[storage].write(folder, split, labels, described.shapes, blocks)
-        described = replace(described, files=_files(folder, described))
-        described.write(folder)
-        (folder / CARD).write_text(card(described), "utf-8")
+        with meter("export", sum(description.spec.rows.values())) as bar:
+            for split in description.splits:
+                labels = label_arrays(store[split], grouped=description.grouped)
+                blocks = _blocks(store[split], description.shapes, bar)
+                FORMATS[storage].write(folder, split, labels, description.shapes, blocks)
+        description = replace(description, files=_checksums(folder, description))
+        description.write(folder)
+        (folder / CARD).write_text(card(description), "utf-8")
     return ExportedFeatures(
         folder=to,
         card=to / CARD,
         format=storage,
-        rows={split: described.spec.rows[split] for split in described.splits},
+        rows={split: description.spec.rows[split] for split in description.splits},
         columns=tuple(names),
-        bytes=sum(line["bytes"] for line in described.files.values()),
+        bytes=sum(recorded["bytes"] for recorded in description.files.values()),
         seconds=round(time.monotonic() - started, 3),
     )
 
 
-def _open(entry: Extraction | FeatureStore | Path | str, place: CacheOptions) -> FeatureStore:
-    """Return the features of an entry; raise `InputError` unless every split has them."""
+def _open_store(entry: Extraction | FeatureStore | Path | str, place: CacheOptions) -> FeatureStore:
+    """Return the features of an entry; raise `InputError` unless every split has them.
+
+    An entry may be named in the ways that `find_entry` lists.
+    """
     if isinstance(entry, Extraction):
         store = entry.store
     elif isinstance(entry, FeatureStore):
@@ -115,37 +119,41 @@ def _open(entry: Extraction | FeatureStore | Path | str, place: CacheOptions) ->
     return store
 
 
-def _chosen(store: FeatureStore, columns: str | Sequence[str]) -> list[str]:
-    """Return the columns to export; raise `InputError` for one that not every split has."""
-    cached = [
-        name for name in store[store.splits[0]] if all(name in store[split].columns for split in store)
-    ]
-    named = [name.strip() for name in columns.split(",")] if isinstance(columns, str) else list(columns)
-    if named == ["all"]:
-        named = cached
-    for name in named:
+def _names_of_columns(store: FeatureStore, columns: str | Sequence[str]) -> list[str]:
+    """Return the names of the columns to export; raise `InputError` for one that not every split has.
+
+    ``columns`` is ``all`` or names of columns, as a list or separated by commas.
+    """
+    # An extraction that was stopped may have cached a column for some of the splits only.
+    first_split = store[store.splits[0]]
+    cached = [name for name in first_split if all(name in store[split].columns for split in store)]
+    names = [name.strip() for name in columns.split(",")] if isinstance(columns, str) else list(columns)
+    if names == ["all"]:
+        names = cached
+    for name in names:
         if name not in cached:
             raise InputError(
                 f"column {name!r}: not cached", f"the cached ones are {', '.join(cached) or 'none'}"
             )
-    if not named:
+    if not names:
         raise InputError(f"{store.entry.path.name}: no columns to export", "extract it to the end")
-    return list(dict.fromkeys(named))
+    return list(dict.fromkeys(names))  # without repetitions, in this order
 
 
 def _describe(store: FeatureStore, columns: Sequence[str], storage: str) -> FeatureFolder:
     """Return the description of the folder, still without the command and the files."""
-    entry, first = store.entry, store[store.splits[0]]
-    shares = entry.made_with.get("kept", {})
+    entry = store.entry
+    first_split = store[store.splits[0]]  # all splits have columns of the same shape
+    kept_shares = entry.made_with.get("kept", {})
     return FeatureFolder(
         storage=storage,
-        title=entry.path.name.rpartition("-")[0],
+        title=entry.path.name.rpartition("-")[0],  # the name of the entry's folder without the key
         spec=entry.spec,
         layout=entry.layout,
-        columns={name: first.shape(name) for name in columns},
+        columns={name: first_split.shape(name) for name in columns},
         grouped=all(store[split].groups is not None for split in store),
-        kept={split: float(shares.get(split, 1.0)) for split in store},
-        source=open_source(entry),
+        kept={split: float(kept_shares.get(split, 1.0)) for split in store},
+        source=describe_source(entry),
         command="",
     )
 
@@ -153,31 +161,36 @@ def _describe(store: FeatureStore, columns: Sequence[str], storage: str) -> Feat
 def _command(
     entry: Entry, to: Path, names: Sequence[str], columns: str | Sequence[str], storage: str
 ) -> str:
-    """Return the command that exports the same columns of an entry in the same format."""
+    """Return the command that exports the same columns of an entry in the same format.
+
+    ``names`` are the names that ``columns``, as the user gave them, stand for.
+    """
     arguments = [entry.key[:16], "--to", str(to), "--format", storage]
-    chosen = [] if columns in ("all", ["all"]) else ["--columns", ",".join(names)]
-    return without_folders(typed("export-features", arguments + chosen))
+    if columns not in ("all", ["all"]):  # all are exported by default
+        arguments += ["--columns", ",".join(names)]
+    return without_folders(typed("export-features", arguments))
 
 
 def _blocks(part: SplitFeatures, shapes: Shapes, bar: Meter) -> Blocks:
-    """Yield the rows of each shard, each column in the shape in which it is exported."""
-    for values in zip(*(part.blocks(name) for name in shapes), strict=True):
-        rows = len(values[0])
+    """Yield the rows of each shard, each column in its shape of ``shapes``; ``bar`` counts the written rows."""
+    blocks_of_columns = (part.blocks(name) for name in shapes)
+    for arrays in zip(*blocks_of_columns, strict=True):  # the same rows of all columns
+        rows = len(arrays[0])
         yield {
             name: array.reshape(rows, *shape)
-            for (name, shape), array in zip(shapes.items(), values, strict=True)
+            for (name, shape), array in zip(shapes.items(), arrays, strict=True)
         }
         bar.advance(rows)
 
 
-def _files(folder: Path, described: FeatureFolder) -> Mapping[str, Mapping[str, Any]]:
-    """Return rows, bytes and SHA-256 of each file of a folder."""
+def _checksums(folder: Path, description: FeatureFolder) -> Mapping[str, Mapping[str, Any]]:
+    """Return rows, bytes and SHA-256 of each file of a folder, by the name of the file."""
     return {
         name: {
-            "rows": described.spec.rows[split],
+            "rows": description.spec.rows[split],
             "bytes": (folder / name).stat().st_size,
             "sha256": file_digest(folder / name),
         }
-        for split in described.splits
-        for name in described.names(split)
+        for split in description.splits
+        for name in description.file_names(split)
     }

@@ -66,9 +66,10 @@ class Extraction(Record):
 
     @classmethod
     def of(cls, entry: Entry, columns: Sequence[str], computed_rows: int, started: float) -> "Extraction":
-        """Return the result of a call that began at the monotonic time ``started``."""
+        """Return the result of a call that began at the monotonic time ``started``; print if it computed nothing."""
         if not computed_rows:
-            name = f"{entry.spec.task_name} x {entry.path.name.rpartition('-')[0]}"
+            model_name = entry.path.name.rpartition("-")[0]  # without the key
+            name = f"{entry.spec.task_name} x {model_name}"
             notify(f"{name}: everything is cached already in {entry.path}; no forward pass")
         return cls(
             entry=entry.path,
@@ -86,19 +87,24 @@ class Extraction(Record):
         return FeatureStore(self.entry)
 
     def letters(self, split: str) -> list[str]:
-        """Return the letters of each word or token of a split, if these are the rows; they are read from the data."""
+        """Return the letters of each row of a split, for entries whose rows are words or tokens of texts.
+
+        The entry has no letters, so they are read from the prepared data.
+        """
         from reservoir.tasks.words import texts_of
 
         store = self.store
-        part, place = store[split], store.entry.made_with.get("prepared")
+        features = store[split]
+        prepared_folder = store.entry.made_with.get("prepared")
         with as_input_error(f"{self.entry}: its prepared data was removed", "extract its task again"):
-            prepared = Prepared.open(Path(place or "")).split(split)
-        numbers, row_of_text = np.unique(part.index, return_inverse=True)
-        stored = prepared.take(numbers)
-        texts = texts_of(stored.x, stored.lengths)
-        spans = part.spans.tolist()
+            prepared = Prepared.open(Path(prepared_folder or "")).split(split)
+        # A text has several rows, but is read once. ``index`` is the number of the text of each row.
+        text_numbers, text_of_row = np.unique(features.index, return_inverse=True)
+        stored_texts = prepared.take(text_numbers)
+        texts = texts_of(stored_texts.x, stored_texts.lengths)
+        spans = features.spans.tolist()  # first letter of each row, and the letter after its last
         return [
-            texts[text][start:end] for text, (start, end) in zip(row_of_text.tolist(), spans, strict=True)
+            texts[text][start:end] for text, (start, end) in zip(text_of_row.tolist(), spans, strict=True)
         ]
 
     def __getitem__(self, split: str) -> SplitFeatures:
@@ -143,7 +149,10 @@ def extract(
 def _compute(
     extractor: "Extractor", call: Mapping[str, Any], options: ExtractOptions, cluster: ClusterOptions
 ) -> tuple[Entry, int]:
-    """Compute what the entry of an extraction lacks; return the entry and the number of rows computed."""
+    """Compute what the entry of an extraction lacks; return the entry and the number of rows computed.
+
+    If memory runs out, try again with half as many rows in a batch, as often as necessary.
+    """
     from reservoir.devices import is_out_of_memory  # these import torch
     from reservoir_pipelines.extraction.sharing import share_blocks
 
@@ -154,11 +163,14 @@ def _compute(
                 computed_rows = 0
                 if missing and (cluster.workers > 1 or cluster.scheduler):
                     computed_rows += share_blocks(extractor, entry, missing, options, cluster, bar.advance)
-                return entry, computed_rows + extractor.compute(entry, bar.advance)
+                # This process computes the blocks that workers have left, or all.
+                computed_rows += extractor.compute(entry, bar.advance)
+            return entry, computed_rows
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            # The size of batches is part of an entry's layout, so only an entry without features may change it.
+            # The size of batches is part of an entry's layout, so it cannot change once the entry has features, which
+            # `with_smaller_batches` refuses. An entry without any is created anew.
             extractor = extractor.with_smaller_batches(entry)
             remove(entry.path)
             notify(f"out of memory: trying again with --batch-rows {extractor.layout.batch_rows}")
@@ -166,14 +178,25 @@ def _compute(
 
 def origin_of(task: str) -> str:
     """Return the name of a task, or the full path of the user's own data."""
-    return str(Path(task).resolve()) if task not in TASKS and data_exists(Path(task)) else task
+    is_own_data = task not in TASKS and data_exists(Path(task))
+    return str(Path(task).resolve()) if is_own_data else task
 
 
 def find_entry(root: Path, name: str, *, labelled: bool = False, **flags: Any) -> Entry:
-    """Find an entry by its folder, that folder's name, 6 digits of its key, or its task: the last with these flags.
+    """Find an entry of the cache ``root``, or raise `InputError`.
 
-    If nothing has been extracted from a file without labels, an entry that has to be ``labelled`` is refused for that
-    reason.
+    Parameters
+    ----------
+    root : Path
+        The folder of the cache.
+    name : str
+        The folder of the entry, that folder's name, 6 or more digits of its key, or a task or file, which stands for
+        its last extraction.
+    labelled : bool
+        Whether the caller needs labels. If nothing has been extracted from a file without labels, the message says
+        that it has none.
+    **flags
+        Options with which a task or file must have been extracted; None and "auto" match any.
     """
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
@@ -191,7 +214,7 @@ def find_entry(root: Path, name: str, *, labelled: bool = False, **flags: Any) -
 def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled: bool) -> Entry:
     """Return the last entry of a task, or of the present content of a file, that was extracted with these flags."""
     is_own_file = name not in TASKS and data_exists(Path(name))
-    is_hub_name = ":" in name
+    is_hub_name = ":" in name  # such as hf:owner/name
     if "/" in name and not is_hub_name and not is_own_file:
         _refuse_lost(name, root)
     required = _required_settings(flags)
@@ -199,33 +222,34 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
     readings = list[Prepared | InputError]()
 
     def matches(entry: Entry) -> bool:
-        """Return whether an entry has the required settings and, for a file, its present contents."""
+        """Return whether an entry has the required settings and, for a file, its present content.
+
+        An entry of a file gets the present ids of its rows.
+        """
         settings = _settings(entry)
         if not required.items() <= settings.items():
             return False
         if not is_own_file:
             return True
-        if labels := flags.get("labels"):  # compared by content, as the data is
+        # The labels are read from the table that the user names now: tables are compared by content, as the data is.
+        if labels := flags.get("labels"):
             settings["labels"] = labels
         options = as_group(settings, RowOptions)
-        readings.append(_reading(name, options, root))
-        return _holds(entry, readings[-1], options.limit)
+        reading = _read_or_error(name, options, root)
+        readings.append(reading)
+        return isinstance(reading, Prepared) and _is_of_data(entry, reading, options.limit)
 
     task = own_name(name) if is_own_file or is_hub_name else name
     if entry := last_entry(root, task, matches):
-        if not is_own_file and task not in TASKS and not is_hub_name:
+        is_name_of_entry_alone = not is_own_file and not is_hub_name and task not in TASKS
+        if is_name_of_entry_alone:
             origin = entry.made_with.get("call", {}).get("task")
             notify(f"{name} not found; using the last extraction of {origin}")
         return entry
     if is_own_file:
-        # `extract` would refuse a file that no options can read, so the reason is the answer here, too.
-        readings = readings or [_reading(name, as_group(flags, RowOptions), root)]
-        errors = [reading for reading in readings if isinstance(reading, InputError)]
-        if len(errors) == len(readings):
-            raise errors[-1]
-        for reading in readings if labelled else ():
-            if isinstance(reading, Prepared):
-                require_labels(reading.task, "fit")
+        # No entry may have the required settings, so that the file was not read above.
+        readings = readings or [_read_or_error(name, as_group(flags, RowOptions), root)]
+        _refuse_unreadable(readings, labelled=labelled)
     what = f"the present content of {name}" if is_own_file else repr(name)
     options = ", ".join(f"{flag} {value}" for flag, value in required.items())
     raise InputError(
@@ -261,28 +285,43 @@ def _refuse_lost(file: str, root: Path) -> NoReturn:
     raise InputError(f"{file}: no such file", remedy)
 
 
-def _reading(file: str, options: RowOptions, root: Path) -> Prepared | InputError:
-    """Return the present content of a file as some options read it, or the reason why they cannot."""
+def _read_or_error(file: str, options: RowOptions, root: Path) -> Prepared | InputError:
+    """Return the present content of a file as some options read it, or the error if they cannot."""
     try:
         return prepare(file, options, cache=root)
     except InputError as error:
         return error
 
 
-def _holds(entry: Entry, reading: Prepared | InputError, limit: int | None) -> bool:
-    """Return whether an entry holds up to ``limit`` rows of prepared data; if so, it gets the present ids."""
-    if isinstance(reading, InputError):
+def _refuse_unreadable(readings: Sequence[Prepared | InputError], *, labelled: bool) -> None:
+    """Raise the error for which `extract` would refuse a file, or `fit` if the caller needs it ``labelled``, if any.
+
+    ``readings`` are what several options make of the file, or their errors.
+    """
+    errors = [reading for reading in readings if isinstance(reading, InputError)]
+    if len(errors) == len(readings):
+        raise errors[-1]
+    if not labelled:
+        return
+    for reading in readings:
+        if isinstance(reading, Prepared):
+            require_labels(reading.task, "fit")
+
+
+def _is_of_data(entry: Entry, prepared: Prepared, limit: int | None) -> bool:
+    """Return whether the rows of an entry are up to ``limit`` rows of prepared data; if so, update its ids."""
+    rows = draw_rows(prepared, limit)
+    if entry.spec.data.digest != data_digest(prepared, rows):
         return False
-    rows = draw_rows(reading, limit)
-    if entry.spec.data.digest != data_digest(reading, rows):
-        return False
-    if not Task.from_dict(entry.spec.task).labels_text_tokens:  # their ids are those of texts
-        write_labels(entry, reading, rows)  # ids may have changed, because they are not part of the digest
+    # Ids may have changed, because they are not part of the digest. Words and tokens have the ids of their texts, which
+    # `write_labels` cannot write.
+    if not Task.from_dict(entry.spec.task).labels_text_tokens:
+        write_labels(entry, prepared, rows)
     return True
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
-    """Return the options that an entry records, without those that name places."""
-    options = entry.made_with.get("call", {}).get("settings")
-    of_call = options if isinstance(options, dict) else {}
-    return without_where(of_call | entry.made_with.get("reservoir", {}))
+    """Return the options that an entry records, without those that say where work runs or files are."""
+    recorded = entry.made_with.get("call", {}).get("settings")
+    options_of_call = recorded if isinstance(recorded, dict) else {}  # the file may hold anything
+    return without_where(options_of_call | entry.made_with.get("reservoir", {}))

@@ -36,6 +36,7 @@ from reservoir.inputs.patch_units import UNITS
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
+from reservoir.plan.resolved import Plan
 from reservoir_pipelines.extraction.entries import (
     Advance,
     Compute,
@@ -58,7 +59,7 @@ from reservoir_pipelines.preparation.prepared import Prepared, data_spec, draw_r
 from reservoir_pipelines.weight_files import weight_stamps
 
 CHECKED_ROWS = 256  # texts that are tokenized at a time before an extraction
-SUMMED = 256  # rows whose float64 copy, from which offsets are computed, is in memory at once
+SUMMED_ROWS = 256  # rows whose float64 copy, from which offsets are computed, is in memory at once
 
 
 def load_extractor(
@@ -66,19 +67,35 @@ def load_extractor(
     prepared: Prepared,
     root: Path,
     splits: Sequence[str] | None = None,
-    planned: Mapping[str, int] | None = None,
+    assumed_rows: Mapping[str, int] | None = None,
 ) -> "Extractor":
-    """Resolve the plan and load the model; ``planned`` are the ``rows`` of `plan_of`.
+    """Decide the plan of an extraction, load its model, and return both as an extractor for its entry.
 
-    ``splits`` are those to compute, by default all.
+    Parameters
+    ----------
+    options : ExtractOptions
+        The options as they were given; the plan decides the others.
+    prepared : Prepared
+        The data.
+    root : Path
+        The folder of the cache.
+    splits : sequence of str, optional
+        The splits to compute, by default all.
+    assumed_rows : mapping of str to int, optional
+        Rows of each split for which the plan and the files of the entry are chosen, if an extraction of similar data of
+        another size is only estimated; by default the rows of ``prepared``.
+
+    Raises
+    ------
+    InputError
+        If the options do not fit the data, or a row is shorter than a window.
     """
-    # What is read, and how: rows, task and plan, and the units that only training rows give.
+    # 1. The rows, their task, and the plan.
     rows = draw_rows(prepared, options.limit)
-    data = data_spec(prepared, rows)
     task = task_of_entry(prepared.task, each_token=options.each_token)
-    plan = plan_of(prepared, task, options, planned)
+    plan = plan_of(prepared, task, options, assumed_rows)
+    # 2. The model. Only patches have units that training rows give.
     units = patch_units(prepared, plan.reservoir, rows) if plan.reservoir.input == "patches" else None
-    # The model, and the words or tokens that its tokenizer finds, if they are the rows of the entry.
     model = load_model(
         task,
         plan.reservoir,
@@ -89,24 +106,21 @@ def load_extractor(
         reader=plan.reader,
         compiled=plan.compiled,
     )
+    # 3. The words or tokens that the model's tokenizer finds, if they are the rows of the entry.
     entry_tokens = EntryTokens.read(prepared, task, rows, model) if task.labels_text_tokens else None
-    for split, index in rows.items():  # refuse rows that are shorter than a window
+    for split, index in rows.items():
+        # Refuses rows that are shorter than a window.
         model.windows.checked_counts(prepared.split(split).lengths[index])
-    # The entry: its specification, from which its key follows, and its division into files.
+    # 4. The specification of the entry, from which its key follows, and its division into files.
+    data = data_spec(prepared, rows)
     if entry_tokens:
         data = replace(data, rows=entry_tokens.counts)
     spec = model_spec(model, task.to_dict(), data, plan.store)
     if entry_tokens:
         layout = token_layout(plan, sum(spec.rows.values()))
     else:
-        layout = new_layout(plan, task.max_tokens, sum((planned or spec.rows).values()))
-    notes = (
-        f"{prepared.task.name}: read by {model.reader.description}" if model.reader else "",
-        *(entry_tokens.notes if entry_tokens else ()),
-        *(plan.input_note, plan.model_note(model.compute), plan.note),
-        _padding_note(prepared, rows, model.fpt.backbone),
-        _stream_note(prepared, options, model.fpt.backbone),
-    )
+        rows_of_layout = assumed_rows or spec.rows
+        layout = new_layout(plan, task.max_tokens, sum(rows_of_layout.values()))
     return Extractor(
         root=root,
         prepared=prepared,
@@ -117,23 +131,51 @@ def load_extractor(
         rows=rows,
         entry_tokens=entry_tokens,
         spec=spec,
-        settings={
-            **plan.reservoir.to_dict(),
-            **as_group(options, FeatureOptions).to_dict(),
-            **as_group(options, RowOptions).to_dict(),
-            "layers": ",".join(plan.layers),
-            "pool": ",".join(plan.poolings),
-            "waveform": bool(prepared.task.parameters.get("waveform")),
-        },
+        settings=_resolved_settings(plan, options, prepared),
         splits=splits or list(rows),
-        notes=[*filter(None, notes)],
+        notes=_notes(plan, options, prepared, rows, model, entry_tokens),
     )
 
 
+def _resolved_settings(plan: Plan, options: ExtractOptions, prepared: Prepared) -> dict[str, Any]:
+    """Return the options that an entry records, as JSON values; those of the plan replace defaults of the user's."""
+    return {
+        **plan.reservoir.to_dict(),
+        **as_group(options, FeatureOptions).to_dict(),
+        **as_group(options, RowOptions).to_dict(),
+        "layers": ",".join(plan.layers),
+        "pool": ",".join(plan.poolings),
+        "waveform": bool(prepared.task.parameters.get("waveform")),
+    }
+
+
+def _notes(
+    plan: Plan,
+    options: ExtractOptions,
+    prepared: Prepared,
+    rows: Mapping[str, np.ndarray],
+    model: LoadedModel,
+    entry_tokens: EntryTokens | None,
+) -> list[str]:
+    """Return the lines to print on the rows, the input and the precision of a model."""
+    lines = [
+        f"{prepared.task.name}: read by {model.reader.description}" if model.reader else "",
+        *(entry_tokens.notes if entry_tokens else ()),
+        plan.input_note,
+        plan.model_note(model.compute),
+        plan.note,
+        _padding_note(prepared, rows, model.fpt.backbone),
+        _stream_note(prepared, options, model.fpt.backbone),
+    ]
+    return [line for line in lines if line]
+
+
 def _padding_note(prepared: Prepared, rows: Mapping[str, np.ndarray], backbone: Backbone) -> str:
-    """Return that all rows of a batch have one length, if the rows have several and the model allows no padding."""
-    lengths = [len(np.unique(prepared.split(split).lengths[index])) for split, index in rows.items()]
-    if backbone.can_pad or max(lengths) <= 1:
+    """Return a note if rows of several lengths cannot share a batch of the model, otherwise an empty text."""
+    distinct_lengths = [
+        len(np.unique(prepared.split(split).lengths[index])) for split, index in rows.items()
+    ]
+    if backbone.can_pad or max(distinct_lengths) <= 1:
         return ""
     return (
         f"{backbone.family.name}: padding changes its hidden states, so all rows of a batch have one length"
@@ -141,7 +183,7 @@ def _padding_note(prepared: Prepared, rows: Mapping[str, np.ndarray], backbone: 
 
 
 def _stream_note(prepared: Prepared, options: ExtractOptions, backbone: Backbone) -> str:
-    """Return that blocks are read while they run, if they are, and why."""
+    """Return why the blocks of a model are read from disk while they run; an empty text if they are in memory."""
     if not backbone.streamed:
         return ""
     reason = "the model does not fit into memory" if options.stream == "auto" else "--stream always"
@@ -152,21 +194,26 @@ def _stream_note(prepared: Prepared, options: ExtractOptions, backbone: Backbone
 class Extractor:
     """A frozen model with prepared data, ready to compute the features of one entry."""
 
-    root: Path
+    root: Path  # folder of the cache
     prepared: Prepared
     title: str  # first part of the name of the entry
     shapes: Mapping[str, tuple[int, int]]  # (tokens, width) of each column
     layout: Layout  # for a new entry; an existing entry keeps its own
     model: LoadedModel
-    rows: dict[str, np.ndarray]
-    spec: Spec
+    rows: dict[str, np.ndarray]  # numbers of the prepared rows to read, by split
+    spec: Spec  # of the entry
     settings: dict[str, Any]  # options that the entry records, with all defaults resolved
-    splits: Sequence[str]
-    notes: list[str]  # lines to print on the input and the precision of the model
-    entry_tokens: EntryTokens | None = None  # if rows are words or tokens of ``rows``
+    splits: Sequence[str]  # the splits to compute
+    notes: list[str]  # lines to print on the rows, the input and the precision of the model
+    # Words or tokens of the texts that ``rows`` numbers; None if the texts or sequences are the rows of the entry.
+    entry_tokens: EntryTokens | None = None
 
     def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:
-        """Create or open the entry, which records the call; return it and the blocks that it lacks."""
+        """Create or open the entry on disk, with its labels.
+
+        Return it and the split and number of each block that it lacks. A new entry records ``call``, the task and the
+        command of the user.
+        """
         model = self.model
         made_with = {
             "call": {**call, "settings": self.settings},
@@ -178,11 +225,13 @@ class Extractor:
             "versions": versions("torch", "transformers", "h5py", "numpy"),
             **data_record(self.prepared),
         }
+        # An existing entry was checked when it was created.
         if not entry_folder(self.root, self.title, self.spec).is_dir():
             self._refuse_long_texts()
-        add_labels = partial(write_labels, prepared=self.prepared, rows=self.rows)
         if self.entry_tokens:
             add_labels = self.entry_tokens.write_labels
+        else:
+            add_labels = partial(write_labels, prepared=self.prepared, rows=self.rows)
         entry, missing = start_entry(
             self.root,
             self.title,
@@ -207,32 +256,37 @@ class Extractor:
         if not (self.prepared.task.labels_each_token and isinstance(reader, TextReader)):
             return
         for name in self.splits:
-            split = self.prepared.split(name)
-            rows_to_check = self.rows[name][reader.may_be_long(split.lengths[self.rows[name]])]
-            for start in range(0, len(rows_to_check), CHECKED_ROWS):
-                part = split.take(rows_to_check[start : start + CHECKED_ROWS])
+            split, rows = self.prepared.split(name), self.rows[name]
+            # Short texts need not be tokenized.
+            long_rows = rows[reader.may_be_long(split.lengths[rows])]
+            for start in range(0, len(long_rows), CHECKED_ROWS):
+                part = split.take(long_rows[start : start + CHECKED_ROWS])
                 reader.check_places(part.x, part.lengths)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns, layer by layer."""
+        """The names of the columns, layer by layer."""
         return tuple(self.shapes)
 
     def compute(self, entry: Entry, advance: Advance = lambda rows, written: None) -> int:
-        """Compute all missing blocks; return the number of rows computed by this process."""
+        """Compute all missing blocks, and print what the reader noticed; return the rows computed by this process."""
         if missing_blocks(entry, self.splits, self.columns):
             self.make_ready(entry)
-        computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
-        if note := self.model.reader.note if self.model.reader else "":
-            notify(f"{self.spec.task_name}: {note}")
-        return computed
+        read, compute = self.steps(entry)
+        computed_rows = compute_missing(entry, self.splits, self.columns, read, compute, advance)
+        reader = self.model.reader
+        if reader and reader.note:
+            notify(f"{self.spec.task_name}: {reader.note}")
+        return computed_rows
 
     def make_ready(self, entry: Entry) -> None:
-        """Compile the model and its poolings before the first batch, if the entry has compiled features."""
+        """Compile the model and its poolings for the batches of an entry, once, if the entry has compiled features."""
         batch_rows = entry.layout.batch_rows
-        if not self.model.compiled or self.model.fpt.compiled_for == batch_rows:
+        needs_compilation = self.model.compiled  # says what the options ask for, not what has been done
+        if not needs_compilation or self.model.fpt.compiled_for == batch_rows:
             return
-        columns, masks = [*map(Column.parse, self.columns)], column_masks(self.columns)
+        columns = [Column.parse(name) for name in self.columns]
+        masks = column_masks(self.columns)
         try:
             self.model.fpt.compile_for_gpu(batch_rows, columns, masks)
         except Exception as error:
@@ -247,22 +301,22 @@ class Extractor:
         Raises
         ------
         InputError
-            If the entry has features, or a batch is a single row.
+            If the entry has features, whose last bits depend on the batches, or a batch is a single row.
         """
         rows = entry.layout.batch_rows
-        has_features = any(finished for finished, _ in entry.progress().values())
-        if has_features or rows == 1:
-            problem = f"{entry.path.name}: out of memory with {rows} rows in a batch"
-            if rows == 1:
-                raise InputError(problem, "extract fewer --layers, shorter rows, or on another --device")
-            smaller_batch = (
-                f"run reservoir cache remove {entry.key[:12]}, then extract with --batch-rows {rows // 2}"
+        problem = f"{entry.path.name}: out of memory with {rows} rows in a batch"
+        if rows == 1:
+            raise InputError(problem, "extract fewer --layers, shorter rows, or on another --device")
+        has_features = any(finished_blocks for finished_blocks, _ in entry.progress().values())
+        if has_features:
+            raise InputError(
+                problem,
+                f"run reservoir cache remove {entry.key[:12]}, then extract with --batch-rows {rows // 2}",
             )
-            raise InputError(problem, smaller_batch)
         return replace(self, layout=replace(self.layout, batch_rows=rows // 2))
 
     def load(self, split: str, low: int, high: int, batch_rows: int) -> Loaded:
-        """Return the rows of the entry from ``low`` to ``high`` (not included), ready for the model."""
+        """Return the rows ``low`` to ``high`` (not included) of a split of the entry, in batches for the model."""
         if self.entry_tokens:
             return self.entry_tokens.load(self.model, split, low, high, batch_rows)
         part = self.prepared.split(split).take(self.rows[split][low:high])
@@ -270,15 +324,18 @@ class Extractor:
         return load(self.model, self.prepared.scaling, part.x, part.lengths, batch_rows, masks)
 
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
-        """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""
+        """Return the functions with which `compute_blocks` reads the rows of a block, and computes their columns.
+
+        A block is read and computed in parts of `Layout.offset_rows` rows. The values of a part do not depend on the
+        other parts.
+        """
         layout, store = entry.layout, entry.spec.store
 
         def read(split: str, low: int, high: int) -> Iterator[tuple[int, Loaded]]:
+            """Yield the parts of a block, its rows ``low`` to ``high``: the number of the first row, and the rows."""
             for start in range(low, high, layout.offset_rows):
-                yield (
-                    start,
-                    self.load(split, start, min(start + layout.offset_rows, high), layout.batch_rows),
-                )
+                end = min(start + layout.offset_rows, high)
+                yield start, self.load(split, start, end, layout.batch_rows)
 
         def compute(
             numbered_part: tuple[int, Loaded], columns: Sequence[str], count_rows: Callable[[int], None]
@@ -294,25 +351,38 @@ class Extractor:
 
 
 def start_encoding(features: Launched, store: str, first_row: int) -> Callable[[], dict[str, Encoded]]:
-    """Encode rows that share an offset; return a function that waits for the device and returns encoded columns.
+    """Return a function that waits for the device and returns the encoded columns of rows that share an offset.
 
-    Raises CacheError as `reservoir_cache.encode` does.
+    A GPU begins to encode at once, behind the features; on a CPU the returned function encodes. ``store`` is the data
+    type of the cache, and ``first_row`` the number of the first row in the split, for messages. The returned function
+    raises CacheError as `reservoir_cache.encode` does.
     """
-    in_pieces = features.loaded.owner is not None  # pieces of texts are combined on the host
-    if in_pieces or not devices.on_gpu(features.device):
-        return lambda: {
-            column: encode(x, store, column=column, first_row=first_row) for column, x in features().items()
-        }
-    rounded = {column: round_on_device(x, store) for column, x in features.columns.items()}
+    are_pieces = features.loaded.owner is not None  # of texts, which are joined on the host
+    if are_pieces or not devices.on_gpu(features.device):
+
+        def encode_on_host() -> dict[str, Encoded]:
+            """Wait for the features, and encode them."""
+            columns = features()
+            return {name: encode(x, store, column=name, first_row=first_row) for name, x in columns.items()}
+
+        return encode_on_host
+    rounded = {name: round_on_device(x, store) for name, x in features.columns.items()}
     are_finite = torch.cat([column.is_finite for column in rounded.values()])
-    return Drain(features.columns, rounded, are_finite, store, first_row, devices.computed(features.device))
+    return ColumnsOnGpu(
+        columns=features.columns,
+        rounded=rounded,
+        are_finite=are_finite,
+        store=store,
+        first_row=first_row,
+        computed=devices.computed(features.device),  # after the GPU was given all of the above
+    )
 
 
 @dataclass(frozen=True)
 class Rounded:
     """A column as the cache stores it, on the device that computes it."""
 
-    offset: Tensor  # (width,) of float32
+    offset: Tensor  # (width,) of float32, which has been subtracted from the values, unless the cache stores float32
     values: Tensor  # (rows, tokens, width) in the data type of the cache
     is_finite: Tensor  # (1,) of bool: whether all values can be stored; on the device, so that nothing waits for it
 
@@ -323,52 +393,55 @@ def round_on_device(x: Tensor, store: str) -> Rounded:
     The offset is the mean in float64, summed in the device's own order, and rounded to float32.
     Equal offsets give the bits of `reservoir_cache.encode`.
     """
-    total = torch.stack([part.sum((0, 1), dtype=torch.float64) for part in x.split(SUMMED)]).sum(0)
+    # A few rows at a time become float64, because a copy of all of them would need twice the memory of the features.
+    # Each sum is (width,).
+    sums_of_parts = [part.sum((0, 1), dtype=torch.float64) for part in x.split(SUMMED_ROWS)]
+    total = torch.stack(sums_of_parts).sum(0)
     offset = (total / (x.shape[0] * x.shape[1])).float()
     values = x
-    if store != "float32":
+    if store != "float32":  # float32 is stored as it is
         values = torch.sub(x, offset, out=torch.empty_like(x, dtype=getattr(torch, store)))
     return Rounded(offset, values, values.isfinite().all().reshape(1))
 
 
 @dataclass(eq=False)
-class Drain:
+class ColumnsOnGpu:
     """Columns that a GPU computes and encodes; a call waits for them, copies them to the host and returns them.
 
     A thread of the writer calls it once, while the GPU computes the next rows, and then writes what it has returned.
     So there are as many page-locked buffers as such threads, and each is reused when its block is on disk.
     """
 
-    columns: Mapping[str, Tensor]  # the features in float32
-    rounded: Mapping[str, Rounded]
-    are_finite: Tensor  # (columns,) of bool
-    store: str
-    first_row: int
-    computed: Any  # the event after which all of these have their values
+    columns: Mapping[str, Tensor]  # the features in float32, by the name of the column
+    rounded: Mapping[str, Rounded]  # by the name of the column
+    are_finite: Tensor  # (columns,) of bool: whether all values of a column can be stored
+    store: str  # data type of the cache
+    first_row: int  # number of the first row in its split, for messages
+    computed: Any  # the event of the GPU after which all of these tensors have their values
 
     def __call__(self) -> dict[str, Encoded]:
-        """Return the encoded columns; raises CacheError for a value that cannot be stored."""
+        """Return the encoded columns, and free those on the GPU; raise CacheError for a value that cannot be stored."""
         offsets = [column.offset for column in self.rounded.values()]
-        are_finite, *offset_bytes = self._fetch([self.are_finite, *offsets])
-        self._check(are_finite)
-        # The features in float32 are not needed any more. They take two thirds of the memory of a block on the GPU.
+        finite_bytes, *offset_bytes = self._fetch_bytes([self.are_finite, *offsets])
+        self._refuse_not_finite(finite_bytes)
+        # The features in float32 are not needed any more. They take two thirds of the memory of a block on the GPU, so
+        # they are freed before the values are copied.
         self.columns = {}
-        value_bytes = self._fetch([column.values for column in self.rounded.values()])
+        value_bytes = self._fetch_bytes([column.values for column in self.rounded.values()])
         encoded: dict[str, Encoded] = {}
         for name, offset, stored in zip(self.rounded, offset_bytes, value_bytes, strict=True):
-            values = stored.view(STORED_DTYPE[self.store])
-            encoded[name] = Encoded(
-                values, None if self.store == "float32" else offset.view(np.float32)[None]
-            )
+            # These rows share an offset, (1, width); float32 values have none.
+            shared_offset = None if self.store == "float32" else offset.view(np.float32)[None]
+            encoded[name] = Encoded(stored.view(STORED_DTYPE[self.store]), shared_offset)
         self.rounded = {}
         return encoded
 
-    def _check(self, are_finite: np.ndarray) -> None:
-        """Raise CacheError for the first value that cannot be stored."""
+    def _refuse_not_finite(self, are_finite: np.ndarray) -> None:
+        """Raise CacheError for the first value that cannot be stored; ``are_finite`` (columns,) is 0 for its column."""
         for (name, x), is_finite in zip(self.columns.items(), are_finite, strict=True):
-            if not is_finite:  # encoding on the host finds the value, for its message
+            if not is_finite:  # encoding on the host finds the value, and raises the error
                 encode(x.cpu().numpy(), self.store, column=name, first_row=self.first_row)
 
-    def _fetch(self, tensors: list[Tensor]) -> list[np.ndarray]:
-        """Return the bytes of tensors, copied together."""
+    def _fetch_bytes(self, tensors: list[Tensor]) -> list[np.ndarray]:
+        """Return the bytes of tensors, copied together; `devices.fetch` copies tensors of one data type."""
         return devices.fetch([tensor.view(torch.uint8) for tensor in tensors], self.computed)

@@ -28,7 +28,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 Blocks = Iterator[Mapping[str, NDArray[np.float32]]]
 """Consecutive blocks of rows, each with all columns of these rows."""
 
-FLOAT32 = np.dtype("<f4")
+FLOAT32 = np.dtype("<f4")  # of all columns; the byte order of the files, on any machine
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,17 @@ class LazyArray:
     read: Callable[[int, int], NDArray]  # the rows from the first number to the second, not included
 
     def __getitem__(self, rows: slice) -> NDArray:
-        return self.read(*rows.indices(self.shape[0])[:2])
+        start, stop, _ = rows.indices(self.shape[0])  # every row of the range is read: there is no step
+        return self.read(start, stop)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a reader has to know of a split: its name, its rows, its rows per block, and the shape of each array."""
+    """What a reader has to know of a split before it opens the split's files."""
 
-    split: str
+    split: str  # name of the split
     rows: int
-    block_rows: int
+    block_rows: int  # rows of each block; the last one may have fewer
     shapes: Shapes  # of the columns and of the labels
 
 
@@ -56,15 +57,16 @@ class Stored:
 class FileFormat:
     """A format: the names of the files of a split, and how these are written and read.
 
-    ``names`` takes the split and the names of all arrays. ``write`` takes the folder, the split, the
-    labels, the shapes of the columns, and the blocks of the columns. ``open`` returns the arrays by
-    name; each has a shape, and its rows can be sliced.
+    ``names`` takes the split and the shapes of all arrays. ``write`` takes the folder, the split, the
+    labels, the shapes of the columns, and the blocks of the columns. ``open`` takes the folder, what is
+    known of the split, and a stack that closes the files; it returns the arrays by name, each with a
+    shape and with rows that can be sliced.
     """
 
     names: Callable[[str, Mapping[str, Any]], list[str]]
     write: Callable[[Path, str, Mapping[str, NDArray], Shapes, Blocks], None]
     open: Callable[[Path, Stored, ExitStack], dict[str, Any]]
-    loading: str  # code that reads a split in other programs
+    loading: str  # code that reads ``{column}`` of ``{split}`` in other programs
 
 
 def default_format() -> str:
@@ -77,10 +79,9 @@ def _write_parquet(
 ) -> None:
     """Write a table with a row group for each block; arrays with several values per row become lists of fixed size."""
     pyarrow = import_pyarrow(f"{split}.parquet")
-    kinds = {name: _arrow_type(pyarrow, array.dtype, array.shape[1:]) for name, array in labels.items()}
-    kinds |= {name: _arrow_type(pyarrow, FLOAT32, shape) for name, shape in shapes.items()}
-    schema = pyarrow.schema(kinds)
-    low = 0  # the first row of the block
+    types = {name: _arrow_type(pyarrow, array.dtype, array.shape[1:]) for name, array in labels.items()}
+    types |= {name: _arrow_type(pyarrow, FLOAT32, shape) for name, shape in shapes.items()}
+    schema = pyarrow.schema(types)
     # Float32 hidden states shrink by less than a tenth, so they are stored plain, which is read fastest.
     plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     # Python opens the file, because the errors of its writes have the number of the system's error.
@@ -88,41 +89,44 @@ def _write_parquet(
         (folder / f"{split}.parquet").open("xb") as file,
         pyarrow.parquet.ParquetWriter(file, schema, **plain) as writer,
     ):
+        low = 0  # number of the block's first row
         for block in blocks:
             rows = len(next(iter(block.values())))
-            arrays = {name: array[low : low + rows] for name, array in labels.items()} | {**block}
-            cells = [_arrow_array(pyarrow, arrays[field.name], field.type) for field in schema]
-            writer.write_table(pyarrow.Table.from_arrays(cells, schema=schema), row_group_size=rows)
+            labels_of_block = {name: array[low : low + rows] for name, array in labels.items()}
+            arrays = {**labels_of_block, **block}
+            columns = [_arrow_array(pyarrow, arrays[field.name], field.type) for field in schema]
+            writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema), row_group_size=rows)
             low += rows
 
 
 def _arrow_type(pyarrow: Any, dtype: np.dtype, shape: tuple[int, ...]) -> Any:
-    """Return the Arrow type of rows of a ``shape``: that of their values, or lists of them."""
-    item = pyarrow.string() if dtype.kind == "U" else pyarrow.from_numpy_dtype(dtype)
-    return pyarrow.list_(item, int(np.prod(shape))) if shape else item
+    """Return the Arrow type of a row: that of its value, or a list of fixed size if ``shape`` gives it several."""
+    value_type = pyarrow.string() if dtype.kind == "U" else pyarrow.from_numpy_dtype(dtype)
+    return pyarrow.list_(value_type, int(np.prod(shape))) if shape else value_type
 
 
 def _arrow_array(pyarrow: Any, array: NDArray, arrow_type: Any) -> Any:
     """Return an array (rows, ...) as one of Arrow, in which a row is a text, a number or a list of numbers."""
-    if array.dtype.kind == "U":
+    are_texts = array.dtype.kind == "U"
+    if are_texts:
         try:
             return pyarrow.array(array.tolist(), arrow_type)
-        except UnicodeEncodeError as error:
+        except UnicodeEncodeError as error:  # the name of a file need not be valid UTF-8
             raise InputError(
                 f"an id is not valid Unicode: {error.object!a}",
                 "pass --format npy, or rename it in the source",
             ) from None
-    flat = pyarrow.array(np.ascontiguousarray(array).reshape(-1))
+    values = pyarrow.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
-        return flat
-    return pyarrow.FixedSizeListArray.from_arrays(flat, arrow_type.list_size)
+        return values
+    return pyarrow.FixedSizeListArray.from_arrays(values, arrow_type.list_size)
 
 
 def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, Any]:
     """Open the file of a split; return its arrays by name, whose rows are read when they are needed."""
     path = folder / f"{stored.split}.parquet"
     file = stack.enter_context(import_pyarrow(path).parquet.ParquetFile(path))
-    # Before any range of rows is read, because a description may claim any number of them.
+    # Checked before any range of rows is read, because a description may claim any number of rows.
     row_groups = math.ceil(stored.rows / stored.block_rows)
     if (file.metadata.num_rows, file.num_row_groups) != (stored.rows, row_groups):
         raise ValueError(f"{path.name} has other rows than its description")
@@ -131,20 +135,23 @@ def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, A
     one_at_a_time = threading.Lock()
 
     def read(name: str, low: int, high: int) -> NDArray:
-        """Read the row groups of some rows, and return these rows."""
-        # Row groups are blocks; those from the first to the last (not included) have the rows.
+        """Return the rows of an array from ``low`` to ``high`` (not included)."""
+        # Each block is a row group. Read those from the first that has a row of the range to the last (not included).
         first, last = low // stored.block_rows, math.ceil(high / stored.block_rows)
         with one_at_a_time:
             column = file.read_row_groups(range(first, last), columns=[name])[name]
         # All values in one array; those of lists without the lists.
-        flat = column.combine_chunks()
-        if (shape := stored.shapes[name]) != ():
-            flat = flat.flatten()
-        rows = min(last * stored.block_rows, stored.rows) - first * stored.block_rows
-        if column.null_count or flat.null_count or len(flat) != rows * np.prod(shape, dtype=int):
+        values = column.combine_chunks()
+        shape = stored.shapes[name]
+        if shape:
+            values = values.flatten()
+        first_row = first * stored.block_rows  # of the row groups, as is their end
+        rows = min(last * stored.block_rows, stored.rows) - first_row
+        has_gaps = column.null_count or values.null_count
+        if has_gaps or len(values) != rows * np.prod(shape, dtype=int):
             raise ValueError(f"the rows of {name} have gaps or another size")
-        values = flat.to_numpy(zero_copy_only=False).reshape(rows, *shape)
-        return values[low - first * stored.block_rows :][: high - low]
+        array = values.to_numpy(zero_copy_only=False).reshape(rows, *shape)
+        return array[low - first_row : high - first_row]
 
     return {
         name: LazyArray((stored.rows, *shape), partial(read, name)) for name, shape in stored.shapes.items()
@@ -154,28 +161,35 @@ def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, A
 def _write_safetensors(
     folder: Path, split: str, labels: Mapping[str, NDArray], shapes: Shapes, blocks: Blocks
 ) -> None:
-    """Write the header, whose offsets follow from the shapes, then each block of each column at its position."""
-    # A file of the format: the size of the header in 8 bytes, the header as JSON, and the values of all tensors.
+    """Write the arrays of numbers as tensors, block by block, and labels that are texts as JSON in a second file.
+
+    The package safetensors writes only tensors that are in memory as a whole, so this function writes the format: the
+    size of the header in 8 bytes, the header as JSON, and the values of all tensors.
+    """
+    # 1. The header, whose offsets follow from the types and shapes.
     tensors = {name: array for name, array in labels.items() if array.dtype.kind != "U"}
     rows = len(labels["index"])
-    forms = {name: (array.dtype, array.shape) for name, array in tensors.items()}
-    forms |= {name: (FLOAT32, (rows, *shape)) for name, shape in shapes.items()}
+    types = {name: array.dtype for name, array in tensors.items()} | dict.fromkeys(shapes, FLOAT32)
+    full_shapes = {name: array.shape for name, array in tensors.items()}
+    full_shapes |= {name: (rows, *shape) for name, shape in shapes.items()}
     header: dict[str, Any] = {}
-    positions: dict[str, int] = {}  # where the next values of each tensor are written
+    positions: dict[str, int] = {}  # where the next values of each tensor are written, behind the header
     end = 0
     # The widest types come first, so that every tensor begins at a multiple of the size of its values.
-    for name, (dtype, shape) in sorted(forms.items(), key=lambda form: -form[1][0].itemsize):
-        positions[name], size = end, int(np.prod(shape)) * dtype.itemsize
-        end += size
+    for name in sorted(types, key=lambda name: types[name].itemsize, reverse=True):
+        dtype, shape = types[name], full_shapes[name]
+        positions[name] = end
+        end += int(np.prod(shape)) * dtype.itemsize
         header[name] = {
             "dtype": f"{dtype.kind.upper()}{8 * dtype.itemsize}",  # F32, I64
             "shape": shape,
             "data_offsets": [positions[name], end],
         }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header_bytes = json.dumps(header).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)  # so that the values begin at a multiple of 8 bytes
+    # 2. The values: those of labels at once, those of each block behind the block before.
     with (folder / f"{split}.safetensors").open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
         start = file.tell()
         for name, array in tensors.items():
             file.seek(start + positions[name])
@@ -184,6 +198,7 @@ def _write_safetensors(
             for name, values in block.items():
                 file.seek(start + positions[name])
                 positions[name] += file.write(np.ascontiguousarray(values, FLOAT32).data)
+    # 3. The labels that are texts.
     texts = {name: array.tolist() for name, array in labels.items() if name not in tensors}
     (folder / f"{split}.json").write_text(json.dumps(texts) + "\n")
 
@@ -195,9 +210,13 @@ def _open_safetensors(folder: Path, stored: Stored, stack: ExitStack) -> dict[st
     file = stack.enter_context(safe_open(folder / f"{stored.split}.safetensors", "np"))
     texts = json.loads(read_regular(folder / f"{stored.split}.json"))
     arrays: dict[str, Any] = {name: np.array(values, str) for name, values in texts.items()}
+
+    def lazy_array(tensor: Any) -> LazyArray:
+        """Return a tensor of the file, of which only the rows that are sliced are read."""
+        return LazyArray(tuple(tensor.get_shape()), lambda low, high: tensor[low:high])
+
     for name in file.keys():  # noqa: SIM118  # it is not a mapping
-        rows = file.get_slice(name)
-        arrays[name] = LazyArray(tuple(rows.get_shape()), lambda low, high, rows=rows: rows[low:high])
+        arrays[name] = lazy_array(file.get_slice(name))
     return arrays
 
 
@@ -209,6 +228,7 @@ def _write_npy(
     with ExitStack() as stack:
 
         def create(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> BinaryIO:
+            """Create the file of an array (rows, *shape), and return it with the header written."""
             path = folder / _npy_name(split, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(path.open("xb"))
@@ -226,6 +246,7 @@ def _write_npy(
 
 
 def _open_npy(folder: Path, stored: Stored, _: ExitStack) -> dict[str, Any]:
+    """Return the arrays of a split by name, mapped into memory; the file of each is closed when its array is freed."""
     return {
         name: np.load(folder / _npy_name(stored.split, name), mmap_mode="r", allow_pickle=False)
         for name in stored.shapes
@@ -233,29 +254,30 @@ def _open_npy(folder: Path, stored: Stored, _: ExitStack) -> dict[str, Any]:
 
 
 def _npy_name(split: str, name: str) -> str:
+    """Return the name of the file of an array, below the folder."""
     return f"{split}/{name}.npy"
 
 
 FORMATS = {
     "parquet": FileFormat(
-        lambda split, _: [f"{split}.parquet"],
-        _write_parquet,
-        _open_parquet,
-        'polars.read_parquet("{split}.parquet")["{column}"]\n'
+        names=lambda split, shapes: [f"{split}.parquet"],
+        write=_write_parquet,
+        open=_open_parquet,
+        loading='polars.read_parquet("{split}.parquet")["{column}"]\n'
         'duckdb.sql("select ids, \\"{column}\\" from \'{split}.parquet\'")\n'
         'datasets.load_dataset("FOLDER")',
     ),
     "safetensors": FileFormat(
-        lambda split, _: [f"{split}.safetensors", f"{split}.json"],
-        _write_safetensors,
-        _open_safetensors,
-        'safetensors.numpy.load_file("{split}.safetensors")["{column}"]',
+        names=lambda split, shapes: [f"{split}.safetensors", f"{split}.json"],
+        write=_write_safetensors,
+        open=_open_safetensors,
+        loading='safetensors.numpy.load_file("{split}.safetensors")["{column}"]',
     ),
     "npy": FileFormat(
-        lambda split, names: [_npy_name(split, name) for name in names],
-        _write_npy,
-        _open_npy,
-        'numpy.load("{split}/{column}.npy", mmap_mode="r")',
+        names=lambda split, shapes: [_npy_name(split, name) for name in shapes],
+        write=_write_npy,
+        open=_open_npy,
+        loading='numpy.load("{split}/{column}.npy", mmap_mode="r")',
     ),
 }
 """The formats by name."""

@@ -58,9 +58,12 @@ def import_requests(
             "name the table of their rows and labels, and the model",
         )
     flags = {"--task": task, "--name": name, "--revision": revision, **_flags_of(columns)}
-    words = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+    arguments = [str(folder)]
+    for flag, value in flags.items():
+        if value is not None:
+            arguments += [flag, value]
     call = {
-        "command": typed("import-features", [str(folder), *words], options),
+        "command": typed("import-features", arguments, options),
         "file": str(folder.resolve()),
         "task": origin_of(task),
         "settings": options.to_dict(),
@@ -70,43 +73,51 @@ def import_requests(
     if prepared.task.labels_each_token or prepared.task.labels_text_tokens:
         raise InputError(f"{folder}: the task labels every token", "give a task with one label per row")
     layers = None if columns.layers is None else parse_layers(columns.layers)
-    engine = _open_folder(folder, prepared, lenient=options.skip_bad_rows)
-    model = _model_of(engine, name, revision, layers)
-    names = request_columns(model.layers, columns.pool or DEFAULT_POOLINGS)
-    notify(*_notes(engine, model))
-    entry, written = _write(root, engine, model, names, prepared, call)
-    return Extraction.of(entry, sorted(column.name for column in names), written, started)
+    engine_folder = _open_folder(folder, prepared, skips_bad_rows=options.skip_bad_rows)
+    model = _model_of(engine_folder, name, revision, layers)
+    parsed_columns = request_columns(model.layers, columns.pool or DEFAULT_POOLINGS)
+    notify(*_notes(engine_folder, model))
+    entry, written_rows = _write(root, engine_folder, model, parsed_columns, prepared, call)
+    column_names = sorted(column.name for column in parsed_columns)
+    return Extraction.of(entry, column_names, written_rows, started)
 
 
 def _model_of(
-    engine: EngineFolder, name: str, revision: str | None, layers: tuple[int, ...] | None
+    engine_folder: EngineFolder, name: str, revision: str | None, layers: tuple[int, ...] | None
 ) -> EngineModel:
-    """Return the model of a folder; refuse it if it has another number of layers than the user names."""
-    if layers is None or len(layers) != engine.layers:
-        named = "without --layers" if layers is None else f"but --layers names {len(layers)}"
+    """Return the model of a folder; refuse the folder if the user does not name as many ``layers`` as it has."""
+    if layers is None or len(layers) != engine_folder.layers:
+        problem = "without --layers" if layers is None else f"but --layers names {len(layers)}"
         raise InputError(
-            f"{engine.folder}: its files have {engine.layers} layers, {named}",
+            f"{engine_folder.folder}: its files have {engine_folder.layers} layers, {problem}",
             "name those of eagle_aux_hidden_state_layer_ids, which the files do not have",
         )
     return EngineModel(
-        name=name, revision=revision, layers=layers, width=engine.width, first_tokens=engine.first_tokens
+        name=name,
+        revision=revision,
+        layers=layers,
+        width=engine_folder.width,
+        first_tokens=engine_folder.first_tokens,
     )
 
 
 def _write(
     root: Path,
-    engine: EngineFolder,
+    engine_folder: EngineFolder,
     model: EngineModel,
     columns: Sequence[Column],
     prepared: Prepared,
     call: Mapping[str, Any],
 ) -> tuple[Entry, int]:
-    """Pool the requests into an entry, block by block; return it and the number of rows written."""
-    shapes = {column.name: request_shape(column, engine.width) for column in columns}
+    """Pool the requests into an entry, block by block; return it and the number of rows written.
+
+    The requests of the folder are those of all rows of ``prepared``, split by split.
+    """
+    shapes = {column.name: request_shape(column, engine_folder.width) for column in columns}
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())  # of float32
     block_rows = rows_per_block(row_bytes, 1, max(prepared.rows.values()))
     # The model, its revision and the layers are part of the key, because the values do not tell them.
-    identity = json.dumps([model.name, model.revision, model.layers, engine.digest])
+    identity = json.dumps([model.name, model.revision, model.layers, engine_folder.digest])
     row_numbers = draw_rows(prepared, limit=None)
     spec = imported_spec(
         prepared.task.to_dict(),
@@ -121,13 +132,14 @@ def _write(
         "versions": versions("h5py", "numpy", "safetensors", "torch"),
         **data_record(prepared),
     }
-    # The number of the first request of each split.
-    starts = dict(zip(prepared.rows, itertools.accumulate(prepared.rows.values(), initial=0), strict=False))
+    # The number of the first request of each split, and that of all requests, which has no split.
+    first_numbers = itertools.accumulate(prepared.rows.values(), initial=0)
+    first_request_of = dict(zip(prepared.rows, first_numbers, strict=False))
 
     def read_features(rows: RowRange, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the pooled hidden states of the requests of some rows; see `write_entry`."""
-        first_request = starts[rows.split]
-        return engine.pooled(first_request + rows.start, first_request + rows.stop, model.layers, names)
+        first = first_request_of[rows.split]
+        return engine_folder.pooled(first + rows.start, first + rows.stop, model.layers, names)
 
     return write_entry(
         root,
@@ -141,20 +153,21 @@ def _write(
     )
 
 
-def _open_folder(folder: Path, prepared: Prepared, *, lenient: bool) -> EngineFolder:
+def _open_folder(folder: Path, prepared: Prepared, *, skips_bad_rows: bool) -> EngineFolder:
     """Return the requests of the rows of prepared data, in the order of its splits."""
     ids = {split: prepared.split(split).ids for split in prepared.rows}
-    rows_left_out = lenient or sum(prepared.dropped.values()) > 0
-    files = files_of_rows(folder, ids, more_allowed=rows_left_out)
-    return EngineFolder(folder, [*itertools.chain.from_iterable(files.values())])
+    # The engine may have had the texts of rows that the prepared data lacks.
+    may_lack_rows = skips_bad_rows or sum(prepared.dropped.values()) > 0
+    files_of_split = files_of_rows(folder, ids, more_allowed=may_lack_rows)
+    return EngineFolder(folder, [*itertools.chain.from_iterable(files_of_split.values())])
 
 
 def _flags_of(columns: LayerOptions) -> dict[str, str | None]:
-    """Return the options that name columns, as a command has them."""
-    return {
-        f"--{name}": value if value is None or isinstance(value, str) else ",".join(value)
-        for name, value in (("layers", columns.layers), ("pool", columns.pool))
-    }
+    """Return the options that name columns by their flags, lists joined by commas; None for those not given."""
+    flags: dict[str, str | None] = {}
+    for flag, names in (("--layers", columns.layers), ("--pool", columns.pool)):
+        flags[flag] = names if names is None or isinstance(names, str) else ",".join(names)
+    return flags
 
 
 def _title(name: str) -> str:
@@ -162,16 +175,17 @@ def _title(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "engine"
 
 
-def _notes(engine: EngineFolder, model: EngineModel) -> list[str]:
+def _notes(engine_folder: EngineFolder, model: EngineModel) -> list[str]:
     """Return what to print of a folder: its requests, the meaning of its layers, and whether `predict` can check it."""
-    tokens = [request.tokens for request in engine.requests]
+    tokens = [request.tokens for request in engine_folder.requests]
     notes = [
-        f"{engine.folder}: {len(tokens):,} requests of {min(tokens):,} to {max(tokens):,} tokens; layers "
+        f"{engine_folder.folder}: {len(tokens):,} requests of {min(tokens):,} to {max(tokens):,} tokens; layers "
         f"{', '.join(map(str, model.layers))} are {', '.join(model.layer_names)}"
     ]
-    if not engine.is_causal:
+    if not engine_folder.is_causal:
         notes.append(
-            f"{engine.folder}: requests that begin with the same token have different states of it, because several "
-            "models wrote the files or the model is not causal; predict cannot recognise the model in other folders"
+            f"{engine_folder.folder}: requests that begin with the same token have different states of it, because "
+            "several models wrote the files or the model is not causal; predict cannot recognise the model in other "
+            "folders"
         )
     return notes

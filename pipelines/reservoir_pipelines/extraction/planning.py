@@ -23,20 +23,24 @@ PICTURES = 4000  # training pictures from which patches are drawn; more would ta
 
 
 def task_of_entry(task: Task, *, each_token: bool) -> Task:
-    """Return the task of the rows of an entry: of words or tokens if these have labels, or with ``--each-token``."""
+    """Return the task of the rows of an entry, which are words or tokens if these have labels, or with ``each_token``.
+
+    Raise `InputError` if the texts cannot be divided, or with ``each_token`` if ``task`` has no texts with a label.
+    """
     if not (task.labels_text_tokens or each_token):
-        return task
+        return task  # the rows of the entry are those of the data
     if task.parameters.get("chat") or task.parameters.get("span"):
         raise InputError(
             f"{task.name}: words or tokens are rows of plain texts, not of chats or of texts with a marked span",
             "leave out --chat or --span, or --each-token",
         )
     if task.labels_text_tokens:
-        return replace(task, readout_tokens=1)
+        return replace(task, readout_tokens=1)  # a row is a word or a token, and has one label
     if not task.alphabet or task.readout_tokens > 1:
         raise InputError(
             f"--each-token: task {task.name!r} has no texts with at most one label each", "leave it out"
         )
+    # A token has the label of its text.
     return replace(task, parameters={**task.parameters, "each": "text"})
 
 
@@ -47,19 +51,21 @@ def plan_of(
 
     ``task`` is that of the rows of the entry (see `task_of_entry`).
     """
-    longest = int(prepared.split("train").lengths.max())
-    # The limit counts prepared rows. It is not one of the ``rows`` that are given, or of the tokens of texts.
-    limit = None if rows else options.limit
-    rows = rows or prepared.rows
+    # The limit is a number of prepared rows, so it applies neither to given ``rows`` nor to the tokens of texts.
     if task.labels_text_tokens:
-        # A row is a word or a token, which is all that it has.
-        task, longest, limit = replace(task, max_tokens=1), 1, None
-        rows = _estimated_counts(prepared)
-    return resolve(task, replace(options, limit=limit), rows, longest)
+        task = replace(task, max_tokens=1)  # a row is a single word or token
+        return resolve(task, replace(options, limit=None), _estimated_counts(prepared), longest=1)
+    longest = int(prepared.split("train").lengths.max())
+    if rows:
+        return resolve(task, replace(options, limit=None), rows, longest)
+    return resolve(task, options, prepared.rows, longest)
 
 
 def _estimated_counts(prepared: Prepared) -> dict[str, int]:
-    """Return about how many tokens each split has; the plan is made before the model's tokenizer is read."""
+    """Return about how many tokens each split has, at least one per text.
+
+    The plan is made before the model's tokenizer is read, so they are not counted.
+    """
     return {
         name: max(len(split), int(split.lengths.sum()) // LETTERS_OF_TOKEN)
         for name, split in prepared.splits.items()
@@ -67,13 +73,17 @@ def _estimated_counts(prepared: Prepared) -> dict[str, int]:
 
 
 def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.ndarray]) -> PatchUnits:
-    """Return the units of ``--input patches``, drawn from some of the training ``rows`` of an extraction."""
+    """Return the units of ``--input patches``, drawn from some of the training ``rows`` of an extraction.
+
+    ``rows`` has the numbers of the prepared rows by split.
+    """
     picture = Picture.of(prepared.task, reservoir.patch, reservoir.stride)
-    index = rows["train"]
-    if len(index) > PICTURES:
-        drawn = generator(reservoir.seed, "pictures").permutation(len(index))[:PICTURES]
-        index = index[np.sort(drawn)]
-    part = prepared.split("train").take(index)
+    train_rows = rows["train"]
+    if len(train_rows) > PICTURES:
+        drawn = generator(reservoir.seed, "pictures").permutation(len(train_rows))[:PICTURES]
+        train_rows = train_rows[np.sort(drawn)]
+    # Rows are stored as patches, which are joined to whole pictures; units are drawn from patches of another size.
+    part = prepared.split("train").take(train_rows)
     values = read_values(prepared.task, prepared.scaling, part.x, part.lengths)
     pictures = joined(values, picture.side, picture.patch).astype(np.float32, copy=False)
     width = find_shape(reservoir.backbone, reservoir.depth)[1].width

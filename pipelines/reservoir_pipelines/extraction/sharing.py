@@ -25,7 +25,7 @@ from reservoir_pipelines.output import silenced
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workers import map_pieces, process_number, this_worker
 
-MAX_TASKS = 512  # pieces of work that are sent to workers
+MAX_TASKS = 512  # most pieces of work that are sent to workers
 PROBE_ROWS = 2  # rows that each worker of a cluster computes first
 PROBE_VALUES = 4096  # most values of a column that are sent to each worker, evenly spaced
 # Largest difference of a value, in standard deviations of its column without its largest and smallest hundredth.
@@ -37,9 +37,8 @@ PROBE_OUTLIERS = 0.05  # largest share of the values that may differ by more tha
 # The extractors of this process by cache key: a worker loads the model once for all pieces of work, and the process
 # that started the command does not load it twice.
 _extractors: dict[str, Extractor] = {}
-_forward_lock = (
-    threading.Lock()
-)  # one forward pass at a time, because it changes the blocks of the backbone
+# One forward pass at a time, because it changes the blocks of the backbone.
+_forward_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,10 @@ class Share:
 
     options: ExtractOptions
     prepared: Path  # folder of the prepared data
-    key: str
-    threads: int | None = None  # of each of several processes on one machine
+    key: str  # cache key of the entry
+    threads: int | None = None  # of each of several processes on one machine; None for workers of a cluster
     probe: Mapping[str, np.ndarray] = field(default_factory=dict)  # see `probe`; empty on one machine
-    # state of the prepared data when the caller verified it
+    # State of the prepared data when the caller verified it (see `Prepared.state`); if empty, it is not compared.
     state: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -63,7 +62,10 @@ def share_blocks(
     cluster: ClusterOptions,
     advance: Callable[[int], None],
 ) -> int:
-    """Let other processes compute some blocks of an entry; return their number of rows."""
+    """Let other processes compute some blocks of an entry, given by split and number; return how many rows they have.
+
+    ``advance`` gets the rows of each piece of work that has ended.
+    """
     # Full paths, for processes that were started in another folder.
     settings, root = extractor.model.settings, extractor.root.absolute()
     share = Share(
@@ -75,36 +77,43 @@ def share_blocks(
         probe=probe(extractor) if cluster.scheduler else {},
         state=extractor.prepared.state,
     )
-    # The blocks in as many pieces of work as a scheduler takes at most.
-    size = math.ceil(len(blocks) / MAX_TASKS)
-    parts = [blocks[start : start + size] for start in range(0, len(blocks), size)]
-    tasks = [(share, entry.path.resolve(), extractor.columns, part) for part in parts]
-    _extractors[entry.key] = extractor
+    # Several blocks become one piece of work if there are more blocks than a scheduler takes pieces.
+    piece_blocks = math.ceil(len(blocks) / MAX_TASKS)
+    pieces = [blocks[start : start + piece_blocks] for start in range(0, len(blocks), piece_blocks)]
+    arguments = [(share, entry.path.resolve(), extractor.columns, piece) for piece in pieces]
+    _extractors[entry.key] = extractor  # for the pieces that this process computes
     try:
-        return sum(
-            map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, on_result=advance)
+        rows_of_pieces = map_pieces(
+            work, arguments, workers=cluster.workers, scheduler=cluster.scheduler, on_result=advance
         )
+        return sum(rows_of_pieces)
     finally:
         del _extractors[entry.key]
 
 
 def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tuple[str, int]]) -> int:
-    """Compute and publish some blocks of the entry at ``path``; return the number of their rows."""
-    # The caller prints the progress of all workers.
-    with _forward_lock, silenced():
+    """Compute and publish some blocks of the entry at ``path``, one piece of work; return the number of their rows."""
+    with (
+        _forward_lock,
+        silenced(),
+    ):  # the process that started the command prints the progress of all workers
         extractor = _extractors.get(share.key) or open_share(share)
         entry = Entry.open(path)
         extractor.make_ready(entry)
-        return compute_blocks(entry, blocks, columns, *extractor.steps(entry))
+        read, compute = extractor.steps(entry)
+        return compute_blocks(entry, blocks, columns, read, compute)
 
 
 def open_share(share: Share) -> Extractor:
-    """Load the model in this process, once; raise `UnfitWorker` if it differs from the caller's."""
+    """Load the model in this process, keep it for further pieces of work, and return its extractor.
+
+    Raise `UnfitWorker` if the data, the cache key or the features of the first rows differ from the caller's.
+    """
     options = share.options
     if share.threads:  # this is one of several processes on a machine
         torch.set_num_threads(share.threads)
         options = replace(options, device=devices.of_worker(options.device, process_number()))
-    assert share.options.cache
+    assert share.options.cache  # `share_blocks` sets it
     try:
         prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
         if share.state and prepared.state != share.state:
@@ -122,30 +131,37 @@ def open_share(share: Share) -> Extractor:
         problem = f"its features of {column} differ from those where the command was started"
     if problem:
         raise UnfitWorker(f"{this_worker()}: {problem}; {REMEDY}")
-    _extractors.clear()
+    _extractors.clear()  # the model of an earlier command would take memory
     _extractors[share.key] = extractor
     return extractor
 
 
 def probe(extractor: Extractor) -> dict[str, np.ndarray]:
-    """Return up to `PROBE_VALUES` values of each column over the first `PROBE_ROWS` rows."""
-    split, count = next(iter(extractor.spec.rows.items()))  # the first split
+    """Return up to `PROBE_VALUES` values of each column over the first `PROBE_ROWS` rows, (values,) by column."""
+    first_split, count = next(iter(extractor.spec.rows.items()))
     rows = min(PROBE_ROWS, count)
     with devices.exact_products():
-        values = launch(extractor.model, extractor.load(split, 0, rows, rows), extractor.columns)()
+        loaded = extractor.load(first_split, 0, rows, batch_rows=rows)
+        features = launch(extractor.model, loaded, extractor.columns)()
     samples = {}
-    for column, array in values.items():
-        places = np.linspace(0, array.size - 1, min(array.size, PROBE_VALUES)).astype(np.int64)
-        samples[column] = array.reshape(-1)[places]
+    for column, array in features.items():
+        positions = np.linspace(0, array.size - 1, min(array.size, PROBE_VALUES)).astype(np.int64)
+        samples[column] = array.reshape(-1)[positions]
     return samples
 
 
 def different_column(expected: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> str:
-    """Return the first column whose values differ by more than rounding; empty if there is none."""
+    """Return the name of the first column whose values differ from the expected ones by more than rounding.
+
+    The name is empty if there is no such column. Both mappings are those of `probe`.
+    """
     for column, reference in expected.items():
-        # Single channels of some transformers are a thousand times larger than the others, hence the clipping.
-        scale = np.clip(reference, *np.quantile(reference, [0.01, 0.99])).std()
-        differs = np.abs(values[column] - reference) > PROBE_TOLERANCE * max(scale, 1e-6)
+        # Single channels of some transformers are a thousand times larger than the others, so the largest and smallest
+        # hundredth of the values are clipped.
+        low, high = np.quantile(reference, [0.01, 0.99])
+        scale = np.clip(reference, low, high).std()
+        tolerance = PROBE_TOLERANCE * max(scale, 1e-6)  # a constant column has no scale
+        differs = np.abs(values[column] - reference) > tolerance
         if differs.mean() > PROBE_OUTLIERS:
             return column
     return ""

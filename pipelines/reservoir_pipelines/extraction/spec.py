@@ -10,13 +10,17 @@ from reservoir import devices
 from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Tokens
 
-PADDING = "right, masked"
+PADDING = "right, masked"  # how rows of a batch are brought to one length, on which the last bits depend
 
 
 def model_spec(model: LoadedModel, task: Mapping[str, Any], data: DataSpec, store: str) -> Spec:
-    """Return the specification of an entry of a frozen model for any data; ``task`` describes the rows."""
+    """Return the specification of an entry of a frozen model.
+
+    ``task`` describes the rows, ``data`` says which rows they are, and ``store`` is the data type on disk.
+    """
     settings, backbone = model.settings, model.fpt.backbone
-    # Only the tanh form of GELU is named, because another way to compute it changes the last bits of features.
+    # `gelu` names the way in which the tanh form of GELU is computed, because another way changes the last bits of
+    # features. For other models it is None, which does not enter the key.
     has_tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in backbone.modules())
     return Spec(
         task=task,
@@ -37,7 +41,7 @@ def model_spec(model: LoadedModel, task: Mapping[str, Any], data: DataSpec, stor
 
 
 def _input_spec(model: LoadedModel) -> InputSpec:
-    """Return how a model's input is cut into tokens and embedded."""
+    """Return how a model's input is cut into tokens and embedded; fields that are None do not enter the key."""
     settings, windows = model.settings, model.windows
     if model.reader:
         # The model's own files decide its input; the options of a drawn input layer have no effect.
@@ -53,6 +57,7 @@ def _input_spec(model: LoadedModel) -> InputSpec:
             template=model.input_digests.get("template"),
             long=None if settings.long == "cut" else settings.long,
         )
+    # Tokens that are symbols get Gaussian embeddings with every ``--input`` but the counter of brackets.
     draws_embeddings = isinstance(model.fpt.task.form, Tokens) and settings.input != "counter"
     return InputSpec(
         kind="gaussian" if draws_embeddings else settings.input,

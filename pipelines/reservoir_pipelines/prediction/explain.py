@@ -28,15 +28,16 @@ MAX_LETTERS = 120  # letters that are legible in one row
 class Explained(Record):
     """How far the score of a sequence's label falls when a position of the sequence is hidden."""
 
-    row: int  # its number in the file, from 0
-    label: Any
+    row: int  # number of the sequence in the file, from 0
+    label: Any  # predicted class, or predicted value
     score: float  # the logit of the class minus the mean of all logits, or the predicted value
-    occluded: list[float]  # drop of the score if positions are hidden, divided by their number
+    # For each position, the drop of the score if the stretch around it is hidden, divided by the stretch's positions.
+    occluded: list[float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Record):
-    """Explanations of sequences, the unit of their scores and shares, and the path of their plot."""
+    """Explanations of sequences, the unit of their scores and drops, and the path of their plot."""
 
     rows: tuple[Explained, ...]
     unit: str  # logits for classes, the unit of the label for a regression
@@ -44,26 +45,30 @@ class Explanation(Record):
 
 
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
-    """Plot how far the score of some sequences' labels falls when a position is hidden."""
+    """Plot how far the score of the labels of a file's first sequences falls when a position is hidden."""
     bundle = open_readout(readout, linear=True)
-    task, most = bundle.task, bundle.task.max_tokens
+    task = bundle.task
     if task.readout_tokens * task.outputs > 1:
         raise InputError(f"readout {readout}: it gives each row several labels", "explain needs one")
-    # Read the first rows of the file, as the model's input.
-    new, first = read_new(file, task), options.first
+    # 1. The first rows of the file.
+    new = read_new(file, task)
     notify_skipped(file, new.skipped, len(new))
-    x, lengths = encode(
-        task, new.x[:first], None if new.lengths is None else new.lengths[:first], str(file)
-    )
-    if lengths.max() > most:
+    first_rows = slice(options.first)
+    new_lengths = None if new.lengths is None else new.lengths[first_rows]
+    x, lengths = encode(task, new.x[first_rows], new_lengths, str(file))
+    if lengths.max() > task.max_tokens:
         row = np.argmax(lengths)
         raise InputError(
-            f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit",
+            f"{file}, row {row}: {lengths[row]:,} tokens, "
+            f"but explain supports at most the {task.max_tokens:,} of the fit",
             "shorten the row",
         )
     # As the model reads them: patches of images, numbers of symbols.
-    x = as_patches(x) if task.pictures else x
-    x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
+    if task.pictures:
+        x = as_patches(x)
+    if task.alphabet:
+        x = to_symbols(x, lengths, task.alphabet)
+    # 2. The model, and the explanation of each row.
     model = build(bundle, readout)
     if model.reader:
         raise InputError(
@@ -71,15 +76,20 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
             "fit features made with --input gaussian or kernels",
         )
     # The number of each row in the file, where rows that cannot be read count, too.
-    numbers = [row for row in range(len(new) + len(new.skipped)) if row not in new.skipped]
-    rows = [replace(row, row=numbers[row.row]) for row in explain_rows(model, task, x, lengths)]
-    overflows = [row.row for row in rows if not np.isfinite(row.score)]
+    numbers_in_file = [row for row in range(len(new) + len(new.skipped)) if row not in new.skipped]
+    rows = [
+        replace(explained, row=numbers_in_file[explained.row])
+        for explained in explain_rows(model, task, x, lengths)
+    ]
+    overflows = [explained.row for explained in rows if not np.isfinite(explained.score)]
     if overflows:
         raise InputError(
             f"{file}: the model overflows in row {overflows[0]}, whose values are too large",
             "correct or remove it",
         )
-    plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
+    # 3. The plot, by default beside the readout.
+    readout_folder = readout if readout.is_dir() else readout.parent
+    plot = options.out or readout_folder / "explained.png"
     unit = "logits" if task.classes else "the unit of the label"
     _plot(plot, task, x, lengths, rows, unit)
     return Explanation(rows=tuple(rows), unit=unit, plot=plot)
@@ -87,19 +97,22 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
 
 @torch.no_grad()
 def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> list[Explained]:
-    """Return the explanation of each encoded sequence."""
-    symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
-    inputs = torch.from_numpy(x.astype(np.int64 if symbols else np.float32))
+    """Return the explanation of each sequence of ``x`` (rows, tokens, ...); the rows are numbered from 0.
+
+    ``model`` returns the logits of sequences and their lengths, such as a `SequenceModel`.
+    """
+    vocabulary = task.form.vocabulary if isinstance(task.form, Tokens) else 0  # 0: the tokens are vectors
+    inputs = torch.from_numpy(x.astype(np.int64 if vocabulary else np.float32))
     sizes = torch.from_numpy(lengths.astype(np.int64))
-    logits = model(inputs, sizes).flatten(1).double()
-    drops = occlusion(model, inputs, sizes, symbols)
+    logits = model(inputs, sizes).flatten(1).double()  # (rows, classes), or (rows, 1) for a regression
+    drops = occlusion(model, inputs, sizes, vocabulary)  # (rows, positions, classes)
     # Only differences between the logits of classes mean something, so their mean is subtracted.
     if task.classes:
         logits = logits - logits.mean(-1, keepdim=True)
         drops = drops - drops.mean(-1, keepdim=True)
     explanations = []
     for row, length in enumerate(lengths):
-        output = int(logits[row].argmax())
+        output = int(logits[row].argmax())  # the predicted class; 0 for a regression
         score = float(logits[row, output])
         label = task.label(output) if task.classes else score
         occluded = drops[row, :length, output].tolist()
@@ -110,35 +123,38 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
 def _plot(
     path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str
 ) -> None:
-    """Save two plots for each row, one above the other: its values, and the drop of its score by position."""
-    line = "steps-mid" if isinstance(task.form, Tokens) else "default"
-    height = 2.9 * len(rows) + 0.4
-    with saved_figure(
-        path, 9, height, f"{task.name}: how far the score falls if a position is hidden"
-    ) as figure:
-        panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=[1.0, 1.6] * len(rows))[
-            :, 0
-        ]
+    """Save two plots for each row, one above the other: its values, and the drop of its score by position.
+
+    ``x`` (rows, tokens, ...) and ``lengths`` (rows,) are the sequences that ``rows`` explains, and ``unit`` is that of
+    the drops.
+    """
+    draw_style = "steps-mid" if isinstance(task.form, Tokens) else "default"
+    height = 2.9 * len(rows) + 0.4  # inches: two plots for each row, and the title
+    title = f"{task.name}: how far the score falls if a position is hidden"
+    with saved_figure(path, 9, height, title) as figure:
+        heights = [1.0, 1.6] * len(rows)
+        panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
         for number, row in enumerate(rows):
             # The values of the row above, and below how much each position matters for its score.
             values = x[number, : lengths[number]]
             above, below = panels[2 * number : 2 * number + 2]
-            what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
-            above.plot(values, linewidth=1, drawstyle=line)
-            title = above.set_title(f"row {row.row}: {what}, score {row.score:+.2f}", fontsize=10)
-            break_lines(title, above.bbox.width)
+            prediction = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
+            above.plot(values, linewidth=1, drawstyle=draw_style)
+            row_title = above.set_title(f"row {row.row}: {prediction}, score {row.score:+.2f}", fontsize=10)
+            break_lines(row_title, above.bbox.width)
             style(above, "", "input")
-            above.tick_params(labelbottom=False)
+            above.tick_params(labelbottom=False)  # the plot below has the labels of both
             below.sharex(above)
             _draw_drops(below, row)
             if task.alphabet and int(lengths.max()) <= MAX_LETTERS:
                 letters = [printable(task.alphabet[int(symbol)]) for symbol in values]
                 below.set_xticks(range(len(values)), letters, fontsize=8)
-            style(below, "position" if row is rows[-1] else "", f"drop in\n{unit}")
+            is_last = row is rows[-1]
+            style(below, "position" if is_last else "", f"drop in\n{unit}")
 
 
-def _draw_drops(axes: Any, row: Explained) -> None:
+def _draw_drops(axes: Any, explained: Explained) -> None:
     """Draw how far the score of a row falls per hidden position, falls in one colour and rises in another."""
-    positions = range(len(row.occluded))
-    axes.bar(positions, np.maximum(row.occluded, 0), width=1.0, color=COLOURS[0])
-    axes.bar(positions, np.minimum(row.occluded, 0), width=1.0, color=COLOURS[1])
+    positions = range(len(explained.occluded))
+    axes.bar(positions, np.maximum(explained.occluded, 0), width=1.0, color=COLOURS[0])
+    axes.bar(positions, np.minimum(explained.occluded, 0), width=1.0, color=COLOURS[1])

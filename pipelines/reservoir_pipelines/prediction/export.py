@@ -26,16 +26,19 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.prediction.load import load_part, open_readout
 
-FORMAT = 1
+FORMAT = 1  # version of the JSON description, increased when a value changes its name or meaning
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 CALLS = {
     "torch": "model = torch.export.load({name!r}).module(); logits = model({inputs})",
-    "onnx": "session = onnxruntime.InferenceSession({name!r}); (logits,) = session.run(None, {{{fed}}})",
+    "onnx": "session = onnxruntime.InferenceSession({name!r}); (logits,) = session.run(None, {{{feeds}}})",
 }
+"""How Python calls the model file ``name``, by format; ``feeds`` are the items of a dict of inputs."""
+
 PADDING = {
     "lengths": "on the right, with any values; lengths are the numbers of real tokens",
     "attention_mask": "on the right, with any token; attention_mask is 1 for real tokens",
 }
+"""How rows of a batch are padded, by the name of the input that tells which tokens are real."""
 
 MEANINGS = {
     "softmax": "softmax over the last axis gives probabilities",
@@ -43,16 +46,25 @@ MEANINGS = {
     "clipped": "(1 + clip(logit, -1, 1)) / 2, divided by its sum over the last axis, gives probabilities",
     "none": "the class with the greatest value is the label; there are no probabilities",
 }
+"""What the logits mean, by `LinearReadout.link`."""
 
-Shapes = dict[str, dict[int, Any]]  # the variable axes of each input, for torch.export
+Shapes = dict[str, dict[int, Any]]  # the variable axes of each input by their numbers, for torch.export
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Record):
-    """The files that `export` wrote: a model and its JSON description; ``tokens`` has the fewest and most tokens.
+    """The files that `export` wrote.
 
-    ``reader`` is the file of the tokenizer or of the image processor whose output a model with native
-    input reads.
+    Parameters
+    ----------
+    model, card : Path
+        The model, and its description as JSON.
+    reader : Path or None
+        The file of the tokenizer or of the image processor whose output a model with native input reads.
+    bytes : int
+        Size of the model.
+    tokens : tuple of int
+        The fewest and the most tokens of a row that the model reads.
     """
 
     model: Path
@@ -77,27 +89,36 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
             f"export: torch {torch.__version__} cannot write these models", "install torch 2.7"
         )
     traced = trace(module, bundle.task)
-    path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
+    # Beside the readout by default: the model, its description, and the file of its tokenizer or image processor.
+    readout_folder = readout if readout.is_dir() else readout.parent
+    path = result.out or readout_folder / f"model{SUFFIXES[to]}"
     card = path.with_name(f"{path.name}.json")
     reader = module.reader
-    saved = None
-    described = _describe(bundle, path.name, to, traced)
+    reader_path = None
+    description = _describe(bundle, path.name, to, traced)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(reader, TextReader | PixelReader):
-            saved = path.with_name(f"{path.name}.{reader.kind}.json")
-            replace_file(saved, reader.save)
-            described[reader.kind] = saved.name
+            reader_path = path.with_name(f"{path.name}.{reader.kind}.json")
+            replace_file(reader_path, reader.save)
+            description[reader.kind] = reader_path.name
             inputs = " and ".join(traced.example)
-            notify(f"the exported model begins after the {reader.kind} ({saved.name}) and reads {inputs}")
-        replace_file(path, lambda part: _write(traced, to, part))
-        replace_file(card, lambda part: part.write_text(json.dumps(described, indent=1)))
-    return Export(model=path, card=card, reader=saved, bytes=path.stat().st_size, tokens=traced.tokens)
+            notify(
+                f"the exported model begins after the {reader.kind} ({reader_path.name}) and reads {inputs}"
+            )
+        replace_file(path, lambda temporary: _write(traced, to, temporary))
+        replace_file(card, lambda temporary: temporary.write_text(json.dumps(description, indent=1)))
+    return Export(
+        model=path, card=card, reader=reader_path, bytes=path.stat().st_size, tokens=traced.tokens
+    )
 
 
 def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
-    """Return the module of a bundle with a linear readout on the CPU, in the precision of the fit or in ``compute``."""
-    assert isinstance(bundle.readout, LinearReadout)
+    """Return the module of a bundle with a linear readout on the CPU, in the precision of the fit or in ``compute``.
+
+    ``where`` is the path of the readout, for messages. Raise `InputError` for a readout that no module can replace.
+    """
+    assert isinstance(bundle.readout, LinearReadout)  # the callers open linear readouts only
     if bundle.task.labels_each_token or bundle.task.labels_text_tokens:
         raise InputError(f"readout {where}: it labels every token", "export needs one label per sequence")
     branches: list[Branch | RawInput] = []
@@ -117,38 +138,44 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
                 "export and explain need features made without --input native",
             )
         branches.append(Branch(model, [*map(Column.parse, part.columns)]))
+    # A module has one input: all branches read the same tokenizer's tokens, the same pixels, or stored sequences.
     readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
-    inputs = {
-        reader and reader.digest: part.columns[0]
-        for reader, part in zip(readers, bundle.parts, strict=True)
-    }
-    if len(inputs) > 1:
-        columns = " and ".join(inputs.values())
+    column_of_input: dict[str | None, str] = {}  # by the digest of the reader; None for stored sequences
+    for reader, part in zip(readers, bundle.parts, strict=True):
+        column_of_input[reader.digest if reader else None] = part.columns[0]
+    if len(column_of_input) > 1:
+        columns = " and ".join(column_of_input.values())
         raise InputError(f"readout {where}: {columns} read different inputs", "fit --columns of one input")
-    return SequenceModel(bundle.task, None if readers[0] else bundle.scaling, branches, bundle.readout)
+    scaling = None if readers[0] else bundle.scaling  # of stored values
+    return SequenceModel(bundle.task, scaling, branches, bundle.readout)
 
 
 class Traced(NamedTuple):
-    """A program, examples of its inputs, the names of their variable axes, and the fewest and most tokens."""
+    """A model as a program of torch.export, and what its description says of its inputs."""
 
     program: ExportedProgram
-    example: dict[str, torch.Tensor]
+    example: dict[str, torch.Tensor]  # examples of the inputs by name
+    # The names of the variable axes of each input, by the numbers of the axes.
     axes: dict[str, dict[int, str]]
-    tokens: tuple[int, int]
+    tokens: tuple[int, int]  # the fewest and the most tokens of a row
 
 
 def trace(module: SequenceModel, task: Task) -> Traced:
-    """Return the program of a module for any batch size, and for any length if the tracer can bound it."""
+    """Return the program of a module for any batch size, and for any length if the tracer can bound it.
+
+    Blocks above the last one that the readout reads are removed from the module, so that they are not exported.
+    """
+    # 1. The inputs, and which of their axes vary.
     branches = [branch for branch in module.branches if isinstance(branch, Branch)]
     # torch.export treats sizes 0 and 1 as constants, so a variable length starts at two.
     fewest = max(task.readout_tokens, 2)
     longest = module.reader.max_tokens if module.reader else task.max_tokens
     exported, example = _inputs(module, task, longest)
     fixed_length, variable_length = _dynamic_shapes(example, fewest, longest)
-    # All images of a model have one size.
-    may_vary = fewest < longest and not isinstance(exported, PixelsModel) and _keep_length(branches)
+    are_images = isinstance(exported, PixelsModel)  # all images of a model have one size
+    may_vary = fewest < longest and not are_images and _keep_length(branches)
     shapes, shortest = (variable_length, fewest) if may_vary else (fixed_length, longest)
-    # The blocks above the last one that the readout reads are not exported.
+    # 2. The program.
     for branch in branches:
         branch.fpt.backbone.cut_above({column.layer for column in branch.shapes})
     inputs = (*example.values(),)
@@ -162,8 +189,9 @@ def trace(module: SequenceModel, task: Task) -> Traced:
             shapes, shortest = fixed_length, longest
             program = torch.export.export(exported, inputs, dynamic_shapes=shapes, strict=False)
     _remove_traces_of_machine(program)
+    # 3. The names of the axes that vary.
     axes = {name: {axis: dim.__name__ for axis, dim in dims.items()} for name, dims in shapes.items()}
-    return Traced(program, example, axes, (shortest, longest))
+    return Traced(program=program, example=example, axes=axes, tokens=(shortest, longest))
 
 
 def _dynamic_shapes(
@@ -171,19 +199,22 @@ def _dynamic_shapes(
 ) -> tuple[Shapes, Shapes]:
     """Return the variable axes of inputs of any batch size: with one length, and with ``fewest`` to ``longest`` tokens.
 
-    The number of tokens is the second axis of an input that has one.
+    The tokens are axis 1 of an input; lengths (batch,) have no such axis.
     """
+    # `Dim` needs an order of its bounds even if the length cannot vary.
     tokens = {1: Dim("tokens", min=fewest, max=max(fewest, longest))}
     fixed_length: Shapes = {name: {0: Dim("batch")} for name in example}
-    variable_length = {
-        name: axes | (tokens if example[name].ndim > 1 else {}) for name, axes in fixed_length.items()
-    }
+    variable_length: Shapes = {}
+    for name, axes in fixed_length.items():
+        has_tokens = example[name].ndim > 1
+        variable_length[name] = axes | tokens if has_tokens else axes
     return fixed_length, variable_length
 
 
 def _keep_length(branches: Iterable[Branch]) -> bool:
     """Return whether all models make as many tokens as a sequence has values."""
-    # One window around every value does so; with others, the tracer cannot bound the number of tokens.
+    # Without windows, a value is a token. Windows make as many tokens if there is one around every value; with other
+    # windows, the tracer cannot bound the number of tokens.
     return all(
         branch.windows.plain or (branch.windows.pad == "same" and branch.windows.stride == 1)
         for branch in branches
@@ -191,50 +222,53 @@ def _keep_length(branches: Iterable[Branch]) -> bool:
 
 
 def _remove_traces_of_machine(program: ExportedProgram) -> None:
-    """Remove what would be written with a program: a pickle of the example, and paths of this machine."""
+    """Remove from a program what torch would write with it: a pickle of the example, and paths of this machine."""
     program.example_inputs = None
-    for part in program.graph_module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+    for submodule in program.graph_module.modules():
+        if not isinstance(submodule, torch.fx.GraphModule):
+            continue
+        for node in submodule.graph.nodes:
             node.meta.pop("stack_trace", None)
 
 
 def _inputs(module: SequenceModel, task: Task, longest: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """Return the module to export, and examples of its inputs by name."""
+    """Return the module to export, and examples of its inputs by name: two rows of up to ``longest`` tokens."""
     if isinstance(module.reader, PixelReader):
         return PixelsModel(module, module.reader), {"pixel_values": torch.zeros(2, *module.reader.pixels)}
     if module.reader:
         mask = torch.ones(2, longest).long()
         return TokensModel(module), {"input_ids": torch.zeros_like(mask), "attention_mask": mask}
-    x = torch.zeros(2, longest).long()
+    x = torch.zeros(2, longest).long()  # symbols
     if isinstance(task.form, Vectors):
         x = torch.zeros(2, longest, task.form.dim)
-    return module, {"x": x, "lengths": torch.tensor([longest, task.readout_tokens])}
+    shortest = task.readout_tokens
+    return module, {"x": x, "lengths": torch.tensor([longest, shortest])}
 
 
 def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, Any]:
-    """Return how to call the model and how to read its output, as JSON values."""
-    task, inputs = bundle.task, {}
+    """Return how to call the model file ``name`` and how to read its output, as JSON values."""
+    task = bundle.task
+    # The type and shape of each input; a variable axis has a name instead of its size.
+    inputs: dict[str, dict[str, Any]] = {}
     for key, values in traced.example.items():
         shape = [traced.axes[key].get(axis, str(size)) for axis, size in enumerate(values.shape)]
         inputs[key] = {"type": str(values.dtype).removeprefix("torch."), "shape": shape}
         if key in ("x", "input_ids"):
             inputs[key]["tokens"] = list(traced.tokens)
-    fed = ", ".join(f"{key!r}: {key}" for key in inputs)
-    out = [
-        "batch",
-        str(task.readout_tokens),
-        str(task.outputs),
-        *([str(task.classes)] if task.classes else []),
-    ]
+    feeds = ", ".join(f"{key!r}: {key}" for key in inputs)
+    last_input = [*inputs][-1]  # lengths or the mask, if rows may be padded
+    output_shape = ["batch", str(task.readout_tokens), str(task.outputs)]
+    if task.classes:
+        output_shape.append(str(task.classes))
     link = getattr(bundle.readout, "link", "softmax")
     return {
         "format": FORMAT,
         "model": name,
-        "call": CALLS[to].format(name=name, inputs=", ".join(inputs), fed=fed),
+        "call": CALLS[to].format(name=name, inputs=", ".join(inputs), feeds=feeds),
         "inputs": inputs,
-        "padding": PADDING.get([*inputs][-1], "none"),
+        "padding": PADDING.get(last_input, "none"),
         "output": {
-            "logits": {"type": "float32", "shape": out},
+            "logits": {"type": "float32", "shape": output_shape},
             "meaning": MEANINGS[link] if task.classes else "predicted values",
         },
         "classes": [task.label(index) for index in range(task.classes)],

@@ -23,27 +23,43 @@ def open_readout(
 ) -> Bundle:
     """Return the readout that `fit` saved (see `Bundle.load`), or the output layer of a run of `train`.
 
-    A readout of features that another program computed is refused, except for those of an inference engine if the
-    caller can read its ``requests``.
+    Parameters
+    ----------
+    path : Path
+        The folder of the readout or of the run, or the JSON file in it.
+    trust : bool
+        Whether an estimator that is not linear may be loaded, which can run code.
+    linear : bool
+        Whether readouts that are not linear are refused.
+    requests : bool
+        Whether the caller can read the requests of an inference engine. Other readouts of features that another
+        program computed are refused.
     """
     folder = path.parent if path.name == CONFIG else path
-    if not is_run(folder):
-        bundle = Bundle.load(path, trust=trust, linear=linear)
-        if not bundle.parts:
-            raise InputError(f"readout {path}: it names no features", "fit it again")
-        without_model = [part for part in bundle.parts if part.digest and not part.reservoir]
-        if imported := [part.columns[0] for part in without_model if not (requests and part.engine)]:
-            why = "features that another program computed, which cannot be computed for new rows"
+    if is_run(folder):
+        return _open_run(folder)
+    bundle = Bundle.load(path, trust=trust, linear=linear)
+    if not bundle.parts:
+        raise InputError(f"readout {path}: it names no features", "fit it again")
+    for part in bundle.parts:
+        is_imported = bool(part.digest) and not part.reservoir  # the raw input has neither
+        if is_imported and not (requests and part.engine):
+            problem = "features that another program computed, which cannot be computed for new rows"
             raise InputError(
-                f"readout {path}: it reads {imported[0]}, {why}", "fit the columns of an extraction instead"
+                f"readout {path}: it reads {part.columns[0]}, {problem}",
+                "fit the columns of an extraction instead",
             )
-        return bundle
-    # A run of train: its configuration has the task and the model, its output layer becomes a linear readout.
-    config = RunFolder(folder).config
+    return bundle
+
+
+def _open_run(folder: Path) -> Bundle:
+    """Return the output layer of a run of `train` as a linear readout of the trained model's last hidden state."""
+    run = RunFolder(folder)
+    config = run.config
     with as_input_error(
         f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
     ):
-        spec, lengths = config["settings"]["spec"], config["lengths"]
+        spec, has_several_lengths = config["settings"]["spec"], config["lengths"]
         task = Task.from_dict(spec["task"])
         scaling = scaling_from_json(config["scaling"], task)
         part = Part(
@@ -53,13 +69,19 @@ def open_readout(
             columns=("final/last",),
             run=str(folder),
         )
-        tensors = read_tensors(RunFolder(folder).best, TRAINED)[TRAINED]
+        # The weights (width, logits) and intercepts (logits,) of the output layer.
+        tensors = read_tensors(run.best, TRAINED)[TRAINED]
         if "output.weight" not in tensors:  # the output layer was not trained
             tensors = load_run(folder, "cpu").fpt.state_dict()
-        coef, intercept = (tensors[f"output.{name}"].double().numpy().T for name in ("weight", "bias"))
-        if task.classes == 2:  # the readout's score s stands for the logits -s and +s
-            coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
-        if scale := config["settings"].get("targets"):  # undo the standardisation of the targets
+        coef = tensors["output.weight"].double().numpy().T
+        intercept = tensors["output.bias"].double().numpy()
+        # A readout of two classes has one score s for each label, which stands for the logits -s and +s. The logits of
+        # classes 0 and 1 take turns.
+        if task.classes == 2:
+            coef = (coef[..., 1::2] - coef[..., ::2]) / 2
+            intercept = (intercept[..., 1::2] - intercept[..., ::2]) / 2
+        # The model predicts standardised targets, a readout those in the unit of the data.
+        if scale := config["settings"].get("targets"):
             targets = TargetScale(**{name: np.array(values, float) for name, values in scale.items()})
             coef, intercept = coef * targets.deviation, targets.restore(intercept)
         arrays = {"coef": np.ascontiguousarray(coef), "intercept": intercept}
@@ -69,9 +91,9 @@ def open_readout(
         scaling=scaling,
         parts=(part,),
         readout=readout,
-        scores=RunFolder(folder).result(dict) or {},
-        lengths=lengths,
-        origin=config.get("origin", ""),
+        scores=run.result(dict) or {},  # empty if the run has not finished
+        lengths=has_several_lengths,
+        origin=config.get("origin", ""),  # which older versions did not write
     )
 
 
@@ -83,24 +105,48 @@ def load_part(
     compute: str | None = None,
     stream: str = "never",
 ) -> LoadedModel:
-    """Return the frozen or trained model of a part of a readout; ``where`` is the readout, for messages."""
+    """Return the frozen or trained model of a part of a readout.
+
+    Parameters
+    ----------
+    task : Task
+        The task of the readout.
+    part : Part
+        A part that has a model.
+    device : str
+        The device of the model.
+    where : Path
+        The path of the readout, for messages.
+    compute : str, optional
+        The precision, by default that of the fit or of the training.
+    stream : str
+        Whether the blocks of a frozen model may be read from their file while they run, as ``--stream`` says.
+
+    Raises
+    ------
+    InputError
+        If the weights, or the files of a native input, have changed since the fit.
+    """
     if part.run:
         return load_run(Path(part.run), device, compute)
-    assert part.reservoir  # the raw input has no model
+    assert part.reservoir  # the caller has left out parts without a model
     with as_input_error(f"readout {where}: its model cannot be built", "fit it again"):
         model = load_model(
             task, part.reservoir, device, compute or part.compute, units=part.units, stream=stream
         )
     check_digest(model, part.digest, f"readout {where}")
     if dict(model.input_digests) != part.input_digests:
-        changed = f"the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed"
-        raise InputError(f"readout {where}: {changed}", "restore them, or fit again")
+        problem = f"the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed"
+        raise InputError(f"readout {where}: {problem}", "restore them, or fit again")
     return model
 
 
-def notify_skipped(file: Path, skipped: Skipped, read: int) -> None:
-    """Print how many rows of a file cannot be read, and why the first few cannot."""
-    if skipped:
-        start = f"{file}: {len(skipped):,} of {read + len(skipped):,} rows cannot be read"
-        reasons = [reason for _, reason in skipped.values()]
-        notify(f"{start}: {'; '.join(reasons[:MAX_NAMED])}{'; ...' * (len(reasons) > MAX_NAMED)}")
+def notify_skipped(file: Path, skipped: Skipped, readable_rows: int) -> None:
+    """Print how many rows of a file cannot be read, if any, and why the first few cannot."""
+    if not skipped:
+        return
+    all_rows = readable_rows + len(skipped)
+    reasons = [reason for _, reason in skipped.values()]
+    shown = "; ".join(reasons[:MAX_NAMED])
+    more = "; ..." if len(reasons) > MAX_NAMED else ""
+    notify(f"{file}: {len(skipped):,} of {all_rows:,} rows cannot be read: {shown}{more}")

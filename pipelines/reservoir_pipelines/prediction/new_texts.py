@@ -45,7 +45,7 @@ class NewTexts:
 
     @classmethod
     def read(cls, file: Path, rows: Rows, task: Task, models: Sequence[LoadedModel]) -> "NewTexts":
-        """Tokenize texts for each model; refuse models whose tokens are not the same."""
+        """Tokenize the texts of ``rows`` for each model; refuse models whose words or tokens have other spans."""
         x, lengths = np.asarray(rows.x[:]), np.asarray(rows.lengths)
         starts = range(0, len(x), TEXTS)
         tokens = [
@@ -58,33 +58,38 @@ class NewTexts:
             for model in models
         ]
         first = tokens[0]
-        for model, others in zip(models, tokens, strict=True):
-            if not np.array_equal(others.pointers, first.pointers) or not np.array_equal(
-                others.spans, first.spans
-            ):
+        for model, model_tokens in zip(models, tokens, strict=True):
+            has_same_pointers = np.array_equal(model_tokens.pointers, first.pointers)
+            if not has_same_pointers or not np.array_equal(model_tokens.spans, first.spans):
                 raise InputError(
                     f"{file}: the models of the readout divide its texts differently",
                     "fit the columns of one model",
                 )
-            if others.long and model.settings.long != "windows" and model.reader:
+            cuts_texts = model.reader and model.settings.long != "windows"
+            if cuts_texts and model_tokens.long:
                 notify(
-                    f"{file}: {others.long:,} of {len(x):,} texts have too many tokens for the model and are cut"
+                    f"{file}: {model_tokens.long:,} of {len(x):,} texts have too many tokens for the model and are cut"
                 )
         return cls(rows=rows, tokens=tokens, task=task)
 
     def as_rows(self) -> Rows:
-        """Return the words or tokens as rows with the names, groups and labels of their texts."""
-        rows, tokens = self.rows, self.tokens[0]
+        """Return the words or tokens as rows with the names, groups and labels of their texts.
+
+        Their sequences are placeholders of one token: `features` reads the texts.
+        """
+        rows = self.rows
+        tokens = self.tokens[0]  # the spans and texts are those of every model
         y = None
         if rows.y is not None:
+            # For each text a label, or a list with one for each word or letter, or None.
             labels = rows.y.tolist()
             y = np.empty(len(tokens), object)
             if self.task.parameters["each"] == "text":
                 y[:] = [labels[text] for text in tokens.texts.tolist()]
-            else:  # the labels of a text are a list with one for each word or letter, or None
-                places = zip(tokens.texts.tolist(), tokens.labelled.tolist(), strict=True)
-                y[:] = [_item(labels[text], number) for text, number in places]
-        groups = rows.names if rows.groups is None else rows.groups
+            else:
+                text_and_number = zip(tokens.texts.tolist(), tokens.labelled.tolist(), strict=True)
+                y[:] = [_label_of_text(labels[text], number) for text, number in text_and_number]
+        groups = rows.names if rows.groups is None else rows.groups  # else each text is a group of its own
         return replace(
             rows,
             x=np.zeros((len(tokens), 1), np.uint8),
@@ -95,12 +100,12 @@ class NewTexts:
         )
 
     def __len__(self) -> int:
-        """Return the number of words or tokens, with the words and the texts that a model does not read."""
+        """Return the number of predictions: one for each word or token, and one for each that is `unread`."""
         return len(self.tokens[0]) + self.unread
 
     @property
     def unread(self) -> int:
-        """The number of words that a model does not read, or of texts without a token."""
+        """The number of words that the model does not read; if tokens have labels, that of texts without a token."""
         tokens = self.tokens[0]
         if self.task.labels_words:
             return tokens.unread
@@ -116,38 +121,49 @@ class NewTexts:
         columns: Sequence[Names],
         batch_rows: Sequence[int],
     ) -> list[np.ndarray]:
-        """Return the ``columns`` of each model, (rows, width) each, of the words or tokens from ``low`` to ``high``."""
+        """Return the columns (rows, width) of the words or tokens from ``low`` to ``high``, model by model.
+
+        ``columns`` are the names of those that each model computes, in batches of its ``batch_rows``.
+        """
         features: list[np.ndarray] = []
-        high = min(high, len(self.tokens[0]))
+        high = min(high, len(self.tokens[0]))  # the last block may have fewer words or tokens
         for model, tokens, names, rows in zip(models, self.tokens, columns, batch_rows, strict=True):
-            values = forward_tokens(model, tokens.part(low, high), names, rows)
+            values = forward_tokens(model, tokens.part(low, high), names, rows)  # (rows, 1, width)
             features += [values[name][:, 0] for name in names]
         return features
 
-    def with_places(self, text: int, predictions: Iterator[Prediction]) -> Iterator[Prediction]:
-        """Yield the predictions of a text's words or tokens, each with its place.
+    def with_token_fields(self, text: int, predictions: Iterator[Prediction]) -> Iterator[Prediction]:
+        """Yield the predictions of the words or tokens of a text, each with its number, letters and span.
 
-        Words that are not read, and texts without a token, have a prediction without a label.
+        ``predictions`` yields those of the words or tokens that the model reads; those of this text are next. A word
+        that is not read has a prediction with a problem, and so has a text without a word or token.
         """
         tokens, rows = self.tokens[0], self.rows
         codes, lengths = np.asarray(rows.x[text : text + 1]), np.asarray(rows.lengths)[text : text + 1]
         (letters,) = texts_of(codes, lengths)
+        # The words or tokens of the text that are read, by their numbers in it. All tokens are, but not all words.
         low, high = tokens.pointers[[text, text + 1]].tolist()
-        count, numbers = high - low, list(range(high - low))
+        spans = tokens.spans[low:high].tolist()
         if self.task.labels_words:
-            count, numbers = int(word_starts(codes, lengths).sum()), tokens.labelled[low:high].tolist()
+            count = int(word_starts(codes, lengths).sum())
+            span_of_number = dict(zip(tokens.labelled[low:high].tolist(), spans, strict=True))
+        else:
+            count = len(spans)
+            span_of_number = dict(enumerate(spans))
         if count == 0:
-            yield Prediction(id=rows.names[text].item(), label=None, probabilities=[], problem=NO_TOKEN)
-        span_of = dict(zip(numbers, tokens.spans[low:high].tolist(), strict=True))
+            name = rows.names[text].item()
+            yield Prediction(id=name, label=None, probabilities=[], problem=NO_TOKEN)
         for number in range(count):
-            if number not in span_of:
+            if number not in span_of_number:
                 name = rows.names[text].item()
                 yield Prediction(id=name, label=None, probabilities=[], token=number, problem=UNREAD)
                 continue
-            start, end = span_of[number]
+            start, end = span_of_number[number]
             yield replace(next(predictions), token=number, text=letters[start:end], start=start, end=end)
 
 
-def _item(labels: list[Any] | None, number: int) -> Any:
-    """Return a label of a text by its number; None if the text has no labels, or too few."""
-    return None if labels is None or number >= len(labels) else labels[number]
+def _label_of_text(labels: list[Any] | None, number: int) -> Any:
+    """Return the label of a word or letter by its number in the text; None if the text has no labels, or too few."""
+    if labels is None or number >= len(labels):
+        return None
+    return labels[number]

@@ -27,7 +27,10 @@ SHOWN_ROWS = 64  # rows after which the progress changes
 
 
 def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None:
-    """Compare predictions with the labels in their file; unknown labels count as wrong. None if no row has a label."""
+    """Compare predictions with the labels in their file; return None if no row has a label.
+
+    Labels that the readout does not know count as wrong.
+    """
     tally = Tally()
     for prediction in predictions:
         tally.add(prediction)
@@ -35,22 +38,31 @@ def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None
 
 
 class Tally:
-    """Counts predictions while they are computed, and keeps the numbers that their evaluation needs."""
+    """Counts predictions while they are computed, and keeps the numbers that their evaluation needs.
+
+    Attributes
+    ----------
+    rows : int
+        The number of predictions so far.
+    empty_sets : int
+        How many of them have a set without any class.
+    """
 
     def __init__(self) -> None:
         self.rows = 0
         self.empty_sets = 0
         self._first: Prediction | None = None  # the first that is evaluated; the others have its form
-        self._numbers: dict[str, int] = {}  # of the classes, by name
-        # Numbers of all labels, one after the other: compact arrays, because there may be millions.
+        self._class_numbers: dict[str, int] = {}  # by the name of the class
+        # All labels, one after the other, as numbers of classes or as values: compact arrays, because there may be
+        # millions.
         self._truths = array("d")
         self._labels = array("d")
-        self._second_class_probabilities = array("d")  # if there are two classes
+        self._second_class_probabilities = array("d")  # of each label, if there are two classes
         self._counts = array("q")  # labels of each row, if each token has one
-        self._groups: list[str | int | None] = []
+        self._groups: list[str | int | None] = []  # of each row, if rows have groups
 
     def watch(self, predictions: Predictions, *, progress: bool) -> Iterator[Prediction]:
-        """Yield predictions as they are computed, count them, and show the progress, if asked to."""
+        """Yield predictions as they are computed and count them; with ``progress``, show a progress line."""
         with meter("predict", len(predictions)) if progress else nullcontext() as bar:
             for prediction in predictions:
                 self.add(prediction)
@@ -66,40 +78,43 @@ class Tally:
             return
         if self._first is None:
             self._first = prediction
-            self._numbers = {str(name): number for number, name in enumerate(prediction.classes)}
-        truths, labels = _flat(prediction.truth), _flat(prediction.label)
-        numbers = self._numbers
+            self._class_numbers = {str(name): number for number, name in enumerate(prediction.classes)}
+        truths, labels = _flattened(prediction.truth), _flattened(prediction.label)
         if prediction.classes:
-            # A class that the readout does not know gets the next number.
-            truths = [numbers.setdefault(str(label), len(numbers)) for label in truths]
-            labels = [numbers.setdefault(str(label), len(numbers)) for label in labels]
+            truths = [self._class_number(name) for name in truths]
+            labels = [self._class_number(name) for name in labels]
         self._truths.extend(truths)
         self._labels.extend(labels)
         if len(prediction.classes) == 2:
             # The probabilities of classes 0 and 1 take turns; there are none if the readout has none.
-            self._second_class_probabilities.extend(_flat(prediction.probabilities)[1::2])
+            self._second_class_probabilities.extend(_flattened(prediction.probabilities)[1::2])
         if prediction.each:
             self._counts.append(len(prediction.label))
         if self._first.group is not None:
             self._groups.append(prediction.group)
+
+    def _class_number(self, name: str | int) -> int:
+        """Return the number of a class; one that the readout does not know gets the next number."""
+        return self._class_numbers.setdefault(str(name), len(self._class_numbers))
 
     def evaluation(self) -> Evaluation | None:
         """Return the comparison of all labels; None if no row has a label and a prediction."""
         first = self._first
         if first is None:
             return None
-        shape = -1, 1 if first.each else len(_flat(first.label))
-        truth = np.array(self._truths).reshape(shape)
-        label = np.array(self._labels).reshape(shape)
+        # (samples, labels of a sample): a sample is a token if each token has a label, else a row.
+        shape = -1, 1 if first.each else len(_flattened(first.label))
+        truths = np.array(self._truths).reshape(shape)
+        labels = np.array(self._labels).reshape(shape)
         counts = np.array(self._counts) if first.each else None
         groups = None if first.group is None else np.array(self._groups)
         if not first.classes:
-            return evaluate_values(truth, label, counts, groups)
+            return evaluate_values(truths, labels, counts, groups)
+        # What ranks the samples of two classes; there is nothing if the readout has no probabilities.
         probabilities = np.array(self._second_class_probabilities).reshape(shape)
-        ranks = probabilities if probabilities.size else None
-        return evaluate_classes(
-            truth.astype(int), label.astype(int), [*self._numbers], ranks, counts, groups
-        )
+        scores = probabilities if probabilities.size else None
+        class_names = [*self._class_numbers]
+        return evaluate_classes(truths.astype(int), labels.astype(int), class_names, scores, counts, groups)
 
 
 def check_out(out: Path) -> None:
@@ -119,55 +134,58 @@ def columns_of(predictions: Iterable[Prediction], absent: Names = ()) -> dict[st
     ``high``. ``absent`` are the beginnings of the names of columns to leave out, see `Predictions.absent`.
     """
     columns: dict[str, list[Any]] = {}
-    for block in _in_blocks(predictions, absent):
+    for block in _blocks_of_columns(predictions, absent):
         for name, cells in block.items():
             columns.setdefault(name, []).extend(cells)
     return columns
 
 
-def _in_blocks(predictions: Iterable[Prediction], absent: Names) -> Iterator[dict[str, list[Any]]]:
-    """Yield predictions as columns, some rows at a time; all blocks have the same columns."""
-    rows = map(_row, predictions)
-    # Rows that cannot be read have few cells, so the first other row names the columns.
+def _blocks_of_columns(predictions: Iterable[Prediction], absent: Names) -> Iterator[dict[str, list[Any]]]:
+    """Yield predictions as columns, `WRITTEN_ROWS` rows at a time; all blocks have the same columns."""
+    rows = map(_cells, predictions)
+    # Rows that cannot be read have few cells, so the columns are those of the first row with a label, or of the widest
+    # row if no row has one.
     first_rows: list[dict[str, Any]] = []
     for row in rows:
         first_rows.append(row)
         has_label = any(name.startswith("label") for name in row)
         if has_label:
             break
-    names = [name for name in max(first_rows, key=len, default={}) if not name.startswith(absent)]
+    widest_row = max(first_rows, key=len, default={})
+    names = [name for name in widest_row if not name.startswith(absent)]
     all_rows = chain(first_rows, rows)
     while block := list(islice(all_rows, WRITTEN_ROWS)):
         yield {name: [row.get(name) for row in block] for name in names}
 
 
-def _row(prediction: Prediction) -> dict[str, Any]:
-    """Return the cells of a prediction by the names of their columns."""
-    row: dict[str, Any] = {"id": prediction.id, **prediction.place}
+def _cells(prediction: Prediction) -> dict[str, Any]:
+    """Return the cells of a prediction by the names of their columns; a row that cannot be read has no labels."""
+    cells: dict[str, Any] = {"id": prediction.id, **prediction.token_fields}
     if prediction.each:
-        row["label"] = _in_one_cell(prediction.as_text(prediction.label))
-        row["truth"] = _in_one_cell(prediction.as_text(prediction.truth))
+        cells["label"] = _in_one_cell(prediction.as_text(prediction.label))
+        cells["truth"] = _in_one_cell(prediction.as_text(prediction.truth))
     elif not prediction.problem:
-        row |= _label_cells(prediction)
+        cells |= _label_cells(prediction)
     if prediction.set is not None:
-        row["set"] = prediction.set
+        cells["set"] = prediction.set
     if prediction.interval is not None:
-        row["low"], row["high"] = prediction.interval
-    return row | {"problem": prediction.problem}
+        cells["low"], cells["high"] = prediction.interval
+    return cells | {"problem": prediction.problem}
 
 
 def _label_cells(prediction: Prediction) -> dict[str, Any]:
     """Return label, probabilities and truth; if a row has several labels, their names have the label's number."""
-    labels = _flat(prediction.label)
-    truths = [None] * len(labels) if prediction.truth is None else _flat(prediction.truth)
-    # As many probabilities as classes follow each other for each label.
-    probabilities = np.reshape(
-        np.array(_flat(prediction.probabilities), object), (len(labels), -1)
-    ).tolist()
+    labels = _flattened(prediction.label)
+    truths = [None] * len(labels) if prediction.truth is None else _flattened(prediction.truth)
+    # (labels, classes), or (labels, 0) if the readout has no probabilities; as objects, so that they stay as they are.
+    flat_probabilities = np.array(_flattened(prediction.probabilities), object)
+    probabilities = flat_probabilities.reshape(len(labels), -1).tolist()
+    has_several_labels = isinstance(prediction.label, list)
     cells: dict[str, Any] = {}
     for number, (label, truth) in enumerate(zip(labels, truths, strict=True)):
-        suffix = f"_{number}" if isinstance(prediction.label, list) else ""
+        suffix = f"_{number}" if has_several_labels else ""
         cells[f"label{suffix}"] = label
+        # Not strict, because there may be no probabilities.
         for name, probability in zip(prediction.classes, probabilities[number], strict=False):
             cells[f"p{suffix}_{name}"] = probability
         cells[f"truth{suffix}"] = truth
@@ -179,37 +197,41 @@ def write_predictions(out: Path, predictions: Iterable[Prediction], absent: Name
     replace_file(out, lambda part: WRITERS[out.suffix](part, predictions, absent))
 
 
-def _write_csv(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
-    with part.open("w", newline="", encoding="utf-8") as file:
+def _write_csv(path: Path, predictions: Iterable[Prediction], absent: Names) -> None:
+    """Write the columns of predictions as CSV, with a header."""
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        for number, columns in enumerate(_in_blocks(predictions, absent)):
+        for number, columns in enumerate(_blocks_of_columns(predictions, absent)):
             # The classes of a prediction set are in one cell, separated by |, or as JSON if a class has | in its name.
             # Each class has a column p_CLASS, so the names of columns show that.
             if "set" in columns:
                 has_separator = any("|" in name for name in columns)
                 as_text = partial(json.dumps, ensure_ascii=False) if has_separator else "|".join
-                columns["set"] = [as_text([*map(str, names or ())]) for names in columns["set"]]
+                # A row that cannot be read has no set.
+                columns["set"] = [as_text([*map(str, class_set or ())]) for class_set in columns["set"]]
             is_first_block = number == 0
             if is_first_block:
-                writer.writerow(columns)
+                writer.writerow(columns)  # the names of the columns
             writer.writerows(zip(*columns.values(), strict=True))
 
 
-def _write_jsonl(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
-    with part.open("w", encoding="utf-8") as file:
+def _write_jsonl(path: Path, predictions: Iterable[Prediction], absent: Names) -> None:
+    """Write each prediction as a line of JSON, which leaves out what a prediction does not have."""
+    with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(as_json(prediction.to_dict())) + "\n" for prediction in predictions)
 
 
-def _write_parquet(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
-    arrow = import_pyarrow(part)
+def _write_parquet(path: Path, predictions: Iterable[Prediction], absent: Names) -> None:
+    """Write the columns of predictions as a Parquet table; raise `InputError` for labels of several types."""
+    arrow = import_pyarrow(path)
     tables: list[Any] = []  # one for each block of predictions
-    for columns in _in_blocks(predictions, absent):
+    for columns in _blocks_of_columns(predictions, absent):
         with as_input_error("--out: one column has labels of several types", "write .csv"):
             tables.append(arrow.table(columns))
     with as_input_error("--out: one column has labels of several types", "write .csv"):
         # A column without any value in a block has the type null there, and takes that of the other blocks.
-        joined = arrow.concat_tables(tables, promote_options="default")
-    arrow.parquet.write_table(joined, part)  # a full disk is an error of the system, not of the labels
+        table = arrow.concat_tables(tables, promote_options="default")
+    arrow.parquet.write_table(table, path)  # outside, because a full disk is not an error of the labels
 
 
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
@@ -217,12 +239,13 @@ WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parque
 
 def _in_one_cell(labels: Any) -> Any:
     """Return a list of labels as one text, separated by spaces, and anything else unchanged."""
-    return " ".join(map(str, _flat(labels))) if isinstance(labels, list) else labels
+    return " ".join(map(str, _flattened(labels))) if isinstance(labels, list) else labels
 
 
-def _flat(nested: Any) -> list[Any]:
-    """Return the values of a number, a list, or a list of lists in one list."""
+def _flattened(nested: Any) -> list[Any]:
+    """Return the values of a single value, a list, or a list of lists (of lists) in one list."""
     if not isinstance(nested, list):
         return [nested]
     is_nested = bool(nested) and isinstance(nested[0], list)
+    # As objects, so that names and numbers stay as they are.
     return np.array(nested, object).ravel().tolist() if is_nested else nested

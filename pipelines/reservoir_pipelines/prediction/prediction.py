@@ -62,17 +62,20 @@ class Prediction:
     end: int | None = None
 
     @property
-    def place(self) -> dict[str, Any]:
+    def token_fields(self) -> dict[str, Any]:
         """The number, letters and span of a word or token; empty if the prediction is that of a whole row."""
         if self.token is None:
             return {}
         return {name: getattr(self, name) for name in ("token", "text", "start", "end")}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, each probability under the name of its class."""
+        """Return the fields as JSON values, each probability under the name of its class.
+
+        Optional fields that are None are left out, as are ``classes``, ``group`` and ``each``.
+        """
         values = {
             "id": self.id,
-            **self.place,
+            **self.token_fields,
             "label": self.as_text(self.label),
             "probabilities": _named_by_class(self.probabilities, self.classes),
         }
@@ -86,17 +89,22 @@ class Prediction:
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""
-        are_letters = (
-            self.each and label and all(isinstance(text, str) and len(text) == 1 for text in label)
-        )
+        if not self.each or not label:  # not a list, or an empty one
+            return label
+        are_letters = all(isinstance(text, str) and len(text) == 1 for text in label)
         return "".join(label) if are_letters else label
 
 
 def _named_by_class(probabilities: list[Any], classes: Sequence[str | int]) -> Any:
-    """Return probabilities as a mapping from each class, in the lists of tokens and outputs that they are nested in."""
-    if probabilities and isinstance(probabilities[0], list):
+    """Return probabilities as a mapping from the name of each class; empty if the readout has no probabilities.
+
+    If they are nested by tokens and outputs, return nested lists of such mappings.
+    """
+    if not probabilities:
+        return {}
+    if isinstance(probabilities[0], list):
         return [_named_by_class(inner, classes) for inner in probabilities]
-    return dict(zip(map(str, classes), probabilities, strict=True)) if probabilities else {}
+    return dict(zip(map(str, classes), probabilities, strict=True))
 
 
 # ---- predictions of recordings that were cut into windows
@@ -111,16 +119,19 @@ def join_windows(predictions: Iterator[Prediction], windows: RecordingWindows) -
     label is the class of the largest score, the first one if several are equal. A prediction with a
     ``problem`` stands for a recording that cannot be read.
     """
-    recordings, first_rows, counts = np.unique(windows.recording, return_index=True, return_counts=True)
-    windows_of_recordings = zip(recordings.tolist(), first_rows.tolist(), counts.tolist(), strict=True)
+    # The number of each recording, that of its first window, and the number of its windows.
+    recordings, first_windows, counts = np.unique(windows.recording, return_index=True, return_counts=True)
+    readable_recordings = zip(recordings.tolist(), first_windows.tolist(), counts.tolist(), strict=True)
     for prediction in predictions:
         if prediction.problem:  # all windows of a recording are read, or none is
             yield replace(prediction, id=recording_name(prediction.id))
             continue
-        recording, row, count = next(windows_of_recordings)
-        of_windows = [prediction, *islice(predictions, count - 1)]
+        # This is the prediction of the first window of the next recording; those of its other windows follow.
+        recording, first_window, count = next(readable_recordings)
+        window_predictions = [prediction, *islice(predictions, count - 1)]
+        starts = windows.start[first_window : first_window + count].tolist()
         name = windows.names[recording].item()
-        yield _joined(name, windows.start[row : row + count].tolist(), of_windows)
+        yield _joined(name, starts, window_predictions)
 
 
 def _joined(name: str | int, starts: Sequence[int], windows: Sequence[Prediction]) -> Prediction:
@@ -128,19 +139,19 @@ def _joined(name: str | int, starts: Sequence[int], windows: Sequence[Prediction
     first = windows[0]
     if len(windows) == 1:
         return replace(first, id=name)
-    arrays = [_scores(window) for window in windows]
-    truth = first.truth  # every window has the label of its recording
-    if first.each:
-        scores = _means_of_steps(starts, arrays)
+    scores_of_windows = [_scores(window) for window in windows]
+    if first.each:  # the windows contain different steps
+        scores = _means_of_steps(starts, scores_of_windows)
         truth = _labels_of_steps(starts, [window.truth for window in windows], len(scores))
     else:
-        scores = np.mean(arrays, axis=0)
+        scores = np.mean(scores_of_windows, axis=0)
+        truth = first.truth  # every window has the label of its recording
     if not first.classes:
         return replace(first, id=name, label=scores.tolist(), truth=truth)
-    names = np.empty(len(first.classes), object)
-    names[:] = first.classes
+    class_names = np.empty(len(first.classes), object)
+    class_names[:] = first.classes
     # The classes of the largest scores, nested as labels are; of a single label, that label.
-    labels = names[scores.argmax(axis=-1)]
+    labels = class_names[scores.argmax(axis=-1)]
     return replace(
         first,
         id=name,
@@ -151,35 +162,47 @@ def _joined(name: str | int, starts: Sequence[int], windows: Sequence[Prediction
 
 
 def _scores(window: Prediction) -> np.ndarray:
-    """Return the probabilities or values of a window, or 1 for each class that is its label and 0 for the others."""
+    """Return the scores of a window, nested as its label, with an axis of classes at the end if there are any.
+
+    They are values of a regression, probabilities, or without these votes: 1 for the class that is the label, and 0 for
+    the others.
+    """
     if not window.classes:
         return np.array(window.label, np.float64)
     if window.probabilities:
         return np.array(window.probabilities, np.float64)
-    numbers = {name: number for number, name in enumerate(window.classes)}
+    number_of_class = {name: number for number, name in enumerate(window.classes)}
     labels = np.array(window.label, object)
-    votes = np.array([numbers[label] for label in labels.ravel().tolist()])
-    return np.eye(len(numbers))[votes].reshape(*labels.shape, len(numbers))
+    numbers = np.array([number_of_class[label] for label in labels.ravel().tolist()])
+    classes = len(number_of_class)
+    return np.eye(classes)[numbers].reshape(*labels.shape, classes)
 
 
 def _means_of_steps(starts: Sequence[int], scores: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the means of the scores (steps, ...) of windows over the windows that contain each step."""
+    """Return the scores (steps, ...) of a recording: for each step, the mean over the windows that contain it.
+
+    ``scores`` (window steps, ...) are those of each window, which begins at the step in ``starts``.
+    """
     length = starts[-1] + len(scores[-1])
     totals = np.zeros((length, *scores[0].shape[1:]))
-    counts = np.zeros((length, *[1] * (scores[0].ndim - 1)))
-    for start, of_window in zip(starts, scores, strict=True):
-        totals[start : start + len(of_window)] += of_window
-        counts[start : start + len(of_window)] += 1
+    counts = np.zeros((length, *[1] * (scores[0].ndim - 1)))  # windows of each step; divides all its scores
+    for start, window_scores in zip(starts, scores, strict=True):
+        end = start + len(window_scores)
+        totals[start:end] += window_scores
+        counts[start:end] += 1
     return totals / counts  # every step is in a window
 
 
 def _labels_of_steps(starts: Sequence[int], labels: Sequence[list[Any] | None], length: int) -> Any:
-    """Return the labels of all steps from those of windows; None if the labels of a window are missing."""
+    """Return the labels of all ``length`` steps of a recording from those of its windows, None if a window has none.
+
+    Windows that overlap have the same labels there.
+    """
     steps: list[Any] = [None] * length
-    for start, of_window in zip(starts, labels, strict=True):
-        if of_window is None:
+    for start, window_labels in zip(starts, labels, strict=True):
+        if window_labels is None:
             return None
-        steps[start : start + len(of_window)] = of_window
+        steps[start : start + len(window_labels)] = window_labels
     return steps
 
 
@@ -193,8 +216,8 @@ def step_predictions(
     that intervals of scores count stretches.
     """
     (recording,) = recordings
-    stretch_of_step = stretch_of_steps(len(steps.row_of_step), window)
-    # Every row that can be read is a step.
+    stretch_of_step = stretch_of_steps(len(steps.row_of_step), window)  # (steps,)
+    # Every row that can be read is a step. The rows need not be in the order of their times, as the steps are.
     step_of_row = {row: step for step, row in enumerate(steps.row_of_step.tolist())}
     for row, name in enumerate(steps.names.tolist()):
         problem = steps.problems.get(row)

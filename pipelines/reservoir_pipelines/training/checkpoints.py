@@ -1,6 +1,6 @@
 """The training that a folder records: it continues from the last checkpoint, and writes a journal and checkpoints.
 
-`load_run` is the model that a finished or stopped run has trained.
+`load_run` returns the model that a finished or stopped run has trained.
 """
 
 import math
@@ -38,8 +38,8 @@ from reservoir_pipelines.training.run_folder import (
     checkpoint_path,
 )
 
-TRAINED, OPTIMIZER = "trained.safetensors", "optimizer.safetensors"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # tensors of Adam for each parameter
+TRAINED, OPTIMIZER = "trained.safetensors", "optimizer.safetensors"  # files of a checkpoint
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # tensors of Adam for each parameter: its steps and two moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +66,11 @@ class Display:
 
 @dataclass(frozen=True)
 class TrainedSteps:
-    """The end of the steps of a run: the state, and why it is before the last step.
-
-    ``diverged_step`` is the step at which the loss diverged. ``lost_patience`` says that the training stopped
-    because the validation score had not improved for long.
-    """
+    """The state in which the steps of a run ended, and why they ended before the last step, if they did."""
 
     state: State
-    diverged_step: int | None = None
-    lost_patience: bool = False
+    diverged_step: int | None = None  # step at which the loss diverged, if it did
+    lost_patience: bool = False  # whether the validation score had not improved for too long
 
 
 def train_in_folder(
@@ -98,88 +94,110 @@ def train_in_folder(
     ranks = ranks or Processes()
     last_step = options.steps or 0
     # 1. Continue from the last checkpoint, if there is one.
-    last = folder.last
-    state = last.state if last else State()
-    if last:
-        _restore(folder, last, model, steps)
-    ranks.wait()  # until all processes have read the checkpoint
+    last_checkpoint = folder.last
+    first_state = State()
+    if last_checkpoint:
+        first_state = last_checkpoint.state
+        _restore(folder, last_checkpoint, model, steps)
+    ranks.wait()  # until all processes have read the checkpoint, which the first one may soon remove
     # 2. Take the steps; the first process records them.
-    recording = nullcontext(_UNRECORDED)
+    recorder = nullcontext(_NO_RECORDER)
     if ranks.first:
-        recording = _recorded(folder, config, model, steps, last_step, display)
-    with recording as record:
+        recorder = _recorder(folder, config, model, steps, last_step, display)
+    with recorder as functions:
         trainer = Trainer(
-            model, steps, options.eval_every, record.report, record.keep, state=state, patience=patience
+            model,
+            steps,
+            options.eval_every,
+            functions.report,
+            functions.keep,
+            state=first_state,
+            patience=patience,
         )
         try:
-            end = trainer.run(last_step)
-            trained = TrainedSteps(end, lost_patience=end.step < last_step)
+            end_state = trainer.run(last_step)
+            trained = TrainedSteps(end_state, lost_patience=end_state.step < last_step)
         except DivergedError as error:
             if on_divergence == "stop":
                 raise
             trained = TrainedSteps(error.state, diverged_step=error.step)
     ranks.wait()  # until the first process has written the checkpoints and the journal
-    # 3. Leave the best weights in the model.
+    # 3. Leave the best weights in the model; without a validation there are none.
     if trained.state.step:
         load_checkpoint(folder.best, model)
     return trained
 
 
-def _restore(folder: RunFolder, last: Checkpoint, model: nn.Module, steps: Steps) -> None:
-    """Load the last checkpoint, whose best scores must be those of the journal."""
-    state = last.state
-    with as_input_error(f"{last.path / STATE}: not readable", "train in another folder"):
+def _restore(folder: RunFolder, last_checkpoint: Checkpoint, model: nn.Module, steps: Steps) -> None:
+    """Load the last checkpoint into the model and the optimizer of ``steps``.
+
+    Raise `InputError` if its best scores are not those of the journal, or if the best checkpoint is damaged.
+    """
+    state = last_checkpoint.state
+    with as_input_error(f"{last_checkpoint.path / STATE}: not readable", "train in another folder"):
         steps.better(state.best, state.best)  # fails if a value is missing
-    validated = {"step": state.best_step, **state.best}
+    best_validation = {"step": state.best_step, **state.best}
     for line in folder.history:
         is_validation = "norm" not in line  # steps have the norm of their gradients
-        if line["step"] == state.best_step and is_validation and line != validated:
+        is_best_step = line["step"] == state.best_step
+        if is_validation and is_best_step and line != best_validation:
             raise InputError(
-                f"{last.path}: its best scores are not those in {METRICS}",
+                f"{last_checkpoint.path}: its best scores are not those in {METRICS}",
                 "restore it, or train in another folder",
             )
-    # The best checkpoint is needed at the end, so damage is reported now. The last one is the one that stays loaded.
-    for checkpoint in (folder.best, last):
-        load_checkpoint(checkpoint, model, steps.optimizer if checkpoint is last else None)
+    # The best checkpoint is needed at the end, so it is loaded first, to report damage now. The last one stays loaded.
+    load_checkpoint(folder.best, model)
+    load_checkpoint(last_checkpoint, model, steps.optimizer)
 
 
 def load_checkpoint(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
-    """Copy a checkpoint into a model whose trained parameters are unfrozen, and into its optimizer, if given."""
-    names = (TRAINED, OPTIMIZER) if optimizer else (TRAINED,)
-    tensors = read_tensors(checkpoint, *names)
+    """Copy a checkpoint into a model whose trained parameters are unfrozen, and into its optimizer, if given.
+
+    Raise `InputError` if the tensors of the checkpoint are damaged, or not those of the model.
+    """
+    file_names = (TRAINED, OPTIMIZER) if optimizer else (TRAINED,)
+    tensors = read_tensors(checkpoint, *file_names)
     trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     problem = f"{checkpoint.path / TRAINED}: its tensors are not those that this run trains"
     with torch.no_grad(), as_input_error(problem, "train again"):
         check_arrays(tensors[TRAINED], {name: tuple(tensor.shape) for name, tensor in trained.items()})
         for name, parameter in trained.items():
             parameter.copy_(tensors[TRAINED][name])
-    if not optimizer:
-        return
-    # The moments of the parameters that have some, by their names. Their shapes are checked, because the fused Adam
-    # reads beyond the end of tensors that are too small.
-    moments = tensors[OPTIMIZER]
-    moved = {name: tensor for name, tensor in model.named_parameters() if f"{name}/step" in moments}
+    if optimizer:
+        _load_moments(tensors[OPTIMIZER], checkpoint, model, optimizer)
+
+
+def _load_moments(
+    moments: Mapping[str, Tensor],
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Copy the moments of a checkpoint, ``PARAMETER/MOMENT`` each, into the optimizer of a model."""
+    # Frozen parameters have no moments.
+    with_moments = {name: tensor for name, tensor in model.named_parameters() if f"{name}/step" in moments}
+    # The shapes are checked, because the fused Adam reads beyond the end of tensors that are too small.
     shapes = dict[str, tuple[int, ...]]()
-    for name, parameter in moved.items():
+    for name, parameter in with_moments.items():
         shapes |= {f"{name}/{moment}": tuple(parameter.shape) for moment in MOMENTS}
         shapes[f"{name}/step"] = ()
     with as_input_error(f"{checkpoint.path / OPTIMIZER}: not of this run", "train in another folder"):
         check_arrays(moments, shapes)
-    for name, parameter in moved.items():
-        # The fused Adam counts its steps on the parameter's device.
+    for name, parameter in with_moments.items():
+        # `to` also moves the number of steps, because the fused Adam counts them on the parameter's device.
         optimizer.state[parameter] = {
             moment: moments[f"{name}/{moment}"].to(parameter) for moment in MOMENTS
         }
 
 
-def read_tensors(checkpoint: Checkpoint, *names: str) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of some files of a checkpoint, by the file's name, after checking their SHA-256."""
+def read_tensors(checkpoint: Checkpoint, *file_names: str) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of some files of a checkpoint, by the file's name and their own; verify the SHA-256."""
     from safetensors.torch import load_file
 
     tensors = {}
-    for name in names:
+    for name in file_names:
         path = checkpoint.path / name
         with as_input_error(f"{path}: not readable", "train in another folder"):
             if file_digest(path) != checkpoint.digests.get(name):
@@ -189,33 +207,42 @@ def read_tensors(checkpoint: Checkpoint, *names: str) -> dict[str, dict[str, Ten
 
 
 @dataclass(frozen=True)
-class _Record:
-    """What the training loop calls with the numbers of a step or a validation, and after a validation."""
+class _Recorder:
+    """The functions that record a training; see `Trainer`.
+
+    The training loop calls ``report`` with the number of a step and the values of the step or of a validation, and
+    ``keep`` with the state after a validation.
+    """
 
     report: Callable[[int, dict[str, float]], None]
     keep: Callable[[State], None]
 
 
-_UNRECORDED = _Record(report=lambda *_: None, keep=lambda _: None)
+_NO_RECORDER = _Recorder(report=lambda step, values: None, keep=lambda state: None)
+"""Of the processes that do not write to the folder."""
 
 
 @contextmanager
-def _recorded(
+def _recorder(
     folder: RunFolder,
     config: Mapping[str, Any],
     model: nn.Module,
     steps: Steps,
     last_step: int,
     display: Display,
-) -> Iterator[_Record]:
-    """Yield what writes the configuration, the journal and the checkpoints of a run, and shows its progress."""
+) -> Iterator[_Recorder]:
+    """Write the configuration of a new run, and yield what writes its journal and checkpoints and shows its progress.
+
+    The result of a run that continues is removed.
+    """
     journal = folder.path / METRICS
-    validation = dict[str, float]()  # the values of the latest one
+    last_validation = dict[str, float]()  # its values, by name
 
     def keep(state: State) -> None:
-        sync(journal)
+        """Save a checkpoint of the model and the optimizer, and print the last validation."""
+        sync(journal)  # so that the journal on disk has all lines of the steps before the checkpoint
         save_checkpoint(folder.path / CHECKPOINTS, model, steps.optimizer, state)
-        scores = display.validation.format(**validation)
+        scores = display.validation.format(**last_validation)
         notify(f"step {state.step:,}: {scores}; best so far: step {state.best_step:,}")
 
     if folder.is_new:
@@ -224,46 +251,52 @@ def _recorded(
     # The lines of steps after the checkpoint go, because these steps are taken again.
     first_step = folder.state.step
     text = "".join(checked_line(line) for line in folder.history if line["step"] <= first_step)
-    replace_file(journal, lambda part: part.write_text(text))
+    replace_file(journal, lambda temporary: temporary.write_text(text))
     meter = training_meter(
         last_step, first_step, display.step, units_per_step=display.units_per_step, unit=display.unit
     )
-    # Others see each line of the journal at once.
+    # Buffered by line, so that other processes see each line of the journal at once.
     with journal.open("a", buffering=1) as lines, meter as show:
 
-        def report(step: int, numbers: dict[str, float]) -> None:
+        def report(step: int, values: dict[str, float]) -> None:
+            """Write a line of the journal, and show the values of a step, or note those of a validation for `keep`."""
             # JSON has neither NaN nor infinity.
-            finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+            finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
             lines.write(checked_line({"step": step, **finite}))
-            is_training_step = "norm" in numbers  # validations have no gradient norm
+            is_training_step = "norm" in values  # validations have no gradient norm
             if is_training_step:
-                show(step, *numbers.values())
+                show(step, *values.values())
             else:
-                validation.update(numbers)
+                last_validation.update(values)
 
-        yield _Record(report, keep)
+        yield _Recorder(report, keep)
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
     """Write ``<folder>/step-<number>``, then remove all other checkpoints except the best."""
-    trained, moments = {}, {}
+    trained: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             trained[name] = parameter.detach().cpu().contiguous()
         for moment, value in optimizer.state.get(parameter, {}).items():
             moments[f"{name}/{moment}"] = value.detach().cpu().contiguous()
-    with new_folder(checkpoint_path(folder, state.step)) as part:
-        save_tensors(trained, part / TRAINED)
-        save_tensors(moments, part / OPTIMIZER)
-        digests = {name: file_digest(part / name) for name in (TRAINED, OPTIMIZER)}
-        write_checked(part / STATE, {**asdict(state), "digests": digests}, durable=False)
+    # The folder appears when it is complete and on disk, so its files need not be synced one by one.
+    with new_folder(checkpoint_path(folder, state.step)) as temporary:
+        save_tensors(trained, temporary / TRAINED)
+        save_tensors(moments, temporary / OPTIMIZER)
+        digests = {name: file_digest(temporary / name) for name in (TRAINED, OPTIMIZER)}
+        write_checked(temporary / STATE, {**asdict(state), "digests": digests}, durable=False)
     needed = {checkpoint_path(folder, step) for step in (state.step, state.best_step)}
     for old in set(folder.glob("step-*")) - needed:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
-    """Load the model of a run with the weights of its best validation score, in evaluation mode."""
+    """Load the model of a run with the weights of its best validation score, in evaluation mode.
+
+    ``compute`` is the precision, by default that of the training.
+    """
     run = RunFolder(folder)
     config = run.config
     checkpoint = run.best
@@ -273,15 +306,18 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
         settings = config["settings"]
         reservoir = Reservoir(**config["reservoir"])
         groups = split_names(settings["train"])
+        # The recipe records it only if it is not the default.
         output_init = settings["recipe"].get("output_init", "orthogonal")
         spec = settings["spec"]
         task = Task.from_dict(spec["task"])
         digest = spec["backbone"]["digest"]
-        trained_in = spec["compute"]
-        if trained_in not in PRECISIONS:
-            raise ValueError(f"unknown precision {str(trained_in)[:40]!r}")
+        training_compute = spec["compute"]
+        if training_compute not in PRECISIONS:
+            raise ValueError(f"unknown precision {str(training_compute)[:40]!r}")
+    # The weights are loaded in float32, because the trained ones are stored so; `make_trainable` sets the precision.
     loaded = load_model(task, reservoir, device, "float32", output_init)
-    model, _ = make_trainable(loaded, groups, choose_training_compute(compute or trained_in, loaded.device))
+    precision = choose_training_compute(compute or training_compute, loaded.device)
+    model, _ = make_trainable(loaded, groups, precision)
     check_digest(model, digest, f"run {folder}")
     load_checkpoint(checkpoint, model.fpt)
     model.fpt.eval().requires_grad_(False)
@@ -289,7 +325,7 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
 
 
 def check_digest(model: LoadedModel, digest: str, where: str) -> None:
-    """Raise `InputError` unless the frozen weights have the digest that a fit or training recorded."""
+    """Raise `InputError`, which begins with ``where``, unless the frozen weights have the recorded digest."""
     if model.digest != digest:
         raise InputError(
             f"{where}: the weights of {model.settings.backbone!r} have changed since the fit or training",

@@ -34,9 +34,10 @@ def _check_flags(job: Job) -> None:
     options = job.options
     if options.compiled and not devices.on_gpu(job.model.device):
         raise InputError("--compile: a compiled model is faster on GPUs only", "remove the flag")
-    trains_below = set(options.train or ()) != {"output"}
-    drops_below = bool(options.dropout) and job.variant.drops_in_frozen_layers
-    if options.from_cache and (trains_below or drops_below):
+    # Cached hidden states stay the same only if nothing below the output layer changes, or drops values.
+    trains_other_groups = set(options.train or ()) != {"output"}
+    drops_in_frozen_layers = bool(options.dropout) and job.variant.drops_in_frozen_layers
+    if options.from_cache and (trains_other_groups or drops_in_frozen_layers):
         raise InputError(
             "--from-cache: cached states fit only the output layer, and no dropout in frozen layers",
             "pass --train output, and --dropout 0 if frozen layers have dropout, or remove the flag",
@@ -60,24 +61,29 @@ class Inputs(ABC):
 
     @abstractmethod
     def convert(self, rows: Split) -> TrainingBatch:
-        """Return rows as a batch."""
+        """Return rows as a batch, on the host."""
 
     @abstractmethod
     def forward(self, x: Tensor, lengths: Tensor, is_full: bool | None) -> Tensor:
-        """Return the logits of a batch (batch, tokens, ...) on the device."""
+        """Return the logits of a batch (batch, tokens, ...) on the device.
+
+        ``lengths`` (batch,) are the real tokens of each row. ``is_full`` says whether all tokens are real, None if that
+        is not known.
+        """
 
     def own_rows(self, stored: Split) -> Rows | None:
-        """Return the task's own way to draw the rows of a step from the stored ones, if it has one."""
+        """Return the task's own way to draw the rows of a step from the stored ones, None if it has none."""
         return None
 
     def steps(self) -> FPTSteps:
-        """Return the steps of the training."""
+        """Return the steps of the training; with ``--compile``, compile the blocks of the model first."""
         options = self.job.options
         model = self.job.model
         rows = TrainingRows(
             train=self._training_rows(),
             valid=self.split("valid"),
             convert=self.convert,
+            # As many rows of the greatest length are scored at a time as fit into a batch of an extraction.
             scored=max(1, BATCH_TOKENS[devices.kind(model.device)] // model.fpt.task.max_tokens),
         )
         if options.compiled:
@@ -108,6 +114,7 @@ class Inputs(ABC):
             return own_rows
 
         def augment(x: np.ndarray, positions: np.ndarray, epoch: int) -> np.ndarray:
+            """Return views of the rows ``x``, which have these positions among the training rows, in an epoch."""
             # A view depends on the number of its row in the whole task, not on its position among the rows drawn
             # for this training (`--limit`).
             row_numbers = job.rows["train"][positions]
@@ -121,11 +128,11 @@ class PreparedInputs(Inputs):
     """The prepared sequences, which go through the whole model."""
 
     def split(self, name: str) -> Split:
-        """Return the sequences of a split."""
+        """Return the sequences of a split; targets of a regression are standardised."""
         return self.job.standardised(self.job.prepared.split(name).take(self.job.rows[name]))
 
     def convert(self, rows: Split) -> TrainingBatch:
-        """Return sequences as input of the input layer."""
+        """Return sequences as a batch for the input layer."""
         return raw_batch(self.job.model, self.job.prepared.scaling, rows)
 
     def forward(self, x: Tensor, lengths: Tensor, is_full: bool | None) -> Tensor:
@@ -140,11 +147,11 @@ class PreparedInputs(Inputs):
 
 
 class CachedInputs(Inputs):
-    """The inputs of the output layer, from an entry of the cache; they are extracted if it has none."""
+    """The inputs of the output layer, from an entry of the cache, which is extracted if it does not exist."""
 
     @cached_property
     def _store(self) -> FeatureStore:
-        """The entry of the cache."""
+        """The last hidden states of all sequences, cached with the model and the precision of the training."""
         job = self.job
         extract_options = ExtractOptions(
             **vars(as_group(job.model.settings, ReservoirOptions)),
@@ -156,11 +163,12 @@ class CachedInputs(Inputs):
             device=str(job.model.device),
             compute=job.model.compute,
         )
+        # The first process extracts what the cache lacks, and the others then find it there.
         with job.ranks.first_alone():
             return extract(job.task, extract_options).store
 
     def split(self, name: str) -> Split:
-        """Return the hidden states of a split."""
+        """Return the hidden states of a split; targets of a regression are standardised."""
         cached = self._store[name]
         # PyTorch takes class numbers as int64 only; targets of a regression stay floating-point numbers.
         is_regression = cached.labels.dtype.kind == "f"

@@ -106,6 +106,22 @@ class Job:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration of the run: every setting that affects its result, and how it was called."""
+        lengths = self.prepared.split("train").lengths
+        options_of_first_call = replace(self.options, resume=False)
+        command = typed(
+            "train", [self.task], self.reservoir, self.source, options_of_first_call, self.place
+        )
+        config = make_config(
+            self._settings(),
+            self.model.device,
+            reservoir=self.model.settings.to_dict(),
+            scaling=scaling_to_json(self.prepared.scaling),
+            lengths=bool(lengths.min() < lengths.max()),
+        )
+        return {**config, "command": command, "origin": origin_of(self.task)}
+
+    def _settings(self) -> dict[str, Any]:
+        """Return every setting that affects the result, as JSON values; the key of the run is their digest."""
         options = self.options
         model = self.model
         store = (options.store or "float16") if options.from_cache else "float32"
@@ -115,11 +131,11 @@ class Job:
         recipe = {name: getattr(options, name) for name in RECIPE} | {"seed": model.settings.seed}
         # Only settings that differ from the default enter the recipe, so that the keys of older runs stay valid.
         if self.variant.output_init != Variant().output_init:
-            recipe |= {"output_init": self.variant.output_init}
+            recipe["output_init"] = self.variant.output_init
         if self.variant.drops_in_frozen_layers:
-            recipe |= {"dropout_below": True}
+            recipe["dropout_below"] = True
         if self.keeps_last:
-            recipe |= {"keep": "last"}
+            recipe["keep"] = "last"
         settings = {
             "spec": spec.to_json(),
             "train": sorted(options.train or ()),
@@ -131,33 +147,18 @@ class Job:
             settings["targets"] = {
                 name: values.tolist() for name, values in vars(self.target_scale).items()
             }
-        lengths = self.prepared.split("train").lengths
-        command = typed(
-            "train",
-            [self.task],
-            self.reservoir,
-            self.source,
-            replace(options, resume=False),
-            self.place,
-        )
-        return make_config(
-            settings,
-            model.device,
-            reservoir=model.settings.to_dict(),
-            scaling=scaling_to_json(self.prepared.scaling),
-            lengths=bool(lengths.min() < lengths.max()),
-        ) | {"command": command, "origin": origin_of(self.task)}
+        return settings
 
     @property
     def folder(self) -> Path:
         """The folder of the run: ``--run``, else one in the cache that is named after the settings."""
+        if self.options.run:
+            return self.options.run
         name = f"{self.model.settings.title}-{self.config['key'][:16]}"
-        return self.options.run or path_below(
-            cache_root(self.place.cache), "runs", self.prepared.task.name, name
-        )
+        return path_below(cache_root(self.place.cache), "runs", self.prepared.task.name, name)
 
     def standardised(self, split: Split) -> Split:
-        """Return a split whose targets, if it has any, are standardised."""
+        """Return a split with standardised targets; unchanged if its labels are classes."""
         return self.target_scale.apply(split) if self.target_scale else split
 
 
@@ -169,8 +170,8 @@ def load_job(
     place: PlaceOptions,
     ranks: Processes,
 ) -> Job:
-    """Prepare the data, load the model, and decide the defaults."""
-    # 1. The data.
+    """Prepare the data of a training, load its model with trainable groups, and decide the defaults."""
+    # 1. The data, which the first process prepares for all.
     with ranks.first_alone():
         prepared = prepare(task, source, cache=place.cache, model=reservoir)
     require_labels(prepared.task, "train")
@@ -183,15 +184,8 @@ def load_job(
     # Samples of a wave go through the model's own input layer, else each would be a token.
     if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
         settings = replace(settings, input="native")
-    # 3. The kind of the rows of a step: the first that the task has, or the one that the options name.
-    possible = {"fresh": generator.endless, "augmented": generator.augments}
-    own_kinds = [kind for kind, is_possible in possible.items() if is_possible]
-    row_kinds = ["stored"] if options.from_cache else [*own_kinds, "stored"]
-    if options.rows not in ("auto", *row_kinds):
-        raise InputError(
-            f"--rows {options.rows}: neither task {task!r} nor the cache has such rows", "use --rows stored"
-        )
-    row_kind = row_kinds[0] if options.rows == "auto" else options.rows
+    # 3. The kind of the rows of a step.
+    row_kind = _row_kind(task, generator, options)
     # 4. The model.
     if prepared.task.labels_each_token or prepared.task.labels_text_tokens:
         raise InputError(
@@ -228,3 +222,19 @@ def load_job(
         model=model,
         row_kind=row_kind,
     )
+
+
+def _row_kind(task: str, generator: Source, options: TrainOptions) -> str:
+    """Return the kind of the rows of a step: the one that the options name, by default the first that the task has.
+
+    Raise `InputError` if the options name a kind that the task, or the cache, does not have.
+    """
+    row_kinds = ["stored"]
+    if not options.from_cache:  # the cache has features of stored rows only
+        is_possible = {"fresh": generator.endless, "augmented": generator.augments}
+        row_kinds = [*(kind for kind, possible in is_possible.items() if possible), "stored"]
+    if options.rows not in ("auto", *row_kinds):
+        raise InputError(
+            f"--rows {options.rows}: neither task {task!r} nor the cache has such rows", "use --rows stored"
+        )
+    return row_kinds[0] if options.rows == "auto" else options.rows

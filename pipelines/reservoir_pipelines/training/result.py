@@ -25,8 +25,8 @@ from reservoir_pipelines.training.checkpoints import TrainedSteps
 from reservoir_pipelines.training.job import Job
 from reservoir_pipelines.training.run_folder import RunFolder
 
-TOLERANCE = 0.01  # a validation score has converged when it stays this close to its last value
-VALIDATIONS = 3  # smallest number of validations that can show convergence
+TOLERANCE = 0.01  # validation scores have converged when they stay this close to the last one
+MIN_VALIDATIONS = 3  # smallest number of validations that can show convergence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,26 +111,29 @@ class Training(Record):
     def train_score(self) -> float | None:
         """Accuracy on the training rows over the last tenth of the steps; None for a regression."""
         accuracies = [line["accuracy"] for line in self.history if line.get("accuracy") is not None]
-        last = accuracies[-max(1, len(accuracies) // 10) :]
-        return fmean(last) if last else None
+        tenth = max(1, len(accuracies) // 10)
+        last_accuracies = accuracies[-tenth:]
+        return fmean(last_accuracies) if last_accuracies else None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Training":
-        """Build a result from what `to_dict` returned."""
-        evaluation = Evaluation.from_dict(values["evaluation"]) if values["evaluation"] else None
+        """Build a result from what `to_dict` returned, or its JSON, which has lists in place of tuples."""
         fields = dict(values)
         trials = fields.pop("swept", None) or fields.get("trials", ())  # earlier versions wrote "swept"
-        groups = tuple(values["groups"])
-        return from_json(
-            cls, {**fields, "groups": groups, "trials": tuple(trials), "evaluation": evaluation}
-        )
+        evaluation = fields["evaluation"]
+        converted = {
+            "groups": tuple(fields["groups"]),
+            "trials": tuple(trials),
+            "evaluation": Evaluation.from_dict(evaluation) if evaluation else None,
+        }
+        return from_json(cls, {**fields, **converted})
 
 
 @dataclass(frozen=True)
 class _TestScores:
-    """The scores of the best weights on the test rows."""
+    """The scores of the saved weights on the test rows."""
 
-    score: float
+    score: float  # accuracy, or R² of a regression
     loss: float
     evaluation: Evaluation
 
@@ -138,25 +141,30 @@ class _TestScores:
 def training_result(
     job: Job, folder: RunFolder, steps: FPTSteps, trained: TrainedSteps, test_rows: Split | None
 ) -> Training:
-    """Return the result, with the score of the saved weights on the test rows, if any, in the unit of the data."""
+    """Return the result of a training, with the test scores of the saved weights if the caller gives the test rows.
+
+    The test predictions are written into the folder.
+    """
     fpt = job.model.fpt
     task = job.prepared.task
     state = trained.state
     # The score of a model that has learned nothing, and the step from which the run was clearly better.
     floor = max(baseline(steps.rows.valid.y, task.classes), task.floor or 0.0)
-    scores = [
+    valid_scores = [
         (line["step"], line["valid_score"])
         for line in folder.history
         if line.get("valid_score") is not None
     ]
-    converged = converged_step(scores, floor)
-    # The test rows are scored if there is a step whose weights can be, and if the caller gives them.
-    tested = _test(job, folder, steps, test_rows) if state.step and test_rows is not None else None
+    converged = converged_step(valid_scores, floor)
+    has_saved_weights = state.step > 0  # else the run diverged before its first validation
+    tested = None
+    if has_saved_weights and test_rows is not None:
+        tested = _test(job, folder, steps, test_rows)
     trained_parameters = [parameter for parameter in fpt.parameters() if parameter.requires_grad]
     return Training(
         run=str(folder.path),
         steps=trained.diverged_step or state.step,
-        best_step=state.best_step if state.step else None,
+        best_step=state.best_step if has_saved_weights else None,
         metric=metric_name(task.classes),
         valid_score=state.best.get("valid_score"),
         valid_loss=state.best.get("valid_loss"),
@@ -176,20 +184,19 @@ def training_result(
 
 
 def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestScores:
-    """Score the best weights, which the model has, on the test rows, and write their predictions."""
+    """Score the saved weights, which the model has, on the test ``rows``, and write their predictions for `compare`."""
     task = job.prepared.task
     job.model.fpt.eval()
     scored = steps.score(rows)
-    # 1. Labels and predictions, both (rows, labels per row). A regression has targets, which go back from standardised
-    # values to the unit of the data.
+    # 1. Labels and predictions, both (rows, labels per row). A regression has standardised targets, which go back to
+    # the unit of the data.
     y = rows.y.reshape(len(rows.y), -1)
-    predicted = scored.predicted
     if job.target_scale:
         y = job.target_scale.restore(rows.y).reshape(y.shape)
-        predicted = job.target_scale.restore(predicted.reshape(rows.y.shape)).reshape(y.shape)
+        predicted = job.target_scale.restore(scored.predicted.reshape(rows.y.shape)).reshape(y.shape)
     else:
-        predicted = predicted.astype(int)
-    # 2. The predictions of each row, for `compare`.
+        predicted = scored.predicted.astype(int)
+    # 2. The predictions of each row, which one of the processes writes.
     if job.ranks.first:
         labelled = LabelledRows(
             ids=job.prepared.split("test").ids[job.rows["test"]],
@@ -211,11 +218,15 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestSco
 
 
 def baseline(y: np.ndarray, classes: int) -> float:
-    """Return the score of the best constant output for labels (rows, readout_tokens, outputs); 0 for R²."""
+    """Return the score of the best constant output for labels (rows, readout_tokens, outputs).
+
+    It is the share of the most frequent class, a mean over the labels of a row, or R² 0 if there are no ``classes``.
+    """
     if not classes:
         return 0.0
-    labels = y.reshape(len(y), -1)
-    return float(np.mean([np.bincount(column).max() / len(y) for column in labels.T]))
+    labels_of_rows = y.reshape(len(y), -1)
+    shares = [np.bincount(column).max() / len(y) for column in labels_of_rows.T]
+    return float(np.mean(shares))
 
 
 def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
@@ -225,16 +236,17 @@ def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | 
     too few validations, or if the last score is not above ``floor``, the score of a constant output: such a
     run has not learned anything that could converge.
     """
-    if len(history) < VALIDATIONS:
+    if len(history) < MIN_VALIDATIONS:
         return None
     last_step, last_score = history[-1]
     if not last_score > floor:  # so that NaN returns None, too
         return None
     # Walk back from the end while the scores stay close to the last one.
-    first_close = last_step
+    first_close_step = last_step
     for step, score in reversed(history):
-        if not abs(score - last_score) <= TOLERANCE:
+        is_close = abs(score - last_score) <= TOLERANCE  # False for NaN
+        if not is_close:
             break
-        first_close = step
-    # One close score, the last one itself, does not show that the score stays there.
-    return first_close if first_close < last_step else None
+        first_close_step = step
+    # If only the last score is close to itself, the score still moves.
+    return first_close_step if first_close_step < last_step else None

@@ -20,7 +20,7 @@ CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "run.json"
 CHECKPOINTS, LOCK = "checkpoints", "lock"
 CURVE, CONFUSION = "curve.png", "confusion.png"
 STATE = "state.json"  # in the folder of a checkpoint
-R = TypeVar("R")
+R = TypeVar("R")  # a result
 
 
 class MayDiverge(Protocol):
@@ -28,7 +28,7 @@ class MayDiverge(Protocol):
 
     @property
     def diverged_step(self) -> int | None:
-        """The step at which the loss diverged."""
+        """The step at which the loss diverged, None if it did not."""
         ...
 
 
@@ -60,7 +60,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name and both values of each setting that differs."""
+    """Yield the name, the old and the new value of each setting that differs, None for one that is missing.
+
+    The values of nested dicts are compared one by one; their names are joined by dots and begin with ``name``.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
@@ -69,32 +72,40 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, 
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal except an incomplete last one, or an empty list if there is no file."""
+    """Return the values of the lines of a journal, or an empty list if there is no file.
+
+    An incomplete last line is left out. Raise `InputError` for any other damaged line.
+    """
     lines = []
-    for text, line in read_lines(path):
+    for text, values in read_lines(path):
         # kill -9 may leave an incomplete last line; a power loss may leave zeros.
         is_incomplete = not text.endswith(b"\n") and b"}" not in text
         if is_incomplete or b"\0\0" in text:
             break
-        if line is None or not fits(line.get("step"), int) or not fits(line, dict[str, float | None]):
+        if values is None or not _is_journal_line(values):  # None if the checksum of the line is wrong
             raise InputError(
                 f"{path}: line {len(lines) + 1} is damaged", "remove the file, or train in another folder"
             )
-        lines.append(line)
+        lines.append(values)
     return lines
+
+
+def _is_journal_line(values: Mapping[str, Any]) -> bool:
+    """Return whether a line of a journal has a step, and numbers, or None for those that were not finite."""
+    return fits(values, dict[str, float | None]) and fits(values.get("step"), int)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder of trained tensors and moments of Adam, the state of the training, and the files' SHA-256 by name."""
+    """The description of a checkpoint, whose folder holds the trained tensors and the moments of Adam."""
 
-    path: Path
-    state: State
-    digests: dict[str, str]
+    path: Path  # the folder
+    state: State  # the progress of the training
+    digests: dict[str, str]  # SHA-256 of the files by their names
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the folder of the checkpoint after a step."""
+    """Return the folder of the checkpoint after a step; the names sort in the order of the steps."""
     return folder / f"step-{step:08d}"
 
 
@@ -127,14 +138,15 @@ class RunFolder:
 
     @property
     def last(self) -> Checkpoint | None:
-        """The latest checkpoint."""
-        last = max((self.path / CHECKPOINTS).glob("step-*"), default=None)
-        return read_checkpoint(last) if last else None
+        """The latest checkpoint, None if there is none yet."""
+        last_path = max((self.path / CHECKPOINTS).glob("step-*"), default=None)
+        return read_checkpoint(last_path) if last_path else None
 
     @property
     def best(self) -> Checkpoint:
-        """The checkpoint with the best validation score."""
-        if (last := self.last) is None:
+        """The checkpoint with the best validation score; a run without a checkpoint raises `InputError`."""
+        last = self.last
+        if last is None:
             raise InputError(
                 f"{self.path}: the run has no checkpoint yet",
                 "continue it with reservoir train ... --resume",
@@ -143,13 +155,13 @@ class RunFolder:
 
     @property
     def state(self) -> State:
-        """State of the last checkpoint."""
+        """State of the last checkpoint; at step 0 if there is none yet."""
         last = self.last
         return last.state if last else State()
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The lines of the journal."""
+        """The values of each line of the journal: of steps and of validations."""
         return read_journal(self.path / METRICS)
 
     def result(self, build: Callable[[dict[str, Any]], R]) -> R | None:
@@ -160,13 +172,16 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder within the context; what a killed process left unfinished is removed."""
-        with ExitStack() as stack:
+        """Create the folder, lock it within the context, and remove what a killed process left unfinished.
+
+        Raise `InputError` if another process has locked it.
+        """
+        with ExitStack() as stack:  # because the lock is held longer than errors of writing are caught
             with writing(self.path, "name another folder"):
                 make_folder(self.path)
                 refuse_links(self.path / CHECKPOINTS)
-                is_held = stack.enter_context(locked(self.path / LOCK, wait=False))
-            if not is_held:
+                has_lock = stack.enter_context(locked(self.path / LOCK, wait=False))
+            if not has_lock:
                 raise InputError(
                     f"{self.path}: another process is training this run", "wait for it, or stop it"
                 )
@@ -176,15 +191,16 @@ class RunFolder:
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise `InputError` if the folder has other files, or a run with other settings."""
-        names = {path.name for path in self.path.iterdir()}
-        if CONFIG not in names and names - {LOCK}:
+        file_names = {path.name for path in self.path.iterdir()}
+        if CONFIG not in file_names and file_names - {LOCK}:
             raise InputError(
                 f"{self.path}: the folder contains other files", "name an empty or a new folder"
             )
-        old_settings = self.config["settings"] if CONFIG in names else {}
+        # A damaged configuration is refused even if the run is new.
+        old_settings = self.config["settings"] if CONFIG in file_names else {}
         if self.is_new:
             return
-        # The new settings as they would be read back: tuples become lists.
+        # The new settings as they would be read back: tuples become lists. The first difference is reported.
         new_settings = json.loads(json.dumps(config["settings"]))
         for name, old, new in differences(old_settings, new_settings):
             raise InputError(
@@ -199,17 +215,19 @@ class RunFolder:
     def final_result(
         self, build: Callable[[dict[str, Any]], Finished], options: TrainOptions, patience: int | None
     ) -> Finished | None:
-        """Return the result as `result` does; None also if the run needs further steps with some options.
+        """Return the result as `result` does, or None if with these options the run needs further steps.
 
-        ``patience`` is a number of steps.
+        ``patience`` is the number of steps without a better validation after which a run stops; None if it does not.
         """
         result = self.result(build)
         if result is None:
             return None
         state = self.state
         last_step = options.steps or 0
-        is_stale = patience is not None and state.stale_steps >= patience
+        has_all_steps = state.step >= last_step
+        lost_patience = patience is not None and state.stale_steps >= patience
+        # A run that diverged has ended if divergence is a result; with --resume, its last steps are tried again.
         has_diverged = result.diverged_step is not None and result.diverged_step <= last_step
-        is_reported = options.on_divergence == "report" and not options.resume
-        is_final = state.step >= last_step or is_stale or (has_diverged and is_reported)
+        accepts_divergence = options.on_divergence == "report" and not options.resume
+        is_final = has_all_steps or lost_patience or (has_diverged and accepts_divergence)
         return result if is_final else None

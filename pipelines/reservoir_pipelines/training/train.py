@@ -24,11 +24,11 @@ from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RESULT, Ru
 REPORTED = ("valid_score", "valid_loss", "best_step", "diverged_step", "seconds", "run")
 """Fields of a result that a row of the sweep shows."""
 
-CLASSES = Display(
+DISPLAY_OF_CLASSES = Display(
     step="loss {0:.4f}  accuracy {1:.1%}",
     validation="validation loss {valid_loss:.4f}, accuracy {valid_score:.1%}",
 )
-VALUES = Display(
+DISPLAY_OF_VALUES = Display(
     step="loss {0:.4f}",
     validation="validation loss {valid_loss:.4f}, R² {valid_score:.3f}",
 )
@@ -37,7 +37,7 @@ VALUES = Display(
 def train(
     task: str, reservoir: ReservoirOptions, source: RowOptions, options: TrainOptions, place: PlaceOptions
 ) -> Training:
-    """Train some groups of a model's parameters on a task; see `api.train`."""
+    """Train some groups of a model's parameters on a task, for each value of a sweep, if given; see `api.train`."""
     place = replace(place, cache=cache_root(place.cache))
     trials = _sweep(task, reservoir, source, options, place) if options.sweep else []
     # The steps of the best trial are in its folder: this call continues there, and scores the test rows.
@@ -56,6 +56,7 @@ def train_once(
     test: bool = True,
 ) -> Training:
     """Train with one value of each option; score the test split unless ``test`` is False."""
+    # The stack holds the lock of the folder. Random numbers that the model draws do not change those of the caller.
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as stack:
         # 1. The data, the model, and all defaults.
         job = load_job(task, reservoir, source, options, place, ranks)
@@ -70,15 +71,18 @@ def train_once(
             if ranks.first:
                 stack.enter_context(folder.lock())
                 folder.check(job.config)
-        # 3. A finished run is returned. If it is a run of a sweep, its test rows may have to be scored first.
+        # 3. The result of a finished run is returned. That of a run of a sweep has no test scores; if they are needed
+        # now, the code below takes the steps that are left, which may be none, and scores the test rows.
         options = job.options
         last_step = options.steps or 0
         state = folder.state
-        if result := folder.final_result(Training.from_dict, options, job.patience):
+        result = folder.final_result(Training.from_dict, options, job.patience)
+        if result:
             if state.step > last_step and ranks.first:
                 notify(f"{folder.path}: this run already has {state.step:,} steps; printing its result")
-            has_scores = result.best_step is None or result.test_score is not None
-            if has_scores or not test:
+            has_no_weights = result.best_step is None  # it diverged before its first validation
+            needs_test_scores = test and not has_no_weights and result.test_score is None
+            if not needs_test_scores:
                 return result
         elif state.step and not options.resume:
             raise InputError(
@@ -97,12 +101,12 @@ def train_once(
                 job.model.fpt,
                 steps,
                 options,
-                CLASSES if job.prepared.task.classes else VALUES,
+                DISPLAY_OF_CLASSES if job.prepared.task.classes else DISPLAY_OF_VALUES,
                 ranks=ranks,
                 patience=job.patience,
                 on_divergence=options.on_divergence,
             )
-        # 5. The scores on the test rows, which nothing before this has, and the plots.
+        # 5. The scores on the test rows, which nothing above was given, and the plots.
         test_rows = inputs.split("test") if test else None
         result = training_result(job, folder, steps, trained, test_rows)
         if ranks.first:
@@ -119,29 +123,34 @@ def train_once(
 class _Trial:
     """One combination of values, and the result of training with it, which never read the test rows."""
 
-    values: dict[str, Any]
-    options: TrainOptions
+    values: dict[str, Any]  # by the names of the options
+    options: TrainOptions  # with these values
     result: Training
 
     @property
     def rank(self) -> tuple[float, float]:
         """Validation score, then the negative loss: the best trial has the largest rank.
 
-        A run that diverged has the score of its best validation before the divergence.
+        A run that diverged has the score of its best validation before the divergence; the rank of one without a
+        validation is the smallest.
         """
         score = self.result.valid_score
-        return -math.inf if score is None else score, -(self.result.valid_loss or 0.0)
+        negative_loss = -(self.result.valid_loss or 0.0)
+        return (-math.inf if score is None else score), negative_loss
 
     @property
     def row(self) -> dict[str, Any]:
-        """The line of this trial in the result."""
+        """The values and the reported fields of this trial, as a row of the table in the result of a sweep."""
         return {**self.values, **{name: getattr(self.result, name) for name in REPORTED}}
 
 
 def _sweep(
     task: str, reservoir: ReservoirOptions, source: RowOptions, options: TrainOptions, place: PlaceOptions
 ) -> list[_Trial]:
-    """Train with each combination of some options' values, and return the trials, best validation score first."""
+    """Train with each combination of the values of ``--sweep``, and return the trials, best validation score first.
+
+    Raise `InputError` if all of them diverged before their first validation.
+    """
     combinations = _combinations(options)
     trials = list[_Trial]()
     for number, values in enumerate(combinations, start=1):
@@ -163,6 +172,7 @@ def _sweep(
 def _combinations(options: TrainOptions) -> list[dict[str, Any]]:
     """Return every combination of the values that ``--sweep`` lists, by the options' names."""
     values_of = options.sweep or {}
+    # A single value need not be a list.
     lists = [values if isinstance(values, list | tuple) else [values] for values in values_of.values()]
     combinations = [dict(zip(values_of, values, strict=True)) for values in itertools.product(*lists)]
     for values in combinations:
@@ -171,11 +181,18 @@ def _combinations(options: TrainOptions) -> list[dict[str, Any]]:
 
 
 def _options_of(options: TrainOptions, values: dict[str, Any]) -> TrainOptions:
-    """Return the options of one run, which has a folder of its own below ``--run``."""
-    folder = options.run and options.run / "-".join(f"{name}-{value:g}" for name, value in values.items())
+    """Return the options of the run of a sweep with these values.
+
+    It has a folder of its own below ``--run``, if that is given, continues where an earlier sweep stopped, and does not
+    end the sweep if it diverges.
+    """
+    folder = options.run
+    if folder:
+        folder /= "-".join(f"{name}-{value:g}" for name, value in values.items())
     settings = {**values, "sweep": None, "resume": True, "run": folder, "on_divergence": "report"}
     return replace(options, **settings)
 
 
 def _text(values: dict[str, Any]) -> str:
+    """Return the values of a combination for messages, such as ``learning_rate 0.001, dropout 0.1``."""
     return ", ".join(f"{name} {value:g}" for name, value in values.items())
