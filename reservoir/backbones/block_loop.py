@@ -45,6 +45,8 @@ class _AllNotedError(Exception):
 class BlockLoop:
     """The forward pass of one batch, block by block.
 
+    The constructor already runs the model with its first block, and notes how the model calls the others.
+
     Parameters
     ----------
     run : callable
@@ -57,8 +59,6 @@ class BlockLoop:
         The context in which the model and each block run.
     step : callable
         `run_block`, or its compiled form.
-
-    The constructor already runs the model with its first block, and notes how the model calls the others.
     """
 
     def __init__(
