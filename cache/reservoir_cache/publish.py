@@ -90,10 +90,12 @@ def publish(
             f"{final}: cannot be written ({reason}); check free space and permissions"
         ) from error
     if crc32 is None:
-        crc32 = 0
+        crc = 0
         for piece in content:
-            crc32 = crc32_of(piece, crc32)
-    return sum(map(len, content)), f"{crc32:08x}"
+            crc = crc32_of(piece, crc)
+    else:
+        crc = crc32
+    return sum(map(len, content)), f"{crc:08x}"
 
 
 def publish_json(
