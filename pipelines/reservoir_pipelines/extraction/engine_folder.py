@@ -260,10 +260,10 @@ def _opened(path: Path) -> Iterator[Any]:
         raise InputError(f"{path}: damaged ({first_line(error)})", RERUN_REQUEST) from error
 
 
-def _read_request(path: Path, digest: "hashlib._Hash") -> tuple[RequestFile, "Tensor"]:
+def _read_request(path: Path, digest: Any) -> tuple[RequestFile, "Tensor"]:
     """Return the description of a request and the states (layers, width) of its first token; update ``digest``.
 
-    ``digest`` gets the shape, the token IDs, and the states of the last token in all layers. These states depend on
+    ``digest``, of hashlib, gets the shape, the token IDs, and the last token's states in all layers. These depend on
     all tokens, so another model or another text gives another digest, and the other states need not be read.
     """
     import torch
