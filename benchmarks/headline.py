@@ -36,9 +36,8 @@ ALL_ROWS = "2026-11-23-further-seeds-with-all-training-rows"
 ONE_HEAD = "2026-11-27-one-head-of-untrained-attention-recalls-999-of-bit-memory"
 FADING = "2026-11-27-all-rows-of-cifar-10-fpts-of-real-weights-and-listops-by-means-that-fade"
 KERNELS = {
-    "mnist": ("2026-11-27-kernels-on-mnist-and-cifar-10",),
+    "mnist": ("2026-11-28-all-rows-of-mnist-and-twice-the-patches-on-cifar-10",),
     "cifar10": (FADING,),
-    "cifar10-lra": ("2026-11-27-the-whole-headline-and-a-kernel-on-cifar-10-lra",),
     "listops": (PATCHES, FADING),
 }
 OUTPUT_ONLY, FPT_RANDOM, FPT = "paper: output only, random GPT-2", "paper: FPT, random GPT-2", "paper: FPT"
