@@ -359,7 +359,7 @@ def _nested(labels: list[Any], task: Task, *, each_token: bool) -> Any:
     """Return the labels of a row as `Prediction.label` has them: nested by tokens and outputs, if there are several.
 
     ``labels`` is a flat list, the outputs of the first token before those of the second. With ``each_token`` it is
-    returned as it is, a label for each token, even if the row has only one token.
+    returned as it is, even for a row of one token; the outputs of a token are then not nested.
     """
     if each_token:
         return labels
