@@ -92,9 +92,10 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
     repaired = []
     for problem in verify(entry) if problems is None else problems:
         folder, file = problem.path.parent, problem.path.name
-        is_unfinished_split = folder.parent != entry.path  # the path of any other problem is that of a file
-        if is_unfinished_split:
-            continue
+        if folder == entry.path:
+            continue  # the folder of an unfinished split; all other problems are those of files in such a folder
+        # While `at_work` is open, nobody copies or removes the entry; opening it also removes what dead processes left.
+        # `mutex` keeps out other processes and threads that read, change and replace a manifest.
         locks = entry_locks(entry.path)
         with locks.at_work(), locks.mutex():
             if folder.name == derived.FOLDER:

@@ -81,6 +81,7 @@ def prepare(arguments: PrepareArguments) -> Prepared:
     from reservoir_pipelines.preparation.prepare import prepare as run
 
     task = require_path(arguments.task, "prepare: task")
+    # The arguments are options of a task, of the cluster and of downloads at once, which `run` takes one by one.
     return run(task, arguments, cache=arguments.cache, cluster=arguments, files=arguments)
 
 
@@ -607,11 +608,14 @@ def report(arguments: ReportArguments) -> Report:
     from reservoir_pipelines.reports.report import report as run
 
     folders = _list_of_paths(arguments.sources, "report: sources")
+    # `reports` knows the folders of `fit` and `train` alone. How a page shows another kind of folder, that of
+    # `reproduce`, is described in `paper`, which `reports` does not import.
     return run(folders, arguments, kinds=(REPRODUCTIONS,))
 
 
 def _list_of_paths(values: StrPath | Sequence[StrPath], argument_name: str) -> list[str]:
     """Return one path or several as strings; raise an `InputError` that names the argument for other values."""
-    is_single = isinstance(values, str) or not isinstance(values, Sequence)
-    paths = [values] if is_single else values
-    return [require_path(path, argument_name) for path in paths]
+    # A text is a sequence, too, but of letters. Other values that are no sequences are refused by `require_path`.
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        return [require_path(values, argument_name)]
+    return [require_path(path, argument_name) for path in values]

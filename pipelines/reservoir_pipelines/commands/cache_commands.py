@@ -1,4 +1,8 @@
-"""The commands under ``reservoir cache``: list, check, repair, copy and remove what is stored."""
+"""The commands under ``reservoir cache``: list, check, repair, copy and remove what is stored.
+
+The parameter ``options`` of a command is no flag. It has the options of the group `CacheOptions` that were set, by
+their names: ``cache``, the root folder of the cache, or nothing (see `reservoir_pipelines.command`).
+"""
 
 import shutil
 import sys

@@ -1,4 +1,8 @@
-"""Commands with arguments of their own, and the answers of commands that call a public function."""
+"""Commands with arguments of their own, and the answers of commands that call a public function.
+
+The parameter ``options`` of a command is no flag. ``cli.py`` registers a command with groups of options, each of which
+becomes a flag; ``options`` has the values of those that were set, by their names (see `reservoir_pipelines.command`).
+"""
 
 from __future__ import annotations
 
@@ -91,6 +95,8 @@ def extract(
 ) -> Answer:
     """Run a frozen model once, and cache its hidden states."""
     if dry_run:
+        # The public `api.extract` has no dry run. The module is imported here, because it imports NumPy and h5py, which
+        # take long, and the help of the program does not need them.
         from reservoir_pipelines.extraction.extract import resolved_plan
 
         plan = resolved_plan(task, as_group(options, opt.ExtractOptions))
@@ -154,6 +160,7 @@ def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: 
     mean = score_text(results.mean, first.best.metric)
     deviation = difference_text(results.deviation, first.best.metric)
     summary = Facts([("test", f"{mean} +- {deviation} over {len(results.fits)} seeds")])
+    # With --control or --mdl, the table has columns for control tasks or code lengths, too.
     table = with_probing(readout_table(rows, first.evaluation), [fit.best for fit in results.fits])
     return Answer(results, [table, summary])
 

@@ -279,7 +279,7 @@ class RecordingReader:
         """
         # Labels stay as they are written: 007 is not 7.
         table = read_table(file, self._label_columns, self.options.decimal)
-        self._check_named_columns(table)
+        self._choose_label_and_check_columns(table)
         table.frame = table.frame.drop(columns=separated(self.options.drop), errors="ignore")
         # Sort the steps by time.
         time = self._time_column(table)
@@ -299,14 +299,15 @@ class RecordingReader:
         table.bad.readable()  # raises an error that names the bad rows
         # Only a recording that can be read decides about the others.
         self.channels = channels
+        # Without a column of times, an increasing channel may be one whose name is not conventional: see `notes`.
         if not time and not self.is_new:
             self._note_increasing(channels, values)
         if labels is not None:
             self.labels.append(labels.tolist())
         return values
 
-    def _check_named_columns(self, table: Table) -> None:
-        """Refuse a table without a column that an option names, and decide which one has the labels.
+    def _choose_label_and_check_columns(self, table: Table) -> None:
+        """Set ``self.label`` to the column of labels, if any, and refuse a table without a column that an option names.
 
         New recordings may lack the column of labels.
         """

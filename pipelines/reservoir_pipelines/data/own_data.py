@@ -117,6 +117,7 @@ class OwnData(Source):
             parameters=self._parameters(),
             labels=self._labels.names,
             alphabet=self._alphabet.symbols,
+            # Side in pixels of the images for models of vectors; 0 if the rows are no images.
             pictures=SIDE if self._rows.holds == "images" else 0,
         )
 

@@ -294,7 +294,8 @@ class BadRows:
 
     def _refuse(self, *, all_bad: bool) -> None:
         """Raise an error that names the first bad rows, and says what to do; ``all_bad`` if no row is left."""
-        # If all rows have one remedy, the message gives that; else "fix the file" is true of all.
+        # If all rows have one remedy, the message gives that; else "fix the file" is true of all. Remedies that differ
+        # only in the suffix `OR_FILL` count as one, so they are compared without it; it is added once below.
         remedies = {self.remedies.get(row, "fix the file").removesuffix(OR_FILL) for row in self.reasons}
         remedy = remedies.pop() if len(remedies) == 1 else "fix the file"
         if any(EMPTY_CELL in reason for reason in self.reasons.values()):

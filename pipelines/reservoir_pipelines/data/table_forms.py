@@ -380,14 +380,8 @@ def read_long_form(reading: TableArrays) -> Skipped:
     table, roles = reading.table, reading.roles
     ids = _ids_of_rows(reading)
 
-    # Read the columns, an entry per row of the table. `_check_constant` checks all arrays that are in ``reading`` then,
-    # so labels of steps, which may change within a sequence, are taken out.
-    labels_steps = _labels_steps(reading, ids)
-    if not labels_steps:
-        _complete_labels(reading, ids)
-    reading.read_labels()
-    step_labels = reading.arrays.pop("y", None) if labels_steps else None
-    reading.read_groups_and_split()
+    # Read the columns, an entry per row of the table.
+    step_labels = _read_labels_and_groups(reading, ids)
     times = sortable_times(table, roles.time)
     names = reading.value_columns()
     steps = values_of(table, names, reading.options, fill=reading.fill)
@@ -437,6 +431,22 @@ def _ids_of_rows(reading: TableArrays) -> np.ndarray:
     for row in np.flatnonzero(table.frame[name].isna()):
         table.bad.add(row, f"no id in column {name!r}")
     return np.array(reading.texts(name))
+
+
+def _read_labels_and_groups(reading: TableArrays, ids: np.ndarray) -> np.ndarray | None:
+    """Read the label, group and split of each row; return the labels (rows, ...) if they are those of steps.
+
+    ``ids`` (rows,) are the ids of the rows' sequences. `_check_constant` refuses arrays in ``reading`` that change
+    within a sequence. Labels of steps may change, so they are returned instead of being one of these arrays; without
+    labels of steps, None is returned.
+    """
+    labels_steps = _labels_steps(reading, ids)
+    if not labels_steps:
+        _complete_labels(reading, ids)
+    reading.read_labels()
+    step_labels = reading.arrays.pop("y", None) if labels_steps else None
+    reading.read_groups_and_split()
+    return step_labels
 
 
 def _rows_of_sequences(sequence_of_row: np.ndarray, times: np.ndarray) -> list[np.ndarray]:

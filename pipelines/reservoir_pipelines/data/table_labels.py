@@ -123,9 +123,10 @@ def _mark_odd_labels(
 
 
 def _odd_labels(texts: Any, options: OwnDataOptions) -> np.ndarray:
-    """Return which labels do not fit to the others, (rows,) of bool: those that are not finite numbers, as most are.
+    """Return which labels are not finite numbers although at least half of all labels are, (rows,) of bool.
 
-    None is odd if at most half of the labels are finite numbers, or if the others may be names of classes beside them.
+    No label is odd if fewer than half are finite numbers, or if those that are no numbers may be names of classes
+    beside the numbers.
     """
     import pandas as pd
 

@@ -119,12 +119,15 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
     names = {str(span["label"]) for spans in spans_of_rows for span in spans or []}
     classes = tuple(sorted({*names, OUTSIDE}))
     number_of_class = {name: number for number, name in enumerate(classes)}
+    # All rows get as many labels as the longest text has letters: refuse one text that makes the array far larger than
+    # the labels in it.
     lengths = [len(text.strip()) for text in texts]
     check_padding(f"{bad.where}, column {sequence!r}", np.array(lengths), np.dtype(np.int32).itemsize)
     y = np.full((len(texts), max(lengths)), number_of_class[OUTSIDE], np.int32)
     for row, (text, spans) in enumerate(zip(texts, spans_of_rows, strict=True)):
         # Spans count the letters of the text as it is written. It is stored without white space at its ends, so its
-        # letters move to the left; a span may begin or end in the white space before them.
+        # letters move to the left; a span may begin or end in the white space before them. If it ends in the white
+        # space after them, it also labels places beyond the row's length: they are padding, whose labels are not used.
         shift = len(text) - len(text.lstrip())
         for span in spans or []:
             start, end = max(0, span["start"] - shift), max(0, span["end"] - shift)

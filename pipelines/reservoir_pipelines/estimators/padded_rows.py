@@ -71,8 +71,9 @@ def unnested(x: Any) -> Any:
     # A single column of pandas or polars.
     if hasattr(x, "to_list"):
         return x.to_list()
-    # A table: the first row shows whether its cells hold series or numbers. In a table of several columns, texts are
-    # numbers that pandas did not convert; a single column of texts is refused later as texts.
+    # A table: the first row shows whether its cells hold series, which have a length, or numbers. Texts have a length,
+    # too, but are not series. In a table of several columns they are left out here, because they may be numbers that
+    # pandas has left as texts; a single column of texts becomes a list, which is refused later.
     names = list(getattr(x, "columns", ()))
     first_cells = [x[name][:1].to_list()[0] for name in names] if names and len(x) else []
     if len(names) > 1:
@@ -200,11 +201,14 @@ def scaling_of(
         return None
     if not standardise:
         return Scaling.constant(1.0, task.form.dim)
-    # Both are (tokens of all rows, channels), without padding: as given, and as the model reads them. The latter may
-    # have further channels that mark missing values, which follow the others and are not scaled.
+    # ``original`` and ``tokens`` are (tokens of all rows, channels), without padding: the values as given, and as the
+    # model reads them. ``rows.x`` may have further channels that mark missing values, which follow the others and are
+    # not scaled.
     original = x.reshape(*rows.x.shape[:2], -1)[rows.not_padding]
     channels = original.shape[1]
     tokens = rows.x[rows.not_padding][:, :channels].astype(np.float64)
+    # The checks take measurements of several pieces of the data; X is a single piece. The first one refuses channels of
+    # which rounding to float32 has lost too much.
     check_rounding("X", [rounding(original, tokens)])
     # Mean and deviation of each channel, 0 and 1 for a channel without any value, which has neither.
     token_weights = None if weights is None else np.repeat(weights, rows.lengths)

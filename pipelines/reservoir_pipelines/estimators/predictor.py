@@ -279,9 +279,10 @@ class ReservoirPredictor(ReservoirEstimator):
 def _fit_raw(
     array_columns: ArrayColumns, fits: list[ColumnFit], fitter: Fitter, chooses: bool
 ) -> list[Choice]:
-    """Return the readout of the raw input as the only baseline; none if nothing can be chosen.
+    """Return the readout of the raw input as the only baseline, in a list; an empty list without ``chooses``.
 
-    The parameters are those that `select` passes; it calls this function after the columns have been fitted.
+    The parameters are those of `FitBaselines`, the function that `select` calls. ``chooses`` is False if the folds have
+    too few samples to choose by, and then no baseline may win. ``fits``, the fits of the columns, are not used.
     """
     raw = array_columns.raw()
     return [Choice(fit_source(fitter, raw), raw, fitter)] if chooses else []

@@ -198,14 +198,16 @@ def _timed_trial(extractor: Extractor, *, on_gpu: bool) -> tuple["_Seconds", int
 def _peak_memory(extractor: Extractor) -> int:
     """Return the bytes that this process would need at most in a long extraction; call it after a trial.
 
-    They are bytes of the GPU if the model is on one.
+    They are bytes of the GPU if the model is on one, else of the host.
     """
     device = extractor.model.device
     if devices.on_gpu(device):
         peak = torch.cuda.max_memory_allocated(device)
     else:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # which Linux gives in KiB
-    # The peak of a trial lacks the blocks that wait for the writer during a long extraction.
+    # The peak of a short trial may lack the blocks that wait for the writer during a long extraction. With a GPU, they
+    # wait in its memory until a thread of the writer copies them to the host (see `ColumnsOnGpu`). `QUEUED` counts
+    # those that have been copied as well, so for a GPU the estimate is rather too high than too low.
     row_bytes = 4 * sum(tokens * width for tokens, width in extractor.shapes.values())  # of float32
     return peak + QUEUED * extractor.layout.block_rows * row_bytes
 

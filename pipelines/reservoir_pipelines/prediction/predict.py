@@ -35,7 +35,8 @@ from reservoir_pipelines.prediction.predictions import Predictions, without_sing
 
 def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
-    # 1. The readout, and the radius of its sets or intervals.
+    # 1. The readout (``requests``: also one of features that an inference engine computed), and for --coverage the
+    # radius of conformal prediction: sets and intervals have all labels whose nonconformity score is at most this.
     bundle = open_readout(readout, trust=options.trust, requests=True)
     _check_flags(bundle.task, options)
     radius = None if options.coverage is None else bundle.radius(options.coverage, readout)
@@ -72,6 +73,8 @@ def predict(readout: Path, file: Path, options: PredictOptions) -> Predictions:
     reads_symbols = reads_raw_input or any(not model.reader for model in models)
     _warn(bundle, file, rows, reads_symbols=reads_symbols)
     # 5. What has a label: words or tokens of texts, rows of a table that are steps of one recording, or the rows.
+    # Rows may be windows of recordings. With --windows each has a prediction; otherwise those of the windows are joined
+    # to one of each recording, which ``steps`` may divide among the rows of a table. So --windows leaves out both.
     texts = None
     if task.labels_text_tokens:
         texts = NewTexts.read(file, rows, task, models)
@@ -353,11 +356,16 @@ def _labels_of_row(cells: Any, task: Task, length: int | None) -> list[Any]:
 
 
 def _nested(labels: list[Any], task: Task, *, each_token: bool) -> Any:
-    """Return the labels of a row as `Prediction.label` has them: nested by tokens and outputs, if there are several."""
+    """Return the labels of a row as `Prediction.label` has them: nested by tokens and outputs, if there are several.
+
+    ``labels`` is a flat list, the outputs of the first token before those of the second. With ``each_token`` it is
+    returned as it is, even for a row of one token; the outputs of a token are then not nested.
+    """
     if each_token:
         return labels
     if len(labels) == 1:
         return labels[0]
+    # A list of outputs for each token, or the output itself if a token has one.
     tokens = without_single_outputs(np.array(labels, object).reshape(-1, task.outputs).tolist())
     return tokens[0] if len(tokens) == 1 else tokens
 
