@@ -341,7 +341,9 @@ def silence_transformers() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    logging.set_verbosity(50)  # critical; even its errors print values of configurations as they are
+    # 50 is the level of critical messages. Errors are hidden, too: they print values of a configuration without
+    # escapes, so that control characters in the file of a model would reach the terminal.
+    logging.set_verbosity(50)
 
 
 def attention_name(config: Any) -> str:

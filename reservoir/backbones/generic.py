@@ -286,41 +286,51 @@ def excessive_count(settings: Mapping[str, Any]) -> str | None:
             if excess_inside := excessive_count(value):
                 return excess_inside
         elif str(name).endswith((*COUNTS, *LISTS_OF_COUNTS)):
-            counts = value if name in LISTS_OF_COUNTS and isinstance(value, list) else [value]
+            # The names of lists that select or describe blocks have these ends, too, such as ``mlp_only_layers`` with
+            # block numbers, whose sum means nothing. So only lists with exactly a name of `LISTS_OF_COUNTS` are summed;
+            # any other list is not an int, and counts 0. A single number counts under any name with such an end.
+            is_list_of_counts = name in LISTS_OF_COUNTS and isinstance(value, list)
+            counts = value if is_list_of_counts else [value]
             total = sum(count for count in counts if isinstance(count, int))
             if total > MOST_PARTS:
                 return f"{name} is {total:,}, more than {MOST_PARTS:,}"
     return None
 
 
-def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
+def _find_parts(model_class: type[nn.Module], whole_config: Any) -> Parts:
     """Build a model without memory for its weights, and return where its parts are."""
     with torch.device("meta"), SkipInitialisation():
-        whole_model: Any = model_class(deepcopy(config), **_without_pooler(model_class))
-    part_path = _part_that_runs(whole_model, config)
-    model: Any = whole_model.get_submodule(part_path)
-    # A whole model of texts and images has a configuration of each, and its blocks are those of the texts.
-    settings = model.config if part_path else model.config.get_text_config()
-    width = _width_of(settings, config)
-    words_path, words_width = _find_words(model)
-    input_name = _find_input(model, width, words_width, config)
-    depth_setting, blocks_path = _find_blocks(model, settings, config)
+        whole_model: Any = model_class(deepcopy(whole_config), **_without_pooler(model_class))
+    part_path = _part_that_runs(whole_model, whole_config)
+    part: Any = whole_model.get_submodule(part_path)  # the whole model if the path is empty
+    part_config = part.config
+    if not part_path:
+        # A whole model of texts and images has a configuration of each, and its blocks are those of the texts. For any
+        # other model, this method returns the whole configuration.
+        part_config = part.config.get_text_config()
+    width = _width_of(part_config, whole_config)
+    words_path, words_width = _find_words(part)
+    input_name = _find_input(part, width, words_width, whole_config)
+    depth_setting, blocks_path = _find_blocks(part, part_config, whole_config)
     reads_text = input_name in ("inputs_embeds", "input_ids")
-    arguments = inspect.signature(model.forward).parameters
-    call_options = without_cache(model)
+    arguments = inspect.signature(part.forward).parameters
+    call_options = without_cache(part)
     if "interpolate_pos_encoding" in arguments:  # so that images, and stand-ins for them, may have any size
         call_options |= {"interpolate_pos_encoding": True}
-    # If the whole configuration contains none of this class, its own settings describe the part.
-    settings_path = _path_of_settings(config, type(settings)) or ""
+    settings_path = _path_of_settings(whole_config, type(part_config))
+    if (
+        settings_path is None
+    ):  # nothing inside has this class, so the whole configuration describes the part
+        settings_path = ""
     return Parts(
         part_path=part_path,
         settings_path=settings_path,
         blocks_path=blocks_path,
         depth_setting=depth_setting,
         shape=Shape(
-            depth=getattr(settings, depth_setting),
+            depth=getattr(part_config, depth_setting),
             width=width,
-            max_tokens=_count_positions(model, settings) if reads_text else None,
+            max_tokens=_count_positions(part, part_config) if reads_text else None,
             # Any model is taken as not causal, so that padding is always masked; tests show whether it is.
             causal=False,
         ),
@@ -329,49 +339,49 @@ def _find_parts(model_class: type[nn.Module], config: Any) -> Parts:
         call_options=call_options,
         takes_mask="attention_mask" in arguments,
         # Models with ``spatial_shapes`` take images of several sizes, already cut into patches.
-        has_patches=hasattr(settings, "patch_size") and "spatial_shapes" not in arguments,
+        has_patches=hasattr(part_config, "patch_size") and "spatial_shapes" not in arguments,
     )
 
 
-def _width_of(settings: Any, config: Any) -> int:
-    """Return the width of the blocks, which the part's configuration ``settings`` states under one of several names.
+def _width_of(part_config: Any, whole_config: Any) -> int:
+    """Return the width of the blocks, which the part's configuration states under one of several names.
 
-    Raise `InputError`, which names the model type of the whole ``config``, if it states none.
+    Raise `InputError`, which names the model type of the whole configuration, if it states none.
     """
     for name in WIDTHS:
-        width = getattr(settings, name, None)
+        width = getattr(part_config, name, None)
         if isinstance(width, int):
             return width
-    raise refusal(config, "its configuration does not say how wide its blocks are")
+    raise refusal(whole_config, "its configuration does not say how wide its blocks are")
 
 
-def _find_input(model: Any, width: int, words_width: int, config: Any) -> str:
-    """Return ``inputs_embeds`` if vectors can enter by it, else the argument of the model's own input.
+def _find_input(part: Any, width: int, words_width: int, whole_config: Any) -> str:
+    """Return ``inputs_embeds`` if vectors can enter the part that runs by it, else the argument of its own input.
 
-    Raise `InputError` if it has neither. ``width`` is that of the blocks, and ``words_width`` that of the token
-    embeddings, 0 if there are none.
+    Raise `InputError`, which names the model type of the whole configuration, if it has neither. ``width`` is that of
+    the blocks, and ``words_width`` that of the token embeddings, 0 if there are none.
     """
-    arguments = inspect.signature(model.forward).parameters
+    arguments = inspect.signature(part.forward).parameters
     # Token embeddings of another width, as in ELECTRA, are projected before the first block, so vectors of the width of
     # the blocks cannot enter in their place.
     has_words_of_width = words_width in (0, width)
     if "inputs_embeds" in arguments and has_words_of_width:
         return "inputs_embeds"
-    native_input = _native_input(model)
+    native_input = _native_input(part)
     if native_input is None:
-        raise refusal(config, f"it takes {next(iter(arguments), 'nothing')}")
+        raise refusal(whole_config, f"it takes {next(iter(arguments), 'nothing')}")
     return native_input
 
 
-def _count_positions(model: nn.Module, settings: Any) -> int | None:
-    """Return the number of tokens for which a model has positions; None if its configuration states no limit."""
-    positions = getattr(settings, "max_position_embeddings", None)
+def _count_positions(part: nn.Module, part_config: Any) -> int | None:
+    """Return the number of tokens for which the part has positions; None if its configuration states no limit."""
+    positions = getattr(part_config, "max_position_embeddings", None)
     if not isinstance(positions, int):
         return None
     # The first position is that after the padding number, if learned positions have one, as in RoBERTa.
     first_positions = [
         module.padding_idx + 1
-        for path, module in model.named_modules()
+        for path, module in part.named_modules()
         if isinstance(module, nn.Embedding) and "position" in path and module.padding_idx is not None
     ]
     positions -= max(first_positions, default=0)
@@ -438,17 +448,17 @@ def _settings_of(parts: Parts, config: Any) -> Any:
     return attrgetter(parts.settings_path)(config) if parts.settings_path else config
 
 
-def _find_blocks(model: Any, settings: Any, config: Any) -> tuple[str, str]:
-    """Return the name of the setting with the number of blocks, and the path of their list in a model.
+def _find_blocks(part: Any, part_config: Any, whole_config: Any) -> tuple[str, str]:
+    """Return the name of the setting with the number of blocks, and the path of their list in the part that runs.
 
-    ``settings`` is the configuration of the model, and ``config`` that of the whole model, for messages.
+    Raise `InputError`, which names the model type of the whole configuration, if there is no such list.
     """
-    lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    lists = {path: module for path, module in part.named_modules() if isinstance(module, nn.ModuleList)}
     for setting in DEPTHS:
         # A property is computed from other settings, so the number of blocks could not be changed by it.
-        if isinstance(getattr(type(settings), setting, None), property):
+        if isinstance(getattr(type(part_config), setting, None), property):
             continue
-        depth = getattr(settings, setting, None)
+        depth = getattr(part_config, setting, None)
         # The blocks are the list of this length; of several, the one with the most parameters.
         path_by_size = {
             sum(tensor.numel() for tensor in blocks.parameters()): path
@@ -457,7 +467,7 @@ def _find_blocks(model: Any, settings: Any, config: Any) -> tuple[str, str]:
         }
         if path_by_size:
             return setting, path_by_size[max(path_by_size)]
-    raise refusal(config, "it has no list of as many blocks as its configuration says")
+    raise refusal(whole_config, "it has no list of as many blocks as its configuration says")
 
 
 def _find_words(model: Any) -> tuple[str, int]:

@@ -83,16 +83,25 @@ def _half_matrices(backbone: Backbone) -> list[nn.Module]:
 def _check_and_describe(backbone: Backbone) -> None:
     """Test a backbone whose products are in float32, and set the attributes that say what the tests found.
 
-    They are ``causal`` and ``can_pad`` of the backbone, and ``stand_in`` and ``adds_positions`` of a `VectorModel`. A
-    test that fails raises an error.
+    A test that fails raises an error.
+
+    | attribute | meaning |
+    |---|---|
+    | `Backbone.causal` | a token sees only itself and those before it |
+    | `Backbone.can_pad` | rows of several lengths can be in one batch |
+    | `VectorModel.stand_in` | shape of the zeros in place of the model's own input, whose tokens the vectors replace |
+    | `VectorModel.adds_positions` | the `VectorModel` adds positions to vectors |
     """
-    # The tests begin with these values. An earlier call, in another precision, may have set others.
-    backbone.causal = False
+    # An earlier call, in another precision, may have set other values than the tests need. `_is_safe_to_pad` needs a
+    # backbone that does not refuse padding.
     backbone.can_pad = True
     if isinstance(backbone.model, VectorModel):
-        backbone.model.adds_positions = False
-        _choose_stand_in(backbone, backbone.model)
-        backbone.model.adds_positions = not _sees_order(backbone)
+        model = backbone.model
+        # With positions, the layers would not be those of transformers, and any blocks would seem to see the order of
+        # the tokens. Only blocks that do not see it need positions.
+        model.adds_positions = False
+        _choose_stand_in(backbone, model)
+        model.adds_positions = not _sees_order(backbone)
     else:
         _check_embeddings(backbone)
     backbone.causal = _is_causal(backbone)

@@ -282,7 +282,10 @@ class _Header:
         return settings, tensor_by_name
 
     def _read_setting(self) -> tuple[str, Any]:
-        """Return the name and the value of a setting, and note where it stands and the size of the vocabulary."""
+        """Return the name and the value of a setting.
+
+        Note where the setting stands, unless it is a long array, and, for the tokens, the size of the vocabulary.
+        """
         start = self.position
         entries_before = self.entries_read
         name = self._read_text()
@@ -290,6 +293,8 @@ class _Header:
         self._count_entries(1)
         # The entries of a setting are itself and the items of its array.
         entries_of_setting = self.entries_read - entries_before
+        # `_write_settings` copies the short settings for transformers. A configuration needs no long array, such as the
+        # tokens of the vocabulary, and transformers would read one for seconds.
         if entries_of_setting <= MAX_SHORT:
             self.short_settings.append((start, self.position))
         if name == "tokenizer.ggml.tokens":
@@ -327,17 +332,24 @@ class _Header:
         return self._read_number(NUMBERS[type_number])
 
     def _skip_array(self) -> None:
-        """Move behind an array, and count its items."""
+        """Move behind an array of numbers or texts, and count its items.
+
+        Raise `ValueError` for an array of arrays, and for one of more numbers than the file has.
+        """
         item_type = self._read_number("I")
         length = self._read_number("Q")
         self._count_entries(length)
         if item_type in NUMBERS:
             self.position += length * struct.calcsize(NUMBERS[item_type])
+            # The numbers are skipped all at once. In a file without tensors, nothing may be read after them, and only
+            # this check shows that some are missing.
             if self.position > len(self.data):
                 raise ValueError("an array is longer than the file")
         elif item_type == STRING:
             for _ in range(length):
-                # The length of the text, in the 8 bytes in front of it.
+                # The length of the text, in the 8 bytes in front of it. A text that is too long moves ``position``
+                # behind the end of the file, where `struct` raises an error as soon as the next text, setting or
+                # tensor is read. All models have tensors, so something is always read after a text.
                 (text_bytes,) = struct.unpack_from("<Q", self.data, self.position)
                 self.position += 8 + text_bytes
         else:

@@ -171,15 +171,18 @@ VIT_POSITIONS = 1024  # as many as GPT-2 has
 class SequenceEmbeddings(nn.Module):
     """Takes the place of the patch embeddings: it returns the vectors themselves, with positions added.
 
-    ``pictures`` are the patch embeddings, which vectors do not use, and ``width`` is that of the vectors.
+    ``width`` is that of the vectors. ``pictures`` are the model's own embeddings of patches, which vectors do not use.
+    The model keeps them for native input (`Family.native_input`), which is looked up before `Backbone` drops them.
     """
 
     def __init__(self, pictures: nn.Module, width: int) -> None:
         super().__init__()
         self.pictures = pictures
         self.position_embeddings = nn.Parameter(torch.zeros(VIT_POSITIONS, width))
-        # The model reads the type of its pixels from this attribute.
-        self.patch_embeddings = SimpleNamespace(projection=SimpleNamespace(weight=self.position_embeddings))
+        # `ViTModel` converts its input to the type of ``embeddings.patch_embeddings.projection.weight``. The positions
+        # take the place of this weight, because they have the type of the other weights, too.
+        projection = SimpleNamespace(weight=self.position_embeddings)
+        self.patch_embeddings = SimpleNamespace(projection=projection)
 
     def forward(self, embeds: Tensor, **_images_only: Any) -> Tensor:
         """Return (batch, tokens, width) vectors with positions."""
@@ -198,7 +201,10 @@ def _run_vit(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _vit(name: str, blocks: str, **options: Any) -> Family:
-    """Return a family of vision transformers; ``options`` are arguments of the class of the model."""
+    """Return a family of vision transformers, whose list of blocks has the path ``blocks`` inside the model.
+
+    ``options`` are arguments of the class of the model.
+    """
     return Family(
         name=name,
         loader=HubLoader(options=options, adapt=_adapt_vit),
@@ -206,9 +212,9 @@ def _vit(name: str, blocks: str, **options: Any) -> Family:
             config.num_hidden_layers, config.hidden_size, max_tokens=VIT_POSITIONS, causal=False
         ),
         run=_run_vit,
-        takes_pair_mask=True,
+        takes_pair_mask=True,  # `run` may also get a mask of pairs, (batch, 1, queries, keys)
         blocks=blocks,
-        stored_blocks="encoder.layer",
+        stored_blocks="encoder.layer",  # the path of the blocks in files, also if the model has another
         groups={
             "positions": ("position_embeddings",),
             "layernorm": ("norm",),
@@ -220,6 +226,8 @@ def _vit(name: str, blocks: str, **options: Any) -> Family:
         native_input="embeddings.pictures",
         reads="pixels",
         heads=("classifier.", "pooler."),
+        # The positions of `SequenceEmbeddings` are in no file, so they are drawn with pretrained weights, too. The
+        # prefix also covers ``embeddings.pictures``, which are in files; but `Backbone` drops these before the draw.
         unsaved=("embeddings.",),
         attention="attention",
         feedforward=("mlp",),

@@ -82,4 +82,5 @@ class PatchConvolution(nn.Module):
         """
         values = windows.flatten(3).flatten(1, 2)
         deviation = (values.var(dim=2, correction=0, keepdim=True) + self.noise).sqrt()
+        # The weights are centred, so the mean of a window does not change its product with them, and is not subtracted.
         return (values / deviation) @ weights - offsets

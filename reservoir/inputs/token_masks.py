@@ -87,9 +87,11 @@ class MaskMaker:
             return is_token & ~np.isin(rows.ids, self.special_ids)
         # The end of a prompt is where an answer begins; a text without an answer is a prompt as a whole, and needs no
         # spans.
-        texts_with_spans = [text for text in self.texts if name != "last-prompt" or text.ends_with_answer]
-        if without_places := next((text for text in texts_with_spans if text.spans is None), None):
-            start = without_places.text[:60]
+        texts_needing_spans = [
+            text for text in self.texts if name != "last-prompt" or text.ends_with_answer
+        ]
+        if text_without_spans := next((text for text in texts_needing_spans if text.spans is None), None):
+            start = text_without_spans.text[:60]
             raise InputError(
                 f"pooling {name}: the chat template changes what the assistant says in {start!r}...",
                 "pool mean or last",
@@ -130,13 +132,14 @@ class MaskMaker:
                 last_row = rows_of_text[-1]
                 mask[last_row, self.rows.lengths[last_row] - 1] = True
                 continue
-            # From the last row to the first: the first of these with a token before the end has the last such token.
-            # A special token that a tokenizer adds would have the place (0, 0), and seem to be before the end. There is
-            # none, because only chats have answers, and a chat gets its special tokens from its template, as letters.
+            # Search the rows of the text backwards: the last row with a token that ends by ``prompt_end`` has the last
+            # token of the prompt. A special token that a tokenizer adds would have the place (0, 0), and seem to be
+            # part of the prompt. But only chats have answers, and the tokenizer adds no special tokens to a chat: they
+            # come from its template, as letters.
             for row in rows_of_text[::-1]:
                 token_ends = np.asarray(self.offsets[row], np.int64)[:, 1]
-                tokens_before_end = np.flatnonzero(token_ends <= prompt_end)
-                if len(tokens_before_end):
-                    mask[row, tokens_before_end[-1]] = True
+                prompt_tokens = np.flatnonzero(token_ends <= prompt_end)
+                if len(prompt_tokens):
+                    mask[row, prompt_tokens[-1]] = True
                     break
         return mask

@@ -113,7 +113,7 @@ class PaperHomology(KeyedHomology):
 
     symbols = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))  # of TAPE's tokenizer
     splits = "train", "valid"
-    outputs = 1200  # five of them are unused
+    class_count = 1200  # five of them are unused
     no_selection = TEST_IS_VALID
 
     @property

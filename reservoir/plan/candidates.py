@@ -273,17 +273,21 @@ def _picture_candidates(available: Mapping[Column, Pooling]) -> tuple[Columns, .
 
 
 def _layers_with_columns(kind: Kind, available: Mapping[Column, Pooling]) -> tuple[str, ...] | None:
-    """Return the default layers of a kind that have columns; None if the available columns have other layers."""
+    """Return the default layers of a kind that have columns; None if no candidates are known for these layers.
+
+    Candidates are known for all default layers, even if other layers have columns, too. If only some of the default
+    layers have columns, as with many rows, candidates are known as long as no other layer has any.
+    """
     default_text, _ = default_layers(kind, depth=1)  # any depth but 0 has the same ones
     defaults = split_names(default_text)
     available_layers = {column.place for column in available}
     layers = tuple(layer for layer in defaults if layer in available_layers)
-    # All default layers must have columns, unless there are so many rows that only some have: for series the input
-    # layer, for the others any of the defaults.
-    is_reduced = available_layers < {*defaults}
+    if layers == defaults:
+        return layers
+    # With many rows, fewer layers are read: for series the input layer alone, for the others any of the defaults.
     if kind == "series":
-        is_reduced = available_layers == {INPUT_NAME}
-    return layers if layers == defaults or is_reduced else None
+        return layers if available_layers == {INPUT_NAME} else None
+    return layers if available_layers < {*defaults} else None
 
 
 def _candidates_of(

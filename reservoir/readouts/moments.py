@@ -179,17 +179,21 @@ class Accumulator:
 
     def _multiply(self) -> None:
         """Add the products of the gathered rows to the sums and start a new block; the first block sets the shift."""
-        x, z = self._x[: self._filled], self._z[: self._filled]
-        y, roots = z[:, :-1], z[:, -1:]
+        x = self._x[: self._filled]
+        z = self._z[: self._filled]  # the targets ``y`` and, in the last column, the roots of the weights
+        y = z[:, :-1]
+        roots = z[:, -1:]
         if self._shift is None:
             self._shift = x.mean(0), y.mean(0)
         # Rows times the square roots of their weights: their products are then weighted. ``x`` and ``y`` are views, so
-        # this overwrites the block, which has been read when the next one begins.
+        # this overwrites the block, and with it ``z``. The block has been read when the next one begins.
         x -= self._shift[0]
         x *= roots
         y -= self._shift[1]
         y *= roots
-        self._arithmetic.add_square(self._xx, x)
+        # For samples x and y minus the shift, with weights p: x'z is sum p x y' and, in the last column, sum p x;
+        # roots'z is sum p y' and, in the last column, sum p.
+        self._arithmetic.add_square(self._xx, x)  # the lower triangle only, which `moments` mirrors
         self._xz += self._arithmetic.product(x.T, z)
         self._sums += self._arithmetic.product(roots.T, z)
         self._filled = 0

@@ -104,7 +104,7 @@ class RidgeSystem:
 
     def path(self, alphas: np.ndarray) -> LinearPath:
         """Return the solutions of every penalty."""
-        matrix = arithmetic().put(self.matrix)
+        matrix = arithmetic().put(self.matrix)  # on the device that computes
         weights = solve_penalties(matrix, self.b, check_penalties(alphas))
         return LinearPath(alphas, weights, self.offset, self.mean, self.scale)
 
@@ -128,9 +128,11 @@ class RidgeSystem:
     def _rotating_scorer(
         self, alphas: np.ndarray, has_samples: np.ndarray, targets: Targets | None
     ) -> FoldScorer:
-        """Return a scorer that rotates rows instead of solutions.
+        """Return a scorer that rotates rows z instead of solutions, for fewer rows than solutions.
 
-        ``has_samples`` (t,) is False for classes without samples, whose targets are 0 in ``b``.
+        With A = Q T Q', the scores z Q (T + alpha I)^-1 Q' b are products of the rotated rows z Q with the solutions of
+        the tridiagonal systems, which are never rotated back. ``has_samples`` (t,) is False for classes without
+        samples, whose targets are 0 in ``b``.
         """
         reduction = Reduction(self.matrix, self.b[:, has_samples])
         weights = reduction.solve(check_penalties(alphas)).transpose(1, 0, 2)  # (A, n, t)
@@ -141,8 +143,11 @@ class RidgeSystem:
 
         def scores(x: np.ndarray, penalties: slice) -> np.ndarray:
             """Return the scores of rows under some penalties; those of a class without samples are its offset."""
-            rotated = reduction.rotate(((x - self.mean) * self.scale).T).T
-            of_classes = scorer(rotated.astype(np.result_type(x.dtype, np.float32)), penalties)
+            z = (x - self.mean) * self.scale
+            rotated = reduction.rotate(z.T).T  # z Q = (Q' z')', of float64
+            # The precision in which a `Scorer` of ``x`` itself would compute: float32 unless ``x`` is of float64.
+            precision = np.result_type(x.dtype, np.float32)
+            of_classes = scorer(rotated.astype(precision), penalties)
             all_scores = np.full((*of_classes.shape[:2], len(self.offset)), self.offset, of_classes.dtype)
             all_scores[:, :, has_samples] = of_classes
             return all_scores
@@ -285,17 +290,20 @@ def kernel_fold_scores(
         # `dual_system` centres the products of the fitted samples itself; those of held-out samples are centred below.
         among_fitted = products[np.ix_(is_fitted, is_fitted)]
         system = dual_system(among_fitted, weights[is_fitted], y[is_fitted])
-        scorer = system.scorer(alphas, is_held_out.sum())
+        held_out_rows = is_held_out.sum()
+        scorer = system.scorer(alphas, held_out_rows)  # their number decides which form is the fastest
         # Products of held-out samples with fitted ones, both centred by the mean m of the fitted samples:
         #   (z - m)'(z_j - m) = z'z_j - z'm - m'z_j + m'm
         share = weights[is_fitted] / weights[is_fitted].sum()  # of each fitted sample in m
         with blas_threads(many=len(products) >= LARGE_MATRIX):
-            held_out = products[np.ix_(is_held_out, is_fitted)]
-            held_out_times_mean = held_out @ share
+            held_out_products = products[np.ix_(is_held_out, is_fitted)]
+            held_out_times_mean = held_out_products @ share
             fitted_times_mean = among_fitted @ share
             mean_times_mean = share @ fitted_times_mean
-            held_out = held_out - held_out_times_mean[:, None] - fitted_times_mean + mean_times_mean
-        scores[:, is_held_out] = scorer(held_out, all_penalties)
+            centred_products = (
+                held_out_products - held_out_times_mean[:, None] - fitted_times_mean + mean_times_mean
+            )
+        scores[:, is_held_out] = scorer(centred_products, all_penalties)
     return scores
 
 

@@ -58,11 +58,21 @@ class Reduction:
         self._least_penalty = n * np.finfo(np.float64).eps * bound - lowest
         self._rotated_b = self.rotate(b)
 
-    def rotate(self, b: np.ndarray, trans: bytes = b"T") -> np.ndarray:
-        """Return Q' b, or Q b with ``trans`` b"N", for ``b`` (n, t)."""
+    def rotate(self, b: np.ndarray) -> np.ndarray:
+        """Return Q' b for ``b`` (n, t)."""
+        return self._multiply_by_q(b, transposed=True)
+
+    def rotate_back(self, b: np.ndarray) -> np.ndarray:
+        """Return Q b for ``b`` (n, t)."""
+        return self._multiply_by_q(b, transposed=False)
+
+    def _multiply_by_q(self, b: np.ndarray, *, transposed: bool) -> np.ndarray:
+        """Return Q b, or Q' b if ``transposed``, for ``b`` (n, t)."""
         report_work(len(b) ** 2 * b.shape[1])
         # The reflections do not change the first coordinate, only those after it.
         changed = np.array(b[1:], np.float64, order="F")
+        # LAPACK multiplies from the left (L), by Q transposed (T) or as it is (N).
+        trans = b"T" if transposed else b"N"
         apply = partial(_apply, b"L", trans, self._reflectors, self._factors, overwrite_c=1)
         with blas_threads(many=len(b) >= LARGE_MATRIX):
             # A first call with the length -1 changes nothing, and returns the best length of the workspace.
@@ -101,7 +111,7 @@ def solve_penalties(matrix: Any, b: np.ndarray, alphas: np.ndarray) -> np.ndarra
     # rotate all solutions back together, which are (n, a, t).
     reduction = Reduction(matrix, b)
     solved = reduction.solve(alphas)
-    rotated = reduction.rotate(solved.reshape(n, -1), b"N")
+    rotated = reduction.rotate_back(solved.reshape(n, -1))
     return rotated.reshape(solved.shape).transpose(1, 0, 2)
 
 

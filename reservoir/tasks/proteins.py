@@ -40,7 +40,7 @@ class Homology(Source):
     raw = "texts of amino acids, or "
     symbols: ClassVar[tuple[str, ...]] = SYMBOLS
     splits: ClassVar[tuple[str, ...]] = tuple(PARTS)
-    outputs: ClassVar[int] = FOLDS
+    class_count: ClassVar[int] = FOLDS
 
     @property
     def task(self) -> Task:
@@ -49,7 +49,7 @@ class Homology(Source):
             name="homology",
             form=Tokens(len(self.symbols)),
             max_tokens=self.max_tokens,
-            classes=self.outputs,
+            classes=self.class_count,
             parameters={"max_tokens": self.max_tokens},
         )
 

@@ -144,9 +144,9 @@ class FPTSteps:
         """
         best_rank = best["valid_score"], -best["valid_loss"]
         rank = values["valid_score"], -values["valid_loss"]
-        # If a score is NaN, every comparison is false, and the validation counts as better.
-        is_best_as_good = best_rank >= rank
-        return self.keeps_last or not is_best_as_good
+        # No value is NaN: `Trainer` stops at a validation whose loss is not finite, and with a finite loss the score is
+        # a number, too.
+        return self.keeps_last or rank > best_rank
 
     @torch.no_grad()
     def score(self, split: Split) -> Score:

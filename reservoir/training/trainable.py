@@ -32,6 +32,8 @@ def make_trainable(
     ``precision``. The rate ``dropout`` applies above the lowest trained layer, with ``drops_below`` also below it.
     """
     backbone = model.fpt.backbone
+    # A backbone without blocks returns its input, so it has nothing to train, and no layer `final`, which the output
+    # layer reads.
     if not backbone.depth:
         raise InputError(
             f"--backbone {model.settings.backbone}: it has no blocks, and train needs some",
@@ -41,6 +43,8 @@ def make_trainable(
     # What is trained decides where dropout applies and which matrices are rounded.
     unfreeze(model.fpt, chosen)
     set_dropout(model.fpt, dropout, below=drops_below)
+    # On a CPU, torch has no fused attention with dropout, and its dropout draws random numbers slowly. `speed_up` puts
+    # faster equivalents in their place, with the rates that were just set; a GPU does not need them.
     if model.device.type == "cpu":
         speed_up(model.fpt)
     backbone.set_compute(precision)
