@@ -251,3 +251,14 @@ def test_a_text_that_is_too_long_for_its_labels_is_refused_before_the_first_batc
     assert not (cache / "features").exists()
     path = write_csv(tmp_path / "short.csv", rows[:-1], "sequence,label,split")
     assert extract(path, backbone=folder).rows["test"] == 9
+
+
+def test_several_labels_of_a_token_are_nested_in_label_and_truth(tmp_path):
+    symbols = np.random.default_rng(0).integers(0, 5, (60, 6))
+    labels = np.stack([symbols % 2, symbols // 3], axis=-1)
+    np.savez(tmp_path / "two.npz", x=symbols, y=labels)
+    features = extract(tmp_path / "two.npz", cache=tmp_path / "cache", **SMALL)
+    readout = fit(features, out=tmp_path / "readout").saved
+    for answer, expected in zip(predict(readout, tmp_path / "two.npz"), labels.tolist(), strict=True):
+        assert answer.truth == expected
+        assert np.shape(answer.label) == (6, 2)

@@ -358,16 +358,12 @@ def _labels_of_row(cells: Any, task: Task, length: int | None) -> list[Any]:
 def _nested(labels: list[Any], task: Task, *, each_token: bool) -> Any:
     """Return the labels of a row as `Prediction.label` has them: nested by tokens and outputs, if there are several.
 
-    ``labels`` is a flat list, the outputs of the first token before those of the second. With ``each_token`` it is
-    returned as it is, even for a row of one token; the outputs of a token are then not nested.
+    ``labels`` is a flat list, the outputs of the first token before those of the second. With ``each_token`` the list of
+    tokens is returned even for a row of one token.
     """
-    if each_token:
-        return labels
-    if len(labels) == 1:
-        return labels[0]
     # A list of outputs for each token, or the output itself if a token has one.
     tokens = without_single_outputs(np.array(labels, object).reshape(-1, task.outputs).tolist())
-    return tokens[0] if len(tokens) == 1 else tokens
+    return tokens if each_token or len(tokens) != 1 else tokens[0]
 
 
 def _as_label(value: Any, *, is_class: bool) -> Any:
