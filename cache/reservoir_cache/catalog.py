@@ -91,11 +91,13 @@ def summarize(entry: Entry) -> EntrySummary:
 def remove(path: Path) -> None:
     """Delete an entry's folder, even a broken one; a symbolic link is deleted, not followed."""
     path = Path(path)
-    # The folder must be <root>/features/<task>/<name>-<digits>: nothing else is ever deleted.
-    refuse_links(*path.parents[:2])
-    has_path_of_entry = (
-        path.parent.parent.name == "features" and ENTRY_FOLDER.fullmatch(path.name) is not None
-    )
+    # The folders <task> and ``features`` above the entry must not be links: through one, this would delete a folder
+    # outside the cache. The root may be a link, because the user has chosen it.
+    task_folder = path.parent
+    features_folder = task_folder.parent
+    refuse_links(task_folder, features_folder)
+    # Nothing is ever deleted but <root>/features/<task>/<name>-<digits>.
+    has_path_of_entry = features_folder.name == "features" and ENTRY_FOLDER.fullmatch(path.name) is not None
     exists = path.is_symlink() or path.is_dir()
     if not (has_path_of_entry and exists):
         raise CacheError(f"{path}: not an entry of the cache; list the entries with 'reservoir cache list'")

@@ -111,7 +111,8 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
 def _repair(entry: Entry, split: str, file: str) -> bool:
     """Rebuild a damaged page, or remove a damaged file; return False if it is sound or another run is writing it.
 
-    The caller holds the entry's mutex.
+    The manifest of a split consists of pages, each a JSON file with a line for each file of some blocks: its size and
+    its CRC-32. ``file`` is the name of such a page, or of a file that a page lists. The caller holds the entry's mutex.
     """
     folder = entry.path / split
     page_number = page_of(file)
@@ -121,15 +122,20 @@ def _repair(entry: Entry, split: str, file: str) -> bool:
     # Check the file again, because another run may have repaired it since it was found damaged.
     page = entry.page(split, page_number)
     line = page.files.get(file)
-    if line is None or not fault(folder / file, vars(line)):
+    if line is None:
         return False
-    with ExitStack() as claim:  # releases the block at the end, if there is one
+    # `fault` takes the fields of a line by name, as the manifest of derived arrays has them.
+    is_sound = fault(folder / file, vars(line)) is None
+    if is_sound:
+        return False
+    # Shards are removed while their block is claimed. The file of labels belongs to no block.
+    with ExitStack() as releases:
         if isinstance(line, Shard):
             locks = entry_locks(entry.path)
             block_number = entry.block_number(split, line.block)
             if not locks.claim(block_number):
                 return False
-            claim.callback(locks.release, block_number)
+            releases.callback(locks.release, block_number)
         # The line goes before the file: a page never lists a file that does not exist.
         page.without({file}).write(folder, page_number)
         (folder / file).unlink(missing_ok=True)

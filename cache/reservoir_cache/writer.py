@@ -167,10 +167,12 @@ class ShardWriter:
         """
         self._room.acquire()  # waits while too many blocks are queued; `_work` releases it
         if self._error:
-            raise self._error
+            raise self._error  # the room is not given back: after an error, the caller queues no further block
+        # The block is counted before it is queued, because its thread may finish and subtract it at once. If the caller
+        # is interrupted between the two, the block stays counted: the last group is then listed on leaving the
+        # context, which also releases the claim of this block.
         with self._guard:
             self._unwritten += 1
-        # If the caller is interrupted before this line, leaving the context releases the claim.
         self._threads.submit(self._work, split, block, arrays)
 
     def _work(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:

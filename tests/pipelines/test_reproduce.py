@@ -28,6 +28,7 @@ from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.plots import PagePlot, draw_confusion, shorten_all
 from reservoir_pipelines.reports.views import _read_sweep, fit_values
 
+from reservoir.devices import choose_device
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir.readouts.evaluation import accuracy_interval
@@ -76,6 +77,21 @@ def runs(monkeypatch):
 
     monkeypatch.setattr(stages, "run_cell", counted)
     return ran
+
+
+def test_a_cell_records_the_device_that_the_user_chose(tmp_path, monkeypatch):
+    from reservoir_pipelines.paper import stages
+
+    def run_stage(task, settings, path):
+        return stages.CellRun(commands=[], path=path, bytes=0, values={"device": settings.get("device")})
+
+    monkeypatch.setitem(stages._RUNNERS, "fit", run_stage)
+    cell = Cell("fit", "bit-xor", {})
+    # The number of the device tells it from the one that "auto" chooses.
+    result = stages.run_cell(cell, tmp_path, {}, {"device": "cpu:0"})
+    assert result["made_with"]["device"] == result["values"]["device"] == "cpu:0"
+    result = stages.run_cell(cell, tmp_path, {}, {})
+    assert result["made_with"]["device"] == str(choose_device("auto"))
 
 
 def test_shared_cells_run_once_and_finished_ones_never_again(cache, tmp_path, runs):

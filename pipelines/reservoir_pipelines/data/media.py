@@ -102,7 +102,9 @@ def stored_bytes(path: Path) -> np.ndarray:
             f"{path}: {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}", "check that it is an image"
         )
     content = _file_bytes(path)
-    decoded(content, str(path), rough=True)  # only for the error that it may raise
+    # Only for the error that it may raise. With ``rough``, a JPEG is decoded at a lower resolution, which is faster;
+    # all of its bytes are read nevertheless, so the same damage is found.
+    decoded(content, str(path), rough=True)
     return content
 
 
@@ -187,46 +189,54 @@ def folder_labels(root: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     The ``names`` of the files, relative to the folder ``root``, are CLASS/... or SPLIT/CLASS/..., or SPLIT/... for
     files without labels.
     """
-    levels = [name.split("/") for name in names]  # the folders of each file, and its name at the end
+    # The names of the folders of each file, from the top; none for a file directly in the root.
+    folders_of_files = [name.split("/")[:-1] for name in names]
     # The folders at the top that are named like a split, with the name of the split in this program, and the others.
-    top_folders = list(dict.fromkeys(folders[0] for folders in levels if len(folders) > 1))
+    top_folders = list(dict.fromkeys(folders[0] for folders in folders_of_files if folders))
     split_of_folder = {
         folder: SPLIT_NAMES[folder.lower()] for folder in top_folders if folder.lower() in SPLIT_NAMES
     }
     other_folders = [folder for folder in top_folders if folder not in split_of_folder]
-    has_splits = bool(split_of_folder) and not other_folders
-    # Without class folders there are no labels, and splits only if each file is in one.
-    has_class_folders = bool(other_folders) or any(len(folders) > 2 for folders in levels)
-    if not has_class_folders:
-        if not has_splits or any(len(folders) == 1 for folders in levels):
-            return {}
-        return {"split": np.array([split_of_folder[folders[0]] for folders in levels])}
-    # A single folder named like a split may be a class (test beside control). Of several, all folders must be splits.
-    if other_folders and len(set(split_of_folder.values())) > 1:
+    # | folders at the top                       | meaning                              |
+    # | ---------------------------------------- | ------------------------------------ |
+    # | all are named like splits                | splits                               |
+    # | none is named like a split               | classes                              |
+    # | some are, all like the same split        | classes, as "test" beside "control"  |
+    # | some are, like several splits            | refused                              |
+    names_several_splits = len(set(split_of_folder.values())) > 1
+    if names_several_splits and other_folders:
         raise InputError(
             f"{root}: {other_folders[0]!r} is not one of the splits {', '.join(split_of_folder)}",
             "remove it, or move it into one",
         )
+    has_splits = bool(split_of_folder) and not other_folders
+    # Class folders are at the top, or below the folders of splits. Without them there are no labels, and splits only if
+    # each file is in one.
+    has_class_folders = bool(other_folders) or any(len(folders) > 1 for folders in folders_of_files)
+    if not has_class_folders:
+        all_in_splits = has_splits and all(folders_of_files)
+        if not all_in_splits:
+            return {}
+        return {"split": np.array([split_of_folder[folders[0]] for folders in folders_of_files])}
     class_level = 1 if has_splits else 0  # the class folder is below the split's, or at the top
-    for folders in levels:
-        _require_class_folder(root, folders, class_level)
-    labels = {"y": np.array([folders[class_level] for folders in levels])}
+    for name in names:
+        _require_class_folder(root, name, class_level)
+    labels = {"y": np.array([folders[class_level] for folders in folders_of_files])}
     if has_splits:
-        labels["split"] = np.array([split_of_folder[folders[0]] for folders in levels])
+        labels["split"] = np.array([split_of_folder[folders[0]] for folders in folders_of_files])
     return labels
 
 
-def _require_class_folder(root: Path, levels: Sequence[str], class_level: int) -> None:
-    """Refuse a file that is not in a class folder.
+def _require_class_folder(root: Path, name: str, class_level: int) -> None:
+    """Refuse the file called ``name``, relative to ``root``, if it is in no class folder.
 
-    ``levels`` are the folders of the file below ``root``, and its name. The class folder is the entry ``class_level``.
+    The class folder is number ``class_level`` of the folders of the file, from 0 at the top.
     """
-    if len(levels) > class_level + 1:
+    *folders, file_name = name.split("/")
+    if len(folders) > class_level:
         return
-    destination = f"{'train/' if class_level else ''}CLASS/{levels[-1]}"
-    raise InputError(
-        f"{root}: {'/'.join(levels)} is in no class folder", f"move it to {destination}, or pass --labels"
-    )
+    destination = f"{'train/' if class_level else ''}CLASS/{file_name}"
+    raise InputError(f"{root}: {name} is in no class folder", f"move it to {destination}, or pass --labels")
 
 
 # ---- recordings

@@ -222,7 +222,8 @@ def roles_by_cells(
     """
     if not options.chat:
         _refuse_chats(table, roles, options)
-    # A column called "span" that holds other cells than lists has no role by its name.
+    # A column called "span" that holds other cells than lists has no role by its name. The spans of a new table need no
+    # such look: they are the readout's, which ``options.span`` names.
     has_span_by_convention = fitted is None and bool(roles.span) and not options.span
     if has_span_by_convention and not _holds_span_lists(table.frame[roles.span[0]]):
         roles = roles_by_name(table.path, table.names, options, may_have_spans=False)
@@ -234,12 +235,13 @@ def roles_by_cells(
         values = tuple(name for name in table.names if name in {*roles.values, roles.sequence})
         roles = replace(roles, sequence="", values=values)
     elif not roles.sequence and len(roles.values) == 1 and not _values_of_readout(fitted):
-        # The only column of values holds sequences, unless its cells are single numbers.
+        # The only column of values holds sequences, unless its cells are single numbers. (A column that a readout was
+        # fitted on as values keeps that role in a new table, whatever its cells are.)
         (name,) = roles.values
         if not holds_single_numbers(table, name):
             _refuse_odd_sequences(table, name, options)
             roles = replace(roles, sequence=name, values=())
-    if fitted is None and not roles.labels:
+    if fitted is None and not roles.labels:  # new tables need no labels
         _refuse_forgotten_label(table, roles, options)
     return roles
 

@@ -425,6 +425,8 @@ def _ids_of_rows(reading: TableArrays) -> np.ndarray:
     """
     table, name = reading.table, reading.roles.id
     if reading.is_new:
+        # The columns must be those of the fit, which the readout's options name. If its column of ids is missing,
+        # ``roles.id`` is another column, which has the conventional name, or "".
         fitted = reading.fitted_parameters.get("columns", ())
         for required in (reading.options.id or "id", reading.options.time or "time"):
             require_column(table.path, table.names, required, fitted=fitted)

@@ -344,8 +344,11 @@ def _require_named_columns(table: Table, options: OwnDataOptions, *, is_new: boo
     if not is_new:
         columns["group"] = options.group
     for role, name in columns.items():
-        # The message about a fit names the flag; the options of new rows are those of the readout.
-        require_column(table.path, table.names, name, "" if is_new else role)
+        # An option that is not given is None or "", for which `require_column` checks nothing. Its message names the
+        # flag if it gets a role. The options of new rows are those of the readout, for which the user gave no flag now:
+        # without a role, the message says that the readout was fitted on the column.
+        flag = "" if is_new else role
+        require_column(table.path, table.names, name, flag)
 
 
 def _join(

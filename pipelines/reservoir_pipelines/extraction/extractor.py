@@ -163,7 +163,7 @@ def _notes(
         *(entry_tokens.notes if entry_tokens else ()),
         plan.input_note,
         plan.model_note(model.compute),
-        plan.note,
+        plan.note,  # on columns or values that the defaults leave out
         _padding_note(prepared, rows, model.fpt.backbone),
         _stream_note(prepared, options, model.fpt.backbone),
     ]

@@ -140,18 +140,20 @@ def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, A
         first, last = low // stored.block_rows, math.ceil(high / stored.block_rows)
         with one_at_a_time:
             column = file.read_row_groups(range(first, last), columns=[name])[name]
-        # All values in one array; those of lists without the lists.
+        # All values in one array; lists are flattened.
         values = column.combine_chunks()
         shape = stored.shapes[name]
         if shape:
             values = values.flatten()
-        first_row = first * stored.block_rows  # of the row groups, as is their end
-        rows = min(last * stored.block_rows, stored.rows) - first_row
+        # The rows from ``groups_start`` to ``groups_end`` (not included) were read; the last row group may be short.
+        groups_start = first * stored.block_rows
+        groups_end = min(last * stored.block_rows, stored.rows)
+        rows_in_groups = groups_end - groups_start
         has_gaps = column.null_count or values.null_count
-        if has_gaps or len(values) != rows * np.prod(shape, dtype=int):
+        if has_gaps or len(values) != rows_in_groups * np.prod(shape, dtype=int):
             raise ValueError(f"the rows of {name} have gaps or another size")
-        array = values.to_numpy(zero_copy_only=False).reshape(rows, *shape)
-        return array[low - first_row : high - first_row]
+        array = values.to_numpy(zero_copy_only=False).reshape(rows_in_groups, *shape)
+        return array[low - groups_start : high - groups_start]
 
     return {
         name: LazyArray((stored.rows, *shape), partial(read, name)) for name, shape in stored.shapes.items()

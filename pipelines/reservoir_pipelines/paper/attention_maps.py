@@ -33,6 +33,8 @@ BIT_TASKS = ("bit-xor", "bit-memory")
 MAPS_PER_LINE = 3  # of the plot
 MAP_INCHES = (5.0, 4.6)  # width and height of a map with its names
 
+COMPUTE = "float32"  # so that maps do not depend on the precision in which a machine computes fast
+
 BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 heads
 
 
@@ -67,9 +69,11 @@ class Attention(Record):
         """
         if not self.diagonals:
             return None
+        # NaN, the mean where the model overflows in one of the rows, counts as no attention.
         mean_of_heads = np.nan_to_num(self.mean.mean(axis=0))
-        # The strings of a bit task are as long as its readout. So the shortest distance between two strings is the
-        # number of readout tokens; the distance 0 is that of a token to itself.
+        # A diagonal connects tokens at the same position of two strings. All strings of a bit task have as many tokens
+        # as the last one, the readout. So neighbouring strings are that many tokens apart, which is the shortest
+        # distance except 0, that of a token to itself.
         readout_tokens = min(distance for distance in self.diagonals if distance > 0)
         return _relative_weight(mean_of_heads, readout_tokens, list(self.diagonals))
 
@@ -165,10 +169,18 @@ def _data_and_model(
     """Return prepared data, their scaling and the model: those of a run of `train`, or those that the options name."""
     if run:
         prepared, scaling = _prepare_for(run, task, reservoir, source, cache)
-        return prepared, scaling, load_run(run, device, "float32")
+        return prepared, scaling, load_run(run, device, COMPUTE)
     prepared = prepare(task, cache=cache, **vars(source))
-    resolved = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
-    return prepared, prepared.scaling, load_model(prepared.task, resolved, device, "float32")
+    resolved = _resolved_model(reservoir, source, task)
+    return prepared, prepared.scaling, load_model(prepared.task, resolved, device, COMPUTE)
+
+
+def _resolved_model(reservoir: ReservoirOptions, source: TaskOptions, task: str) -> Reservoir:
+    """Return the model that the options name, with all defaults resolved."""
+    # What ``--init random`` means depends on the task's parameters: with ``protocol=paper``, weights are drawn as in
+    # the paper's code.
+    variant = variant_of(source.given, task)
+    return resolve_model(reservoir, random_inits=variant.random_inits)
 
 
 def _plot(result: Attention) -> None:
@@ -292,7 +304,7 @@ def _prepare_for(
             f"pass {trained_task.name!r}",
         )
     # The user need not choose a model again, but may not choose another one.
-    settings = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
+    settings = _resolved_model(reservoir, source, task)
     is_model_chosen = reservoir != as_group({}, ReservoirOptions)
     if is_model_chosen and settings != Reservoir(**config["reservoir"]):
         raise InputError(

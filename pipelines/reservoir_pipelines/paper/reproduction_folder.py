@@ -307,15 +307,18 @@ class _Number:
 def _bounds(measure: str, value: float, result: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the bounds between which one seed's number lies, in its unit, or None if nothing is known about them.
 
-    They are the 95% interval of an accuracy over rows, or the resolution of a number of steps.
+    They are the 95% interval of an accuracy over rows, or the resolution of a number of steps. ``value`` is the number;
+    an accuracy is in percent. ``result`` is that of the cell, in which accuracies are shares from 0 to 1.
     """
     values = result["values"]
     if measure == "test_score" and values.get("test_interval"):
         low, high = values["test_interval"]
         return 100 * low, 100 * high
-    if measure == "train_score":  # the accuracy of the last tenth of the rows that were seen
+    if measure == "train_score":
+        # The accuracy over the last tenth of the steps. A pass is that of one row, so this is a tenth of the passes.
         rows = max(1, values["passes"] // 10)
-        correct = np.arange(rows) < value / 100 * rows  # only the number of correct rows matters, not which
+        share = value / 100
+        correct = np.arange(rows) < share * rows  # only the number of correct rows matters, not which
         low, high = accuracy_interval(correct) or (0.0, 1.0)
         return 100 * low, 100 * high
     eval_every = result["settings"].get("eval_every")

@@ -64,7 +64,8 @@ def run_cell(
     }
     run_stage = _RUNNERS[cell.stage]
     run = run_stage(cell.task or "", {**settings, **place_settings}, path)
-    made_with = versions("torch", "transformers", "numpy") | {"device": str(choose_device("auto"))}
+    device = place_settings.get("device") or str(choose_device("auto"))  # absent if the user chose none
+    made_with = versions("torch", "transformers", "numpy") | {"device": device}
     return {
         "commands": run.commands,
         "folder": str(run.path),

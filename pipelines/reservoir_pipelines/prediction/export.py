@@ -83,7 +83,10 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
             "--to onnx needs onnx and onnxscript", "run pip install 'reservoir-features[onnx]'"
         )
     bundle = open_readout(readout, linear=True)
+    # On the CPU, ONNX Runtime lacks matrix products and sums in bfloat16, and refuses to load a model that has some.
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
+    # torch 2.6 cannot serialize a variable batch size. Errors of the readout come first, because they are the same
+    # under any torch: nobody should install another torch for a readout that cannot be exported.
     if torch.__version__.startswith("2.6."):
         raise InputError(
             f"export: torch {torch.__version__} cannot write these models", "install torch 2.7"

@@ -305,20 +305,20 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
     ):
         settings = config["settings"]
         reservoir = Reservoir(**config["reservoir"])
-        groups = split_names(settings["train"])
+        trained_groups = split_names(settings["train"])
         # The recipe records it only if it is not the default.
         output_init = settings["recipe"].get("output_init", "orthogonal")
         spec = settings["spec"]
         task = Task.from_dict(spec["task"])
-        digest = spec["backbone"]["digest"]
+        frozen_digest = spec["backbone"]["digest"]  # of the weights that were not trained
         training_compute = spec["compute"]
         if training_compute not in PRECISIONS:
             raise ValueError(f"unknown precision {str(training_compute)[:40]!r}")
     # The weights are loaded in float32, because the trained ones are stored so; `make_trainable` sets the precision.
     loaded = load_model(task, reservoir, device, "float32", output_init)
     precision = choose_training_compute(compute or training_compute, loaded.device)
-    model, _ = make_trainable(loaded, groups, precision)
-    check_digest(model, digest, f"run {folder}")
+    model, _ = make_trainable(loaded, trained_groups, precision)
+    check_digest(model, frozen_digest, f"run {folder}")
     load_checkpoint(checkpoint, model.fpt)
     model.fpt.eval().requires_grad_(False)
     return model
