@@ -358,8 +358,8 @@ def _labels_of_row(cells: Any, task: Task, length: int | None) -> list[Any]:
 def _nested(labels: list[Any], task: Task, *, each_token: bool) -> Any:
     """Return the labels of a row as `Prediction.label` has them: nested by tokens and outputs, if there are several.
 
-    ``labels`` is a flat list, the outputs of the first token before those of the second. With ``each_token`` the list of
-    tokens is returned even for a row of one token.
+    ``labels`` is a flat list, the outputs of the first token before those of the second. With ``each_token`` the tokens
+    are a list even in a row of one token.
     """
     # A list of outputs for each token, or the output itself if a token has one.
     tokens = without_single_outputs(np.array(labels, object).reshape(-1, task.outputs).tolist())
