@@ -46,7 +46,7 @@ class Attention(Record):
     backbone: str  # name of the backbone with its options
     layer: int  # number of the block, from 1
     first_row: np.ndarray  # maps of the real tokens of the first row, (heads, queries, keys)
-    # Mean over the rows in which both tokens are real, (heads, tokens, tokens); NaN for two tokens without such rows.
+    # Mean over the rows in which both tokens are real, (heads, tokens, tokens); NaN where the model overflows.
     mean: np.ndarray
     rows: int  # number of rows that ``mean`` is over
     labels: list[str]  # names of the tokens of the first row
@@ -219,7 +219,7 @@ def average_maps(
     """Return the maps of the first row (heads, queries, keys) and the mean over all rows (heads, tokens, tokens).
 
     ``x`` has the stored sequences, and ``lengths`` counts their values, not tokens. The first map has only the real
-    tokens of its row. The mean of two tokens is over the rows in which both are real, or NaN without such rows.
+    tokens of its row. The mean of two tokens is over the rows in which both are real.
     """
     import torch
 
@@ -242,11 +242,11 @@ def average_maps(
         if 0 in batch:
             real = slice(int(token_counts[0]))  # without padding
             first_map = maps[batch.tolist().index(0), :, real, real].copy()  # not a view of the whole batch
-    # Rows are padded on the right: both tokens of a pair are real in as many rows as the later one.
+    # Rows are padded on the right: both tokens of a pair are real in as many rows as the later one, and always in the
+    # longest row.
     rows_with_token = (token_counts[:, None] > np.arange(longest)).sum(axis=0)
     rows_with_both = np.minimum(rows_with_token[:, None], rows_with_token)
-    with np.errstate(invalid="ignore"):  # 0 / 0
-        return first_map, (map_sum / rows_with_both).astype(np.float32)
+    return first_map, (map_sum / rows_with_both).astype(np.float32)
 
 
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:

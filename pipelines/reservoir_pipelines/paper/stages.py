@@ -127,7 +127,7 @@ def _attention(task: str, settings: dict[str, Any], path: Path) -> CellRun:
     plot = path.with_suffix(".png")
     settings |= {"out": plot}
     result = attention(task, **_keywords(attention, settings))
-    mean_map = np.nan_to_num(result.mean.mean(axis=0))  # (tokens, tokens); 0 for two tokens that no row has
+    mean_map = np.nan_to_num(result.mean.mean(axis=0))  # (tokens, tokens); 0 where the model overflows
     values = {
         "diagonals": result.diagonal_strength,
         "strongest_distance": result.strongest_distance,
