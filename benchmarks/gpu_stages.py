@@ -588,9 +588,8 @@ def reading_and_moments(context: Context, entry: Entry) -> None:
     source = ColumnSource(EntryView(FeatureStore(entry), KNOWN), Column.parse(FIT_COLUMNS[0]))
     targets = Targets(1, 2)
     with products_on(Arithmetic(str(context.device))):
-        size = sum(
-            x.nbytes for x, _ in source.blocks_for_products("train")
-        )  # verifies the checksums of the files
+        # This pass also verifies the checksums of the files.
+        size = sum(x.nbytes for x, _ in source.blocks_for_products("train"))
         _, reading = timed(context, lambda: sum(len(x) for x, _ in source.blocks_for_products("train")))
         _, moments = timed(context, lambda: training_moments(source.blocks_for_products("train"), targets))
     context.evidence.add("fit", "reading of a column", seconds=reading, bytes_per_second=size / reading)

@@ -18,7 +18,11 @@ from reservoir.raw_input import read_values
 from reservoir.tasks.task import Scaling, Tokens
 
 MAX_PADDING = 0.045
-"""Largest share of padding in a batch on a CPU, unless it has less than a 64th of the full size."""
+"""Largest share of padding in a batch on a CPU, unless the batch is small (see `SMALL_SHARE`)."""
+
+# A batch of this size takes little time, however much of it is padding, and further batches would cost more.
+SMALL_SHARE = 1 / 64
+"""Share of the full size of a batch, in tokens, up to which it may have any share of padding."""
 
 # The speeds of an H200 at six limits of padding (docs/gpu.md) follow from a time for each batch and a time for each
 # token, within 7% for GPT-2 small and 20% for mini. A batch takes as long as 7,900 tokens of GPT-2 small or 202,000 of
@@ -205,10 +209,12 @@ def length_limits(model: LoadedModel) -> tuple[int, float]:
     """Return the smallest and the largest number of values of a row that a model reads; infinite for no limit."""
     windows = model.windows
     max_tokens = model.fpt.backbone.max_tokens
-    # A model's own reader cuts long texts, and some models read any number of tokens.
+    # A row needs ``windows.reach`` values for its first window. A model's own reader cuts long texts, and some models
+    # read any number of tokens.
     if model.reader or max_tokens is None:
         return windows.reach, np.inf
-    # With one value more, there would be ``max_tokens`` + 1 windows.
+    # The first window needs ``reach`` values, and each further one ``stride`` more. So ``max_tokens`` + 1 windows would
+    # need one value more than this limit.
     return windows.reach, windows.reach + max_tokens * windows.stride - 1
 
 
@@ -268,21 +274,25 @@ def token_batches(
     """Yield the row numbers of batches with a limited number of tokens: similar lengths together, ties in row order.
 
     ``padded`` are the lengths (rows,) to which a batch would be padded if it ended with a row. ``max_padding`` is the
-    largest share of padding, None if all rows of a batch must have the same length.
+    largest share of padding of a batch that is not small, None if all rows of a batch must have the same length.
     """
     order = np.argsort(lengths, kind="stable")
     has_equal_lengths = lengths[order[0]] == lengths[order[-1]] if len(order) else True
     start = 0
     while start < len(order):
-        # Tokens of the batch that ends with each of the next rows, padding included. A row has at least one token, so
-        # no batch has more than ``most_tokens`` rows.
+        # The batch may end with any of these rows. A row has at least one token, so no batch has more than
+        # ``most_tokens`` rows.
         candidates = order[start : start + most_tokens]
-        tokens = padded[candidates].astype(np.int64) * np.arange(1, len(candidates) + 1)
+        # Tokens of the batch that ends with each candidate, padding included. Rows are sorted by length, so the last
+        # row of a batch is the longest, and all its rows are padded to the length ``padded`` of the last one.
+        row_counts = np.arange(1, len(candidates) + 1)
+        tokens = padded[candidates].astype(np.int64) * row_counts
         padding = 1 - np.cumsum(lengths[candidates]) / tokens
         if max_padding is None:
             has_little_padding = lengths[candidates] == lengths[candidates[0]]
         else:
-            has_little_padding = (padding <= max_padding) | (tokens <= most_tokens / 64)
+            is_small = tokens <= most_tokens * SMALL_SHARE
+            has_little_padding = (padding <= max_padding) | is_small
         # The batch is the largest that fits, and has at least one row.
         fitting_ends = np.flatnonzero((tokens <= most_tokens) & has_little_padding)
         rows = 1 + int(fitting_ends[-1]) if len(fitting_ends) else 1

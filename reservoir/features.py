@@ -153,10 +153,13 @@ def _pooled_layers(
         return model.fpt.pooled_layers(x, lengths, columns, is_full, masks)
 
     def compute(tensors: Sequence[Tensor]) -> dict[Column, Tensor]:
-        """Return the columns of tokens, their numbers and the masks: a graph reads all tensors from its arguments."""
-        tokens, counts, *mask_values = tensors
+        """Return the columns, given the tokens, the lengths of the rows and the masks, in this order.
+
+        A graph reads all tensors from its arguments.
+        """
+        tokens, lengths, *mask_values = tensors
         masks_by_name = dict(zip(masks, mask_values, strict=True))
-        return model.fpt.features(tokens, counts, columns, is_full, masks_by_name)
+        return model.fpt.features(tokens, lengths, columns, is_full, masks_by_name)
 
     settings = (*columns, is_full, *masks)  # what the kernels depend on besides the shapes of the tensors
     return iter([model.repeated(compute, [x, lengths, *masks.values()], settings)])

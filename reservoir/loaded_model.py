@@ -95,20 +95,20 @@ def load_model(
     # The task as the model sees it, the backbone, and what makes its input: its own reader and embeddings, a
     # convolution whose responses are the hidden states, or a drawn input layer.
     windows = settings.windows(task)
-    seen = settings.windowed(task)
+    seen_task = settings.windowed(task)
     input_digests: Mapping[str, str] = {}
     convolution: KernelConvolution | PatchConvolution | None = None
     if settings.input == "native":
-        reader = reader or open_reader(seen, settings.backbone, settings.init)
+        reader = reader or open_reader(seen_task, settings.backbone, settings.init)
         native = open_native(
-            seen, reader, settings.backbone, settings.init, settings.seed, settings.depth, **storage
+            seen_task, reader, settings.backbone, settings.init, settings.seed, settings.depth, **storage
         )
-        seen, backbone = native.seen, native.backbone
+        seen_task, backbone = native.seen_task, native.backbone
         inputs = native.inputs
         input_digests = native.digests
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth, **storage)
-        drawn = draw_inputs(task, seen, settings, windows, backbone, units)
+        drawn = draw_inputs(task, seen_task, settings, windows, backbone, units)
         if isinstance(drawn, KernelConvolution | PatchConvolution):
             convolution = drawn.to(place)
             inputs = NoInputLayer()
@@ -118,7 +118,7 @@ def load_model(
     if settings.long == "windows" and not has_tokenizer:
         raise InputError("--long windows: only for texts that the model's tokenizer reads", "leave it out")
     # The digest is that of the weights before they are rounded to the precision of the products.
-    fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
+    fpt = FPT(seen_task, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
     # A generic model, whose code nobody has described, is also compared with itself in float32.
     if precision == "bfloat16-all" and backbone.family.is_generic:

@@ -520,10 +520,14 @@ def _above_levels(states: HiddenStates, number: int) -> tuple[Tensor, ...]:
 
     def compute() -> tuple[Tensor, ...]:
         """Return both tensors."""
-        levels = states.constant(channel_levels, states.values.shape[2], number)
+        # The lists of `channel_levels(width, number)` as a tensor, (levels, width), which is copied to a device once.
+        width = states.values.shape[2]
+        levels = states.constant(channel_levels, width, number)
         # The place of a token is its middle, between 0 and 1: (batch, tokens, 1).
         places = ((states.positions + 0.5) / states.lengths[:, None])[:, :, None]
         places = states.zero_at_padding(places)
+        # On a CPU, a comparison takes three times as long as a sign. A GPU reads the values once, for one comparison
+        # with all levels. This writes to a given tensor (``out``), which neither a traced graph nor gradients allow.
         if states.on_host or states.traced:
             return _count_by_signs(states, levels, places)
         return _count_at_once(states, levels, places)

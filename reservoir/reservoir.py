@@ -104,7 +104,9 @@ class Reservoir(ReservoirOptions):
                 f"--patch {self.patch}: no window fits the sequences of up to {task.max_tokens} values",
                 "give a smaller patch or smaller dilations",
             )
-        # A token holds the values of a window at each dilation, in each form, of each channel.
+        # A token holds the values of a window at each dilation, of each channel in each of its forms: as it is,
+        # standardised, or both and more, as ``normalise`` says (see `row_forms`). ``task.form`` is something else, the
+        # type of the stored tokens.
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         if dim > MAX_WINDOW:
             raise InputError(

@@ -134,9 +134,8 @@ class InputSpec(_Part):
     processor: str | None = None
     embeddings: str | None = None
     template: str | None = None  # of the chat template; None if the texts are not chats
-    long: str | None = (
-        None  # how texts that are longer than the model reads at once are read; None if there are none
-    )
+    # How texts that are longer than the model reads at once are read; None if there are none.
+    long: str | None = None
 
     @property
     def digests(self) -> dict[str, str]:

@@ -75,9 +75,8 @@ class _Predictions:
 
     folder: Path
     classes: tuple[str, ...]  # empty for a regression
-    rows: dict[
-        str, dict[LabelPlace, LabelPair]
-    ]  # the labels of each row by their place, by the id of the row
+    # The labels of each row by their place, by the id of the row.
+    rows: dict[str, dict[LabelPlace, LabelPair]]
     groups: dict[str, str]  # the group of each row by its id; empty without groups
 
 

@@ -430,9 +430,8 @@ def draw_map(
     # A line covers the readout tokens, which are the last ones. Their number is the shortest distance to another
     # string; the distance 0 is that of a token to itself.
     readout_tokens = min((distance for distance in diagonals if distance > 0), default=0)
-    ends = np.array(
-        [len(values) - readout_tokens - 0.5, len(values) - 0.5]
-    )  # edges of these rows of the image
+    # The edges of the rows of the image that show these tokens.
+    ends = np.array([len(values) - readout_tokens - 0.5, len(values) - 0.5])
     for number, (distance, string_name) in enumerate(sorted(diagonals.items())):
         colour = COLOURS[(number + 2) % len(COLOURS)]
         label = f"same bit of {string_name}"

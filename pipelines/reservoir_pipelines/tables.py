@@ -151,9 +151,8 @@ class FitScores:
     against: Sequence[str]  # a sentence about each comparison with a baseline
     layer_scores: Sequence[LayerScore]  # of the best column of each layer; empty for fewer than two layers
     curve: Sequence[CurvePoint]  # learning curve; empty if it was not asked for
-    operating_points: Sequence[
-        OperatingPoint
-    ] = ()  # thresholds for given rates of false positives; often none
+    # Thresholds for given rates of false positives; often none.
+    operating_points: Sequence[OperatingPoint] = ()
 
     @classmethod
     def of(cls, fit: Fit, against: Sequence[Against]) -> FitScores:

@@ -166,34 +166,13 @@ def load_pretrained(
         # A model that nobody has described may use the size of its vocabulary in other places.
         with_token_embeddings = native or family.is_generic
         source = _open(name, family, config, depth, with_token_embeddings=with_token_embeddings)
-        # Weights that are not quantised may stay in the half precision in which they are stored.
-        is_quantised = source.rule is not None
-        keeps_half = own_precision and not is_quantised
-        dtype = common_half(source.tensors.values()) if keeps_half else torch.float32
-        # Quantised weights become float32. If products may run in bfloat16, the matrices of blocks are rounded to it,
-        # one at a time; but not those of a generic family, which is tested in the precision in which it is stored.
-        is_rounded = own_precision and is_quantised and family.allows_bfloat16 and not family.is_generic
-        matrix_dtype = torch.bfloat16 if is_rounded else dtype
-        is_streamed = _is_streamed(name, family, source.lean, matrix_dtype, memory_limit)
+        types = _choose_types(source, family, own_precision=own_precision)
+        is_streamed = _is_streamed(name, family, source.lean, types.matrices, memory_limit)
         if not is_streamed:
-            check_memory(name, family, source.lean, matrix_dtype)
-        # Load the model. Tensors of blocks are read later if they are streamed or rounded, and have placeholders here.
-        deferred = _deferred(source, family, dtype) if is_streamed or is_rounded else {}
-        model, info = family.loader.load(source.lean, {**source.tensors, **deferred}, dtype)
-        _check_tensors(name, family, source, depth, model, info, native=native)
-        # Find the placeholders in the model. There are none if transformers has merged several into one tensor.
-        slots = None
-        if deferred:
-            blocks = cast(nn.ModuleList, model.get_submodule(family.blocks))[:depth]
-            slots = find_slots(blocks, deferred, f"backbone {name!r}: weight {family.blocks}")
-        if is_streamed and slots is None:
-            raise InputError(
-                f"backbone {name!r}: its blocks cannot be streamed, because transformers merges their tensors",
-                "keep fewer blocks with --depth",
-            )
-        if deferred and slots is None:
-            # Matrices are then not rounded one at a time: the model is loaded again, without placeholders.
-            model, info = family.loader.load(source.lean, source.tensors, dtype)
+            check_memory(name, family, source.lean, types.matrices)
+        model, info, slots = _load_model(
+            name, family, source, depth, types, native=native, is_streamed=is_streamed
+        )
         if source.gguf:
             scale_positions(source.gguf, source.config, model)
         _check_finite(name, model)
@@ -203,8 +182,72 @@ def load_pretrained(
         stored_digest=_digest_of(source, family, info),
         slots=slots,
         is_streamed=is_streamed,
-        matrix_dtype=matrix_dtype,
+        matrix_dtype=types.matrices,
     )
+
+
+@dataclass(frozen=True)
+class _Types:
+    """The types of a model's parameters."""
+
+    loaded: torch.dtype  # of all parameters of the loaded model, and of the placeholders in it
+    matrices: torch.dtype  # of the matrices of blocks at the end
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the matrices of blocks are rounded, if possible one at a time as they are read."""
+        return self.matrices != self.loaded
+
+
+def _choose_types(source: StoredModel, family: Family, *, own_precision: bool) -> _Types:
+    """Return the types of a model's parameters: float32, or with ``own_precision`` half precision where it suits."""
+    is_quantised = source.rule is not None
+    if not own_precision:
+        return _Types(torch.float32, torch.float32)
+    # Weights that are not quantised stay in the half precision in which they are stored.
+    if not is_quantised:
+        stored = common_half(source.tensors.values())
+        return _Types(stored, stored)
+    # Quantised weights become float32. If products may run in bfloat16, the matrices of blocks are rounded to it, one
+    # at a time; but not those of a generic family, which is tested in the precision in which it is stored.
+    rounds_matrices = family.allows_bfloat16 and not family.is_generic
+    return _Types(torch.float32, torch.bfloat16 if rounds_matrices else torch.float32)
+
+
+def _load_model(
+    name: str,
+    family: Family,
+    source: StoredModel,
+    depth: int | None,
+    types: _Types,
+    *,
+    native: bool,
+    is_streamed: bool,
+) -> tuple[nn.Module, Mapping[str, Any], Sequence[Sequence[Slot]] | None]:
+    """Return a model, the report of its loader, and the slots of its blocks, which the caller fills.
+
+    The blocks have slots if they are streamed, or if their matrices are rounded one at a time. The slots are None if
+    all tensors have been read.
+    """
+    # Tensors that are read later have placeholders.
+    deferred = _deferred(source, family, types.loaded) if is_streamed or types.rounds else {}
+    model, info = family.loader.load(source.lean, {**source.tensors, **deferred}, types.loaded)
+    _check_tensors(name, family, source, depth, model, info, native=native)
+    # The placeholders in the model become slots. `find_slots` returns None if transformers has merged several tensors
+    # into one, so that the placeholders are lost.
+    slots = None
+    if deferred:
+        blocks = cast(nn.ModuleList, model.get_submodule(family.blocks))[:depth]
+        slots = find_slots(blocks, deferred, f"backbone {name!r}: weight {family.blocks}")
+    if is_streamed and slots is None:
+        raise InputError(
+            f"backbone {name!r}: its blocks cannot be streamed, because transformers merges their tensors",
+            "keep fewer blocks with --depth",
+        )
+    if deferred and slots is None:
+        # Matrices are then not rounded one at a time: the model is loaded again, without placeholders.
+        model, info = family.loader.load(source.lean, source.tensors, types.loaded)
+    return model, info, slots
 
 
 def _deferred(source: StoredModel, family: Family, dtype: torch.dtype) -> dict[str, Deferred]:

@@ -133,7 +133,8 @@ def _load_stored(
     # Parameters that no file has are drawn for every init.
     draw_parameters(backbone.model, family.draw, backbone.config, seed, family.unsaved)
     if not is_pretrained:
-        draw_parameters(backbone.model, None, backbone.config, seed)
+        # Without a function that draws, each parameter is drawn from its own mean and standard deviation.
+        draw_parameters(backbone.model, draw=None, config=backbone.config, seed=seed)
         backbone.stored_digest = None  # the weights are no longer those of the file
     return backbone
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from reservoir.backbones.kernels import GROUP_SIZE
 from reservoir.errors import InputError
 from reservoir.tasks.listops import CLOSE, OPERATIONS, OPERATOR, SYMBOLS
 from reservoir.tasks.task import Task, Tokens
@@ -54,7 +55,8 @@ class BracketCounter(nn.Module):
     """The one-hot vector of each symbol at its level, level by level, with zeros up to the model's width.
 
     The level of a symbol is the number of brackets that are open there, from 1, up to `LEVELS`; an opening and a
-    closing bracket are on the level that they enclose, and symbols outside of brackets on the first.
+    closing bracket are on the level that they enclose, and symbols outside of brackets on the first. ``gain`` is the
+    value of the channel that is not zero.
     """
 
     special = 0, 0  # it adds no special tokens before and after those of the data
@@ -63,9 +65,11 @@ class BracketCounter(nn.Module):
     def __init__(self, brackets: Brackets, width: int, gain: float) -> None:
         super().__init__()
         if width < brackets.channels:
+            # The backbone ``kernels`` takes only multiples of the group size as its width, so it is rounded up.
+            least_width = -(-brackets.channels // GROUP_SIZE) * GROUP_SIZE
             raise InputError(
                 f"--input counter: {width} channels are fewer than {LEVELS} levels of {brackets.vocabulary} symbols",
-                f"use --backbone kernels:width={-(-brackets.channels // 8) * 8}",
+                f"use --backbone kernels:width={least_width}",
             )
         self.brackets, self.width, self.gain = brackets, width, gain
         steps = torch.zeros(brackets.vocabulary, dtype=torch.int64)

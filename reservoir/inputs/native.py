@@ -98,18 +98,24 @@ def native_obstacle(task: Task, reservoir: Reservoir) -> str:
         return "the options of windows, such as --patch, do not fit its own input"
     if task.alphabet and not has_tokenizer(reservoir.backbone):
         return "its folder has no tokenizer, such as a tokenizer.json or a vocab.txt"
-    # The processor of images or sounds is checked when it is opened, and words suit every model of text.
+    # A task of texts has an alphabet; one without an alphabet has images or sounds, whose processor is checked when it
+    # is opened. Words suit every model of text.
     has_no_text = not task.alphabet
     reads_words = are_words(task.alphabet) and find(reservoir.backbone)[0].reads == "text"
     if has_no_text or reads_words:
         return ""
-    # What remains are letters, such as those of DNA.
+    # What remains are letters, such as those of DNA, and words for a model of letters.
+    #
+    # The tokens of the shipped model are single bytes, so `reader.obstacle` below would find that it can read any
+    # letters. But it was trained on words. The tokenizers of other models of words have an obstacle.
     if reservoir.backbone in SHIPPED:
         return "random kernels suit letters better than a model of words"
     try:
         reader = open_reader(task, reservoir.backbone, reservoir.init)
     except InputError as error:  # no failure: with a random input layer the model needs no tokenizer
         return str(error)
+    # An alphabet begins with `UNKNOWN`, the symbol of all letters that no training row has. Spaces are left out, too:
+    # many tokenizers split texts at spaces, and have no token for one.
     letters = task.alphabet.removeprefix(UNKNOWN).replace(" ", "")
     return reader.obstacle(letters) if isinstance(reader, TextReader) else ""
 
@@ -118,7 +124,7 @@ def native_obstacle(task: Task, reservoir: Reservoir) -> str:
 class NativeModel:
     """A model with its own input."""
 
-    seen: Task  # the task with the model's own tokens
+    seen_task: Task  # the task with the model's own tokens
     backbone: Backbone
     inputs: NativeInput
     digests: Mapping[str, str]  # SHA-256 of reader, embeddings and chat template by name, for the cache key
@@ -157,8 +163,8 @@ def open_native(
         embedding = PatchInput(embedding)
     else:  # a tokenizer, which then refuses token IDs without an embedding
         reader.embeddings = getattr(embedding, "num_embeddings", None)
-    seen = replace(task, form=reader.form, max_tokens=reader.max_tokens)
+    seen_task = replace(task, form=reader.form, max_tokens=reader.max_tokens)
     digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}
     if isinstance(reader, TextReader) and reader.template:
         digests["template"] = reader.template.digest
-    return NativeModel(seen, backbone, NativeInput(embedding, reader.special), digests)
+    return NativeModel(seen_task, backbone, NativeInput(embedding, reader.special), digests)

@@ -65,7 +65,7 @@ class NoInputLayer(nn.Module):
 
 def draw_inputs(
     task: Task,
-    seen: Task,
+    seen_task: Task,
     settings: Reservoir,
     windows: Windows,
     backbone: Backbone,
@@ -73,7 +73,7 @@ def draw_inputs(
 ) -> InputLayer | BracketCounter | KernelConvolution | PatchConvolution:
     """Return the input layer that reads tokens of a task, or a module that responds to whole rows in its place.
 
-    ``seen`` is the task as the model sees it: each of its tokens is one of the ``windows``. ``units`` are those of
+    ``seen_task`` is the task as the model sees it: each of its tokens is one of the ``windows``. ``units`` are those of
     ``--input patches``; None if they have not been drawn.
     """
     width = backbone.width
@@ -102,7 +102,7 @@ def draw_inputs(
             settings.gain,
             channel_subsets=getattr(backbone.config, "channel_subsets", False),
         )
-    return draw_layer(settings.input, seen, windows, width, seed=settings.seed, gain=settings.gain)
+    return draw_layer(settings.input, seen_task, windows, width, seed=settings.seed, gain=settings.gain)
 
 
 def draw_layer(

@@ -164,16 +164,18 @@ def _draw_lstm(
     """Return the first values of a parameter, float32.
 
     Weights and biases are uniform within ±``width ** -0.5`` as those of torch's LSTM, and norms within ±n^-1/2 for n
-    channels. Positions and first states are normal.
+    channels. Positions are normal with deviation `POSITION_DEVIATION`, and first states are normal with deviation
+    ``width ** -0.5``.
     """
     if name == "positions":
         return generator.standard_normal(shape, dtype=np.float32) * POSITION_DEVIATION
-    bound = config.width**-0.5
+    # The standard deviation of a normal draw, or the largest absolute value of a uniform one.
+    scale = config.width**-0.5
     if ".first_" in name:
-        return generator.standard_normal(shape, dtype=np.float32) * bound
+        return generator.standard_normal(shape, dtype=np.float32) * scale
     if "norm." in name:  # a norm has as many gains as channels, four times the width in front of the gates
-        bound = shape[0] ** -0.5
-    return generator.random(shape, dtype=np.float32) * (2 * bound) - bound
+        scale = shape[0] ** -0.5
+    return generator.random(shape, dtype=np.float32) * (2 * scale) - scale
 
 
 LSTM = Family(

@@ -73,10 +73,11 @@ def _kernel_width(data: DataView) -> int:
         return next(width for width, most_rows in PICTURE_WIDTHS.items() if fitted_rows <= most_rows)
     columns = ColumnSet(INPUT_LAYER, KERNEL_POOLINGS)
     for width, most_rows in KERNEL_WIDTHS.items():
-        # The windows are not chosen yet, so ``seen`` is the task itself: these columns have one size for all windows.
+        # The windows are not chosen yet, so ``seen_task`` is the task itself: these columns have one size for all
+        # windows.
         budget = Budget(
             task=task,
-            seen=task,
+            seen_task=task,
             width=width,
             rows=data.all_rows,
             least_bytes=MAX_KERNEL_BYTES,

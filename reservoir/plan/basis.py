@@ -95,7 +95,7 @@ class ModelView:
     width: int  # of hidden states
     depth: int  # number of blocks; 0 if the model is an input layer alone
     reader: Reader | None  # of native input; None for other input
-    seen: Task  # with windows or the reader's tokens as tokens
+    seen_task: Task  # the task as the model sees it, with windows or the reader's tokens as tokens
     pieces: int  # most pieces of a row, if long texts are read in pieces; else 1
 
     @property
@@ -110,15 +110,15 @@ class ModelView:
         from reservoir.inputs.native import open_reader
 
         family, shape = find_shape(reservoir.backbone, reservoir.depth)
-        seen = reservoir.windowed(task)
+        seen_task = reservoir.windowed(task)
         reader = None
         if reservoir.input == "native":
-            reader = open_reader(seen, reservoir.backbone, reservoir.init)
-            seen = replace(seen, form=reader.form, max_tokens=reader.max_tokens)
+            reader = open_reader(seen_task, reservoir.backbone, reservoir.init)
+            seen_task = replace(seen_task, form=reader.form, max_tokens=reader.max_tokens)
         pieces = 1
         if reservoir.long == "windows":
-            pieces = -(-task.max_tokens // seen.max_tokens)  # rounded up
-        return cls(family, shape.width, shape.depth, reader, seen, pieces)
+            pieces = -(-task.max_tokens // seen_task.max_tokens)  # rounded up
+        return cls(family, shape.width, shape.depth, reader, seen_task, pieces)
 
 
 def is_given(options: Options, name: str) -> bool:

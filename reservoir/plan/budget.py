@@ -214,7 +214,7 @@ class Budget:
     """The limits of default columns for a number of rows in all splits."""
 
     task: Task  # describes sequences as stored
-    seen: Task  # the task as the model sees it, with windows as tokens
+    seen_task: Task  # the task as the model sees it, with windows as tokens
     width: int  # of hidden states
     rows: int  # in all splits
     least_bytes: float  # bytes that are allowed, however small the input is
@@ -246,7 +246,7 @@ class Budget:
 
     def excess(self, columns: ColumnSet) -> Excess:
         """Return which limits columns exceed."""
-        windows = self.rows * self.seen.max_tokens
+        windows = self.rows * self.seen_task.max_tokens
         size = blocks = sorting = ""
         if self.limits_size and self._bytes(columns) > self._most_bytes:
             size = TOO_LARGE.format(self.least_bytes / 1e6)
@@ -265,5 +265,5 @@ class Budget:
 
     def _bytes(self, columns: ColumnSet) -> int:
         """Return the bytes of columns on disk."""
-        shapes = column_shapes(self.seen, self.width, columns.columns)
+        shapes = column_shapes(self.seen_task, self.width, columns.columns)
         return self.rows * columns.value_bytes * sum(tokens * width for tokens, width in shapes.values())

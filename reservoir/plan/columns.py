@@ -66,7 +66,7 @@ def choose_columns(data: DataView, options: ExtractOptions, view: ModelView) -> 
     if kind != "named task":
         columns, reasons_of_changes, note_on_fewer_columns = _fit_budget(columns, data, options, view)
         reasons |= reasons_of_changes
-    shapes = column_shapes(view.seen, width, columns.columns)
+    shapes = column_shapes(view.seen_task, width, columns.columns)
     return ColumnChoice(columns.layers, columns.poolings, shapes, note_on_fewer_columns, reasons)
 
 
@@ -83,7 +83,7 @@ def _fit_budget(
     reads_windows = data.kind in ("series", "symbols") and not view.native
     budget = Budget(
         task=data.task,
-        seen=view.seen,
+        seen_task=view.seen_task,
         width=view.width,
         rows=data.all_rows,
         least_bytes=MAX_KERNEL_BYTES if default.poolings == KERNEL_POOLINGS else MAX_BYTES,

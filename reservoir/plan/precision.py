@@ -89,7 +89,7 @@ def choose_blocks(
 
     ``shapes`` holds the tokens and width of a row of each column, and ``device_kind`` is "cpu" or "cuda".
     """
-    block_rows, batch_rows = rows_at_a_time(view.seen, view.reader, shapes, device_kind, view.pieces)
+    block_rows, batch_rows = rows_at_a_time(view.seen_task, view.reader, shapes, device_kind, view.pieces)
     reasons = {
         "compile_blocks": "compiled features differ in their last bits",
         "block_rows": "a killed run loses little",
@@ -101,7 +101,7 @@ def choose_blocks(
 
 
 def rows_at_a_time(
-    seen: Task,
+    seen_task: Task,
     reader: Reader | None,
     shapes: Mapping[Column, tuple[int, int]],
     device_kind: str,
@@ -109,16 +109,15 @@ def rows_at_a_time(
 ) -> tuple[int, int]:
     """Return the number of rows per block and per batch.
 
-    ``seen`` is the task as the model sees it, and a row has up to ``pieces`` pieces. ``shapes`` holds the tokens and
-    width of a row of each column.
+    ``seen_task`` is the task as the model sees it, and a row has up to ``pieces`` pieces. ``shapes`` holds the tokens
+    and width of a row of each column.
     """
     # Tokens of a row, and bytes of its features, which are float32 in memory.
-    row_tokens = reader.row_tokens if reader else seen.max_tokens
+    row_tokens = reader.row_tokens if reader else seen_task.max_tokens
     row_bytes = 4 * pieces * sum(tokens * width for tokens, width in shapes.values())
-    if reader and isinstance(
-        seen.form, Vectors
-    ):  # the vectors that a reader makes of a whole block are in memory, too
-        row_bytes = max(row_bytes, 4 * row_tokens * seen.form.dim)
-    most_rows = IMAGE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[device_kind]
+    # The vectors that a reader makes of a whole block are in memory, too.
+    if reader and isinstance(seen_task.form, Vectors):
+        row_bytes = max(row_bytes, 4 * row_tokens * seen_task.form.dim)
+    most_rows = IMAGE_BLOCK_ROWS if seen_task.pictures else BLOCK_ROWS[device_kind]
     block_rows = max(1, min(most_rows, BLOCK_BYTES // row_bytes))
     return block_rows, max(1, BATCH_TOKENS[device_kind] // row_tokens)

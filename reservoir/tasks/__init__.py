@@ -60,9 +60,8 @@ TASKS: dict[str, type[Any]] = {
 }
 
 
-VARIANTS_MODULE = (
-    "reservoir.paper.variants"  # imports the tasks that it varies, so it is imported when needed
-)
+# It imports the tasks that it varies, so it is imported when needed.
+VARIANTS_MODULE = "reservoir.paper.variants"
 
 
 def _leave_unchanged(_model: Any) -> None:

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 
 STATES, TOKENS = "hidden_states", "token_ids"  # names of the tensors of a file
 DTYPES = ("F16", "BF16", "F32")
-RERUN_REQUEST = (
-    "run the request again, and remove the file"  # what a message tells the user of a bad file to do
-)
+# What a message tells the user of a bad file to do.
+RERUN_REQUEST = "run the request again, and remove the file"
 
 POOLINGS = (
     *("last", "mean", "first", "std", "min", "max"),
@@ -46,9 +45,8 @@ POOLINGS = (
 )
 """The poolings of requests: those that need neither a tokenizer nor a common number of tokens."""
 
-FIRST_TOKENS = (
-    4  # tokens whose states are compared with those of other folders; most folders have one, a BOS
-)
+# Tokens whose states are compared with those of other folders; most folders have one, a BOS.
+FIRST_TOKENS = 4
 COMPARED_CHANNELS = 32  # channels of a state that are compared, evenly spaced
 # Largest relative difference between the states of one token in one layer. bfloat16 with other kernels or another GPU
 # differs by about a hundredth; other weights, or another layer, by about 1.

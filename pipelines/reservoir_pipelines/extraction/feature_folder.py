@@ -20,9 +20,8 @@ from reservoir_pipelines.preparation.prepared import split_order
 FOLDER_FORMAT = 1  # version of the description, increased when a value changes its name or meaning
 DESCRIPTION = "features.json"
 CARD = "README.md"  # the dataset card, by the name that the Hugging Face hub expects
-REMEDY = (
-    "export the features again, or copy the folder again"  # what messages about a damaged folder advise
-)
+# What messages about a damaged folder advise.
+REMEDY = "export the features again, or copy the folder again"
 
 
 @dataclass(frozen=True)

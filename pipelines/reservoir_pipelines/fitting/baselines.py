@@ -166,19 +166,22 @@ def _logistic(
         """Return the estimated multiplications of all fits to every ``step``-th training sample."""
         fitted_samples = samples / step
         axes = min(fitted_samples, width)  # number of principal axes, along which the solver works
-        work_of_moments = axes * fitted_samples * width
-        work_of_axes = 10 * axes**3
+        # The products of features with each other, or of samples if these are fewer. They are a matrix (axes, axes),
+        # whose eigenvectors, the axes, take about 10 axes^3 multiplications.
+        work_of_products = axes * fitted_samples * width
+        work_of_eigenvectors = 10 * axes**3
         # About a hundred passes, of ten multiplications for each value.
         work_of_passes = 1000 * axes * fitted_samples * outputs * classes
         work_of_calls = CALLS * outputs * max(1, classes / 4)
-        return number_of_fits * (work_of_moments + work_of_axes + work_of_passes + work_of_calls)
+        return number_of_fits * (work_of_products + work_of_eigenvectors + work_of_passes + work_of_calls)
 
     # The fits of columns take about samples * width * min(samples, width) multiplications each.
     widths = [known.source(fit.columns).width() for fit in fits]
     work_of_columns = sum(samples * column_width * min(samples, column_width) for column_width in widths)
     allowed_work = max(CHEAP, work_of_columns / 4)
-    # The smallest step leaves out the fewest rows. The largest one leaves about `MIN_ROWS` samples. It is at most the
-    # number of rows, which may be fewer than samples, because a larger step would read the same first row again.
+    # The smallest step leaves out the fewest rows. The largest one leaves about `MIN_ROWS` samples. If rows have many
+    # samples, that step could be larger than the number of rows; but from this number on, every step leaves the first
+    # row alone, so larger steps are not tried.
     all_rows = raw.view["train"].rows
     largest_step = max(1, min(samples // MIN_ROWS, all_rows))
     steps = range(1, largest_step + 1)

@@ -222,9 +222,14 @@ class Bundle:
             fits_task = targets.outputs in (task.outputs, task.outputs * task.readout_tokens)
             if not fits_task or targets.classes != task.classes:
                 raise ValueError("the labels of the readout are not those of its task")
+            # Symbols have no scaling, and then the file has neither array. With one of the two, `scaling_from_json`
+            # (which takes arrays as well as lists) asks for the other, so that a file that has lost it is refused, not
+            # read as one without a scaling.
+            has_scaling = "offset" in arrays or "scale" in arrays
+            scaling = scaling_from_json(arrays if has_scaling else None, task)
             return cls(
                 task=task,
-                scaling=scaling_from_json(arrays if {"offset", "scale"} & arrays.keys() else None, task),
+                scaling=scaling,
                 parts=tuple(
                     replace(_part(values), units=_units(arrays, number))
                     for number, values in enumerate(card["parts"])

@@ -91,9 +91,8 @@ def fit_control(choice: Choice, readout: Readout, task: Task) -> Control:
     assert isinstance(source, EntrySamples), "a control task needs the rows of an entry"
     labels = {split: source.labels(split) for split in KNOWN}
     symbol_labels = None
-    labels_of_draws: dict[
-        KnownSplit, Sequence[np.ndarray]
-    ] = {}  # those of each draw, (n, outputs), by split
+    # The labels of each draw, (n, outputs), by split.
+    labels_of_draws: dict[KnownSplit, Sequence[np.ndarray]] = {}
     samples_are_symbols = task.labels_each_token and isinstance(task.form, Tokens)
     if samples_are_symbols or task.labels_text_tokens:
         symbols = {split: symbols_of_samples(source, split) for split in KNOWN}
@@ -124,10 +123,11 @@ def symbols_of_samples(samples: EntrySamples[S], split: S) -> np.ndarray:
         return view[split].token_ids[rows].astype(np.int64)
     if not view.has_raw:
         raise InputError("--control: the prepared data was removed", "run reservoir prepare")
-    labels = view[split].labels[rows]
-    stored = view.raw(split).take(view[split].index[rows]).x
-    # Rows may be stored with more or fewer tokens than there are labels; only labelled tokens are samples.
-    number_of_rows, labels_per_row = labels.shape[:2]
+    labels = view[split].labels[rows]  # (rows, labels per row, outputs)
+    stored = view.raw(split).take(view[split].index[rows]).x  # (rows, tokens)
+    # Short rows are padded, in labels and in stored symbols, but not always to the same length. So the symbols are cut
+    # or padded to the length of the labels. This loses none that is needed, because only labelled tokens are samples.
+    number_of_rows, labels_per_row, _ = labels.shape
     symbols = np.zeros((number_of_rows, labels_per_row), np.int64)
     tokens_with_labels = min(labels_per_row, stored.shape[1])
     symbols[:, :tokens_with_labels] = stored[:, :tokens_with_labels]

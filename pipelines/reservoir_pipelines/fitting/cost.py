@@ -39,7 +39,7 @@ class RidgeSize:
     penalties: int
     folds: int = 0  # 0 if valid scores the penalties
     repeats: int = 1  # how often folds are drawn
-    tries_few: bool = False  # whether some samples choose the penalties that are tried on all
+    tries_few_penalties: bool = False  # whether some samples choose the penalties that are tried on all
 
     @property
     def has_kernel(self) -> bool:
@@ -93,7 +93,7 @@ class RidgeSize:
     def _solution_work(self, size: int) -> float:
         """Return the multiplications that solve a system of ``size`` unknowns with each penalty that is tried."""
         # Each of a few promising penalties has a Cholesky factorisation; one reduction serves any number of penalties.
-        if self.tries_few:
+        if self.tries_few_penalties:
             return FEW_PENALTIES * FACTORISATION_WORK * size**3
         return REDUCTION_WORK * size**3
 
@@ -107,20 +107,28 @@ class RidgeSize:
         n, w = self.samples, self.width
         scores_per_sample = self.penalties * self.targets
         systems = max(1, self.folds)  # one for each fold, or a single one
-        # The solutions of all penalties, in float64 (8 bytes): of folds, for samples if they are fewer than features.
+        # The solutions of one system under all penalties, in float64 (8 bytes). The unknowns are the weights of
+        # features. With folds, they are the weights of the samples if there are fewer samples than features.
         unknowns = min(n, w) if self.folds else w
         solutions = 8 * scores_per_sample * unknowns
-        # With a kernel: the features in float32 (4 bytes), three matrices of products of samples, and the scores of
-        # samples, of which those of each repeat are kept.
         if self.has_kernel:
-            scores = 8 * n * scores_per_sample * (1 + (self.repeats if self.folds else 0))
-            return 4 * n * w + 3 * 8 * n**2 + 2 * solutions + scores
+            # The features are in float32 (4 bytes). Three matrices of (n, n) are in float64: the products of the
+            # samples, their centred copy, and the reflections to which the copy is reduced.
+            features, products = 4 * n * w, 3 * 8 * n**2
+            # A `LinearPath` has the solutions twice: before and after they are multiplied by the scales of features,
+            # or of samples.
+            solution_copies = 2 * solutions
+            # The scores of all samples while they are counted. With folds, those of each repeat are kept, too.
+            score_copies = 1 + (self.repeats if self.folds else 0)
+            return features + products + solution_copies + score_copies * 8 * n * scores_per_sample
         # Otherwise: the moments of each system, with three more while they are solved.
         moments = 8 * w * (w + self.targets) * (systems + 3)
-        # The solutions of all folds wait for their rows, in float64 and float32 (1.5 times the bytes of float64). The
-        # scores of a block are in float32, three times.
+        # The solutions of all folds wait for their rows, in float64 and float32 (1.5 times the bytes of float64).
+        waiting_solutions = systems * 1.5 * solutions
+        # Three arrays of a block in float32: the scores, their distances from the coded labels, and the squares of
+        # these.
         scores = 3 * 4 * min(n, BLOCK_ROWS) * scores_per_sample
-        return moments + systems * 1.5 * solutions + scores
+        return moments + waiting_solutions + scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +221,9 @@ def ridge_size(source: Source, fitter: Fitter) -> RidgeSize:
         penalties=fitter.settings,
         folds=fitter.folds,
         repeats=fitter.repeats,
-        tries_few=isinstance(fitter, RidgeFitter) and fitter.tries_few(fitted_samples, source.width()),
+        tries_few_penalties=(
+            isinstance(fitter, RidgeFitter) and fitter.tries_few_penalties(fitted_samples, source.width())
+        ),
     )
 
 
@@ -251,7 +261,7 @@ def announce(known: Known, candidates: Candidates) -> None:
     # Folds hold out rows of train and valid.
     rows = sum(known.rows[split] for split in (KNOWN if fitter.folds else ("train",)))
     first_line = f"fit {known.task.name}: {_in_words(candidates, rows)}"
-    if any(isinstance(size, RidgeSize) and size.tries_few for size in sizes):
+    if any(isinstance(size, RidgeSize) and size.tries_few_penalties for size in sizes):
         first_line += (
             f"; {fitter.settings} penalties tried on {CHOICE_SAMPLES:,} rows, the best and two more on all"
         )

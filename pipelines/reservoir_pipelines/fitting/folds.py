@@ -92,6 +92,8 @@ def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
     ``folds`` (n, repeats) are those of all samples (see `assign_folds`). If samples have weights, a block has those of
     its samples, (m,), as a fourth array.
     """
+    # Of the two ways to read the samples of a source, `blocks` and `blocks_for_products`, this is the one for matrix
+    # products: if a device computes them, features may stay encoded as they are stored, and the device decodes them.
     blocks = itertools.chain.from_iterable(map(source.blocks_for_products, KNOWN))
     if source.sample_weights is None:
         return _with_parts(blocks, folds)

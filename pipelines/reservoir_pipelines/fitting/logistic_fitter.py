@@ -64,9 +64,8 @@ class LogisticFitter(PenaltyFitter):
         x, y = map(np.concatenate, zip(*all_blocks(source), strict=True))  # the fitted samples
         labels = np.concatenate([source_of_all_rows.labels(split) for split in KNOWN])
         tally = Tally(targets)
-        sample_scores: list[
-            np.ndarray
-        ] = []  # of each repeat, (A, n): what each sample adds to the score of a penalty
+        # Of each repeat, (A, n): what each sample adds to the score of a penalty.
+        sample_scores: list[np.ndarray] = []
         scores_of_first_repeat = np.empty(0)  # (A, n, T), once there are some
         for repeat, fold in enumerate(fold_of_sample.T):  # the folds of one repeat, (n,)
             # Fit a path without each fold, and score each sample by the path that was not fitted to its fold.

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,14 +89,18 @@ class RidgeFitter(PenaltyFitter):
         """Fit every penalty to train and choose one by the score on valid."""
         targets = self.targets(source)
         train, valid = _stream(source, "train"), _stream(source, "valid")
-        # With the moments or the samples of train at hand, no sweep reads its features again, such as one of a wider
-        # grid. Without folds, `stored_moments` returns a list of one.
+        # Train is read once, as moments or as samples, for all sweeps: if the best penalty is at an end of the grid, a
+        # wider grid is swept, too. Without folds, `stored_moments` returns a list of one.
         moments = stored_moments(source, targets, train)
         training = moments[0] if moments else gather(train, targets)
         weights = source.feature_weights
-        sweep_of = partial(sweep, train, valid, targets, training=training, feature_weights=weights)
+
+        def sweep_of(alphas: np.ndarray) -> Sweep:
+            """Fit penalties to train, and score them on valid."""
+            return sweep(train, valid, targets, alphas, training=training, feature_weights=weights)
+
         samples, width = len(source.labels("train")), source.width()
-        if not self.tries_few(samples, width):
+        if not self.tries_few_penalties(samples, width):
             return self.best_of(source, sweep_of)
 
         def sweep_of_drawn(drawn: Sequence[Block], alphas: np.ndarray) -> Sweep:
@@ -107,7 +110,7 @@ class RidgeFitter(PenaltyFitter):
         best_for_drawn = best_penalty_for_subset(train, sweep_of_drawn, self.alphas, samples=samples)
         return self._fit_around(source, sweep_of, best_for_drawn)
 
-    def tries_few(self, samples: int, width: int) -> bool:
+    def tries_few_penalties(self, samples: int, width: int) -> bool:
         """Return whether only penalties that are promising for some of the ``samples`` are tried on all of them.
 
         ``samples`` are those that readouts are fitted to, with ``width`` features each.
@@ -151,10 +154,11 @@ class RidgeFitter(PenaltyFitter):
         # The samples that are drawn to choose penalties must have some of each fold. Groups, and so folds, may differ
         # in size, so the smallest fold (of the first repeat) decides.
         expected_in_fold = np.bincount(fold_of_sample[:, 0]).min() * CHOICE_SAMPLES / samples
-        tries_few = self.tries_few(samples, width) and bool(expected_in_fold >= MIN_IN_FOLD)
+        has_enough_in_folds = bool(expected_in_fold >= MIN_IN_FOLD)
+        tries_few_penalties = has_enough_in_folds and self.tries_few_penalties(samples, width)
         # `_fit_around` sweeps several times: compute the moments once for all sweeps. With fewer samples than features,
         # there are none.
-        if tries_few and moments is None and samples >= width and self.repeats == 1:
+        if tries_few_penalties and moments is None and samples >= width and self.repeats == 1:
             moments = fold_moments(blocks, targets, self.folds)
 
         def sweep_of(alphas: np.ndarray) -> Sweep:
@@ -177,7 +181,7 @@ class RidgeFitter(PenaltyFitter):
                 self._kernels[source.columns] = sweep_result.kernel
             return sweep_result
 
-        if not tries_few:
+        if not tries_few_penalties:
             return self.best_of(source, sweep_of)
 
         def sweep_of_drawn(drawn: Sequence[FoldBlock], alphas: np.ndarray) -> Sweep:
@@ -236,22 +240,7 @@ class RidgeFitter(PenaltyFitter):
             split: np.concatenate([targets.coded(labels[split]) for labels in labellings], axis=1)
             for split in self.fitted_splits
         }
-        blocks = RereadableBlocks(_blocks_of_splits, (Relabelled(source, coded), self.fitted_splits))
-        # The products of the features: those of train that the entry stores, with those of valid added; or computed
-        # here, as moments or, if samples are fewer than features, from the samples themselves.
-        if moments_of_train := stored_moments(source, self.targets(source), _stream(source, "train")):
-            moments = moments_of_train[0]
-            if "valid" in self.fitted_splits:
-                moments += training_moments(_stream(source, "valid"), targets)
-            training: TrainingData = moments.with_targets(blocks)
-        else:
-            # The samples if they are fewer than the features; else None, and the stream of their blocks.
-            few_samples, stream = concatenate_if_few(blocks)
-            if few_samples:
-                x, y = few_samples
-                training = FewSamples(x=x, y=y, weights=None)
-            else:
-                training = accumulate(stream)
+        training = self._training_with(coded, source, targets)
         path = ridge_path(training, np.array([penalty_of(alpha)]), source.feature_weights)
         # Cut the solution of the only penalty, (w, labellings * T), into the targets of each labelling.
         coef, intercept = path.coef[0], path.intercept[0]
@@ -260,6 +249,28 @@ class RidgeFitter(PenaltyFitter):
             LinearReadout(coef=coef[:, columns], intercept=intercept[columns], targets=targets)
             for columns in targets_of_labellings
         ]
+
+    def _training_with(self, coded: Labelling, source: Source, targets: Targets) -> TrainingData:
+        """Return the training data of a source with other labels, which are ``coded`` as targets already.
+
+        ``targets`` code the labels that the source has; they have no class weights.
+        """
+        blocks = RereadableBlocks(_blocks_of_splits, (Relabelled(source, coded), self.fitted_splits))
+        # The entry may store the moments of train, so that the products of its features need not be computed again.
+        # They belong to the labels that the source has, and so do those of valid, which are added. `with_targets` then
+        # keeps the products of the features, and replaces those with the labels.
+        if moments_of_train := stored_moments(source, targets, _stream(source, "train")):
+            moments = moments_of_train[0]
+            if "valid" in self.fitted_splits:
+                moments += training_moments(_stream(source, "valid"), targets)
+            return moments.with_targets(blocks)
+        # Otherwise the blocks are read here. If samples are fewer than features, the samples themselves are returned;
+        # else ``few_samples`` is None, and ``stream`` yields all blocks.
+        few_samples, stream = concatenate_if_few(blocks)
+        if few_samples:
+            x, y = few_samples
+            return FewSamples(x=x, y=y, weights=None)
+        return accumulate(stream)
 
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
         """Return a readout for each of the ``sizes``, numbers of training rows, in each draw; see `ridge_curve`."""

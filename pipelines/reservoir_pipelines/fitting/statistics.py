@@ -39,17 +39,15 @@ class Statistic:
     """
 
     name: str
-    letters: tuple[
-        int, ...
-    ] = ()  # the code points of the counted letters, or the counted symbols, ascending
+    # The code points of the counted letters, or the counted symbols, ascending.
+    letters: tuple[int, ...] = ()
     # The numbers of the counted k-mers, ascending: letter i of n has the number i, the pair (i, j) the number
     # n + i n + j, the triple (i, j, k) the number n + n^2 + i n^2 + j n + k.
     terms: tuple[int, ...] = ()
     words: tuple[str, ...] = ()  # of tf-idf
     idf: tuple[float, ...] = ()  # the inverse document frequency of each of the words
-    widths: tuple[
-        int, ...
-    ] = ()  # of the windows of rolling statistics, the only ones with features for every token
+    # Of the windows of rolling statistics, the only ones with features for every token.
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # A statistic may come from the file of a readout, so everything that features are computed from is checked.

@@ -71,9 +71,8 @@ def reproduce(
     ran = 0
     if confirm is None or confirm(unfinished, plan.place_settings):
         folder.create()
-        for (
-            recipe
-        ) in plan.recipes:  # before the cells run, so that `report` shows what has finished at any time
+        # The tables are saved before the cells run, so that `report` shows what has finished at any time.
+        for recipe in plan.recipes:
             folder.save_table(recipe.table)
         _run(unfinished, folder, plan.place_settings, cluster)
         ran = sum(map(folder.is_complete, unfinished))

@@ -298,9 +298,8 @@ class _Number:
 
     value: float | None = None  # None if it is missing
     reason: str = ""  # empty if it is not missing
-    cell: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # result of its cell; of a ratio, of the first one
+    # The result of its cell; of a ratio, of the first one.
+    cell: Mapping[str, Any] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None  # the number lies between them, see `_bounds`
 
 

@@ -248,9 +248,8 @@ def _training_plots(values: Values) -> list[PagePlot]:
     # Both are (points, 2): step and value. An empty list needs the shape.
     losses = np.array(values["losses"], float).reshape(-1, 2)
     scores = np.array(values["validations"], float).reshape(-1, 2) * (1, factor)
-    no_curve = np.zeros(
-        (0, 2)
-    )  # `draw_course` draws a curve of training and one of validation; each plot has one
+    # `draw_course` draws a curve of training and one of validation; each plot has one.
+    no_curve = np.zeros((0, 2))
     over_steps = f"over {values['steps']:,} steps"
     loss_text = f"training loss {over_steps}"
     score_title = f"validation {values['metric']} {over_steps}"
