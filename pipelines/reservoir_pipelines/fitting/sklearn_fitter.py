@@ -145,8 +145,7 @@ def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..
         kind = getattr(import_module(module), name)
     is_estimator = isinstance(kind, type) and issubclass(kind, BaseEstimator) and hasattr(kind, "predict")
     # A recipe may name scikit-learn's estimators, but nothing that its modules have imported from elsewhere.
-    is_foreign = path.startswith("sklearn.") and not kind.__module__.startswith("sklearn.")
-    if not is_estimator or is_foreign:
+    if not is_estimator or (path.startswith("sklearn.") and not kind.__module__.startswith("sklearn.")):
         raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor", "name one")
     # Only an instance tells its kind, and `set_params` refuses unknown parameters.
     has_suitable_kind = is_classifier if classes else is_regressor
