@@ -29,7 +29,7 @@ import transformers
 
 from reservoir.backbone_names import KNOWN
 from reservoir.backbones import GROUPS, Backbone, families, find, load_backbone, load_native
-from reservoir.backbones.backbone import group_counts, whole_count
+from reservoir.backbones.backbone import group_counts, parameter_count
 from reservoir.backbones.family import HubLoader
 from reservoir.errors import InputError, first_line
 
@@ -283,7 +283,7 @@ def backbone_row(name: str) -> list[str]:
     longest = f"{backbone.max_tokens:,}" if backbone.max_tokens else "any"
     reads = "causal" if backbone.causal else "both ways"
     shape = [f"`{name}`", family.name, reads, str(backbone.depth), str(backbone.width), longest]
-    counts = [whole_count(backbone), *group_counts(backbone).values()]
+    counts = [parameter_count(backbone), *group_counts(backbone).values()]
     return [*shape, *(f"{count:,}" if count else "" for count in counts)]
 
 

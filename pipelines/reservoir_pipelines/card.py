@@ -41,8 +41,8 @@ def card(
     from reservoir.backbones.backbone import (
         deviations,
         group_counts,
+        parameter_count,
         trained_counts,
-        whole_count,
     )
     from reservoir_pipelines.preparation.sources import open_source
 
@@ -58,7 +58,7 @@ def card(
     plot.parent.mkdir(parents=True, exist_ok=True)
     spread = deviations(backbone)
     # The numbers of parameters: of the whole model, and of what the task trains, by group in each way of counting.
-    total_count = whole_count(backbone)
+    total_count = parameter_count(backbone)
     counts_of_task: dict[str, dict[str, int] | None] = {}
     if counted_task:
         counts_of_task["trained"] = trained_counts(backbone, counted_task)  # parameters that an FPT trains

@@ -425,8 +425,11 @@ def group_counts(backbone: Backbone) -> dict[str, int]:
     }
 
 
-def whole_count(backbone: Backbone) -> int:
-    """Return the number of parameters of the model with its token embeddings, without the blocks that were cut off."""
+def parameter_count(backbone: Backbone) -> int:
+    """Return the number of parameters of the model, without those of blocks that were cut off.
+
+    Unlike the groups of `group_counts`, it includes the token embeddings, which vectors do not use.
+    """
     uncut_count = backbone.family.loader.size(backbone.config).parameters
     missing_blocks = backbone.shape.depth - backbone.depth
     if not missing_blocks:

@@ -421,9 +421,10 @@ def _name_in_model(stored_name: str, names: Mapping[str, str], depth: int) -> st
     """Return the name in the model of a stored tensor; None for one that the caller leaves out.
 
     These are the tensors of blocks after the first ``depth``, and `ROPE_FACTORS`, which no model has. ``names`` has the
-    name in the model by the name in the file.
+    name in the model by the name in the file, without ``.weight`` if the name in the model has no such ending.
     """
-    # In transformers the names of experts have no ending.
+    # The matrices of experts have no ending in transformers, as in "experts.gate_up_proj", so ``names`` has
+    # "blk.0.ffn_up_exps" for the tensor that the file calls "blk.0.ffn_up_exps.weight".
     name = names.get(stored_name) or names.get(stored_name.removesuffix(".weight"))
     if name is not None:
         return name
@@ -431,7 +432,9 @@ def _name_in_model(stored_name: str, names: Mapping[str, str], depth: int) -> st
     is_cut_off = block_match is not None and int(block_match[1]) >= depth
     if is_cut_off or stored_name == ROPE_FACTORS:
         return None
-    # Heads and decoders, which a backbone may lack, are recognised by the names that transformers has for them.
+    # The model lacks this tensor. `load_pretrained` accepts it if it is of a head or of a decoder, which it recognises
+    # by the names that transformers has for them, so these get such names. Any other tensor keeps its name in the file,
+    # and is refused as an extra one, unless it is a bias of zeros.
     return re.sub("^output[.]", "lm_head.", re.sub("^dec[.]", "decoder.", stored_name))
 
 

@@ -41,26 +41,43 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     bad = BadRows(origin, [record.place for record in records], skip=options.skip_bad_rows)
     ids, notes = _names(headers, options, is_new=is_new)
     columns: dict[str, Any] = {"id": ids, "sequence": [record.sequence for record in records]}
-    # The labels are in a table, or in the headers. A readout that was fitted on a table, or with --labels, has names of
-    # columns instead of patterns, and its new headers have no labels.
-    has_patterns = task is None or not {"text", "labels", "columns"} & task.parameters.keys()
+    # The labels are in a table, or in the headers.
     if options.labels:
         table = labels_from_table(options, ids, bad, is_new=is_new)
         notes += table.notes
         columns |= {"label" if name == "y" else name: list(array) for name, array in table.arrays.items()}
-    elif has_patterns:
+    elif _may_have_labels_in_headers(task):
         labels_and_groups, notes_on_labels = _columns_of_headers(bad, headers, options, task)
         columns |= labels_and_groups
         notes += notes_on_labels
-    # The parameters of the readout's task say whether each letter has a label; a mapping says that rows are new.
-    parameters: dict[str, str] | None = None
-    if task is not None:
-        parameters = {"each": "token"} if task.labels_each_token else {}
-    rows = columns_as_rows(columns, bad, options, parameters, id="id", text="sequence")
-    unused = ["time", "text", "drop"]
-    if not options.labels:
-        unused.append("id")  # --id names a column of the table of labels
-    return replace(rows, notes=(*rows.notes, *notes), unused=tuple(unused))
+    rows = columns_as_rows(columns, bad, options, _fitted_parameters(task), id="id", text="sequence")
+    # The flags that do nothing for a FASTA file, and are refused. --id names a column of the table of labels, if any.
+    unused = ("time", "text", "drop") if options.labels else ("time", "text", "drop", "id")
+    return replace(rows, notes=(*rows.notes, *notes), unused=unused)
+
+
+def _may_have_labels_in_headers(task: Task | None) -> bool:
+    """Return whether labels and groups are looked for in headers if there is no table of labels.
+
+    They are while a task is made, and for new records of a readout that was fitted on FASTA files with labels in their
+    headers. A readout that was fitted on a table, or with ``--labels``, has stored names of columns as its label and
+    group, which are no patterns of headers.
+    """
+    if task is None:
+        return True
+    # A table of sequences stores the parameter "text", a table of values "columns", and a table of labels "labels".
+    has_names_of_columns = not {"text", "labels", "columns"}.isdisjoint(task.parameters)
+    return not has_names_of_columns
+
+
+def _fitted_parameters(task: Task | None) -> dict[str, str] | None:
+    """Return the parameters of a readout's task by which `columns_as_rows` reads new records; None without a task.
+
+    They say whether each letter has a label. If not, they are empty, which still tells new records from those of a fit.
+    """
+    if task is None:
+        return None
+    return {"each": "token"} if task.labels_each_token else {}
 
 
 def _columns_of_headers(

@@ -299,15 +299,17 @@ def _letters(reading: TableArrays, name: str) -> np.ndarray:
 
 
 def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letters: bool) -> bool:
-    """Read a column with a label for every token as ``y``; return False if it does not have that form.
+    """Read a column with a label for every token as ``y``; return False if it is to be read in another form.
 
     The cells of the column ``label`` must be lists, or texts (most of them different) of as many letters or words as
     there are tokens. With ``letters``, a token is a letter of the column ``sequence``, else a number.
     """
     table, bad = reading.table, reading.table.bad
-    fit_labelled_tokens = reading.fitted_parameters.get("each") == "token"
-    if label not in table.frame or (reading.is_new and not fit_labelled_tokens):
+    task_labels_tokens = reading.fitted_parameters.get("each") == "token"  # False while a task is made
+    if label not in table.frame or (reading.is_new and not task_labels_tokens):
         return False
+    # While a task is made, a column of numbers has a label for each row. New rows of a readout of tokens have no labels
+    # there, for example because all cells are empty.
     is_one_number_per_cell = table.frame[label].dtype.kind in "biuf"
     if not reading.is_new and is_one_number_per_cell:
         return False
@@ -315,9 +317,9 @@ def read_token_labels(reading: TableArrays, label: str, sequence: str, *, letter
     labels = [_labels_of_cell(cell) for cell in table.frame[label]]
     token_counts = [_token_count(cell, letters=letters) for cell in table.frame[sequence]]
     if not _fit_tokens(table.frame[label], labels, token_counts):
-        # While a task is made, the column is read in another form. New rows of a readout of tokens cannot have labels
-        # of another form, so they are read as rows without labels.
-        return fit_labelled_tokens
+        # While a task is made, the caller reads the column in another form. New rows are those of a readout of tokens,
+        # whose labels have no other form, so they are read as rows without labels: ``y`` is not set.
+        return reading.is_new
     for row, labels_of_row in enumerate(labels):
         if labels_of_row and len(labels_of_row) != token_counts[row]:
             bad.add(row, f"{len(labels_of_row)} labels for {token_counts[row]} tokens")

@@ -44,7 +44,11 @@ NEEDS_NO_FLAG = {"labels": ("label", "y"), "group": ("groups",)}
 
 
 def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
-    """Return whether a path is a table, or stands for the parts of one."""
+    """Return whether a path is a table, or a folder or pattern of Parquet files that are its parts.
+
+    The Parquet files of a folder are recordings, and no parts, if ``options`` has ``labels``, or if the readout's
+    ``task`` has recordings.
+    """
     path = Path(origin)
     is_table = path.suffix.lower() in SUFFIXES and path.is_file()
     return is_table or bool(table_parts(path, options, task))
@@ -194,15 +198,24 @@ def rows_of_table(table: Table, options: OwnDataOptions, fitted: Mapping[str, An
 
 
 def _note_roles(reading: TableArrays) -> None:
-    """Record the roles that no flag gave and that new data need, and add notes for the user to ``reading``."""
+    """Store the roles that no flag gave among the parameters of ``reading``, and add notes for the user.
+
+    The task keeps the parameters, and `predict` finds the columns of new rows by them. New rows themselves need neither
+    parameters nor notes.
+    """
+    if reading.is_new:
+        return
     roles, options = reading.roles, reading.options
     for name in roles.left_out:
         reading.notes.append(f"the column {name!r} is left out because it has no name")
-    if not reading.is_new and not options.label and len(roles.labels) == 1:
+    # Several labels are not stored: new data have them under the same names y0, y1 ...
+    if len(roles.labels) == 1 and not options.label:
         (label,) = roles.labels
         if label not in NEEDS_NO_FLAG["labels"]:
             reading.parameters["label"] = label
             reading.notes.append(f"the column {label!r} is the label")
+    # An id is stored whatever its name, because a new table in long form must have a column of exactly this name. The
+    # note on it depends on the form of the table, so the function that reads this form adds it.
     if roles.id and not options.id:
         reading.parameters["id"] = roles.id
     if roles.group and not options.group and roles.group not in NEEDS_NO_FLAG["group"]:

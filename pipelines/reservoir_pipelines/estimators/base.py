@@ -190,27 +190,39 @@ class ReservoirEstimator(BaseEstimator):
         checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
         if reset:
             self._column_names = column_names
-        lengths: np.ndarray | None = None  # None for an array, whose sequences all have its full length
+        if is_list(x) and not reset:
+            return self._checked_new_list(x, column_names, **checks)
+        # Sequences in a list may have several lengths, and are padded. Those of an array all have its full length.
+        padded_lengths: np.ndarray | None = None
         if is_list(x):
-            # scikit-learn does not see the names of the channels in a list, so their order is checked here. Lists and
-            # arrays have no names, and the only channel of a table may have any name.
-            both_are_named = min(len(column_names), len(self._column_names)) > 1
-            if both_are_named and column_names != self._column_names:
-                raise ValueError(
-                    f"X has the columns {column_names}; "
-                    f"give the columns of fit in their order: {self._column_names}"
-                )
-            # Sequences in a list may have several lengths, and are padded; new ones at least to the length of `fit`.
-            x, lengths = pad_sequences(x, 0 if reset else self.n_features_in_)
-            # New sequences may be longer, which `validate_data` refuses. Prediction has no y.
-            if not reset:
-                return check_array(x, **checks), lengths
+            x, padded_lengths = pad_sequences(x)
         # In fit, scikit-learn records the number of values and the names of columns; a new array must match them.
         checked = _validate(self, x, y, reset=reset, **checks)
-        if lengths is None:
-            checked_x = checked if y is NO_Y else checked[0]
-            lengths = full_lengths(checked_x)
-        return checked, lengths
+        if padded_lengths is not None:
+            return checked, padded_lengths
+        checked_x = checked if y is NO_Y else checked[0]
+        return checked, full_lengths(checked_x)
+
+    def _checked_new_list(
+        self, x: Any, column_names: list[str], **checks: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return a list of new sequences as one checked array, and their lengths (n,).
+
+        ``column_names`` are those of the table from which the list was made; empty if there was none. ``checks`` are
+        further arguments of scikit-learn's `check_array`.
+        """
+        # scikit-learn does not see the names of the channels in a list, so their order is checked here. Lists and
+        # arrays have no names, and the only channel of a table may have any name.
+        both_name_several_channels = len(column_names) > 1 and len(self._column_names) > 1
+        if both_name_several_channels and column_names != self._column_names:
+            raise ValueError(
+                f"X has the columns {column_names}; "
+                f"give the columns of fit in their order: {self._column_names}"
+            )
+        # New sequences are padded at least to the length of those of `fit`. They may be longer, which `validate_data`
+        # would refuse, so `check_array` checks them.
+        padded, lengths = pad_sequences(x, self.n_features_in_)
+        return check_array(padded, **checks), lengths
 
     def _plan_and_scale(
         self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None

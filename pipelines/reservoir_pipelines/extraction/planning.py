@@ -86,5 +86,6 @@ def patch_units(prepared: Prepared, reservoir: Reservoir, rows: Mapping[str, np.
     part = prepared.split("train").take(train_rows)
     values = read_values(prepared.task, prepared.scaling, part.x, part.lengths)
     pictures = joined(values, picture.side, picture.patch).astype(np.float32, copy=False)
-    width = find_shape(reservoir.backbone, reservoir.depth)[1].width
-    return draw_units(pictures, picture, width, reservoir.seed)
+    # The backbone reads the responses of all units to a window as one vector, so there are as many units as it is wide.
+    _family, shape = find_shape(reservoir.backbone, reservoir.depth)
+    return draw_units(pictures, picture, shape.width, reservoir.seed)

@@ -8,6 +8,7 @@ import numpy as np
 
 from reservoir.column import RAW, Baseline, Columns, names_of
 from reservoir.readouts.linear import Block, LinearReadout, RereadableBlocks, Tally, Targets
+from reservoir.readouts.sweep import Sweep
 from reservoir.readouts.time_sweep import LastValue, TimeFold, time_sweep
 from reservoir.tasks.task import Vectors
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, all_blocks
@@ -93,15 +94,20 @@ class ForecastFitter(RidgeFitter):
     def _fit_labels(
         self, source: Source, blocks: Iterable[Block], last_value: LastValue | None
     ) -> ColumnFit:
-        """Fit every penalty to the labels, or to their changes from the last value if it is not None."""
-        sweep_of = partial(
-            time_sweep,
-            blocks,
-            self.targets(source),
-            folds=self._folds(source),
-            feature_weights=source.feature_weights,
-            last_value=last_value,
-        )
+        """Return the fit of the best penalty to the labels, or to their changes from ``last_value`` if it is given."""
+        targets, folds = self.targets(source), self._folds(source)
+
+        def sweep_of(alphas: np.ndarray) -> Sweep:
+            """Fit the penalties of a grid, and score them on the later windows of each fold."""
+            return time_sweep(
+                blocks,
+                targets,
+                alphas,
+                folds,
+                feature_weights=source.feature_weights,
+                last_value=last_value,
+            )
+
         fit = self.best_of(source, sweep_of)
         if last_value is None:
             return fit

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -28,12 +27,16 @@ class LogisticFitter(PenaltyFitter):
             return self._fit_folds(source)
         targets = targets_of(source, self.classes, balanced=self.balanced)
         train, valid = source.stream("train"), source.stream("valid")
-        # The solver works along the principal axes of the moments. Without folds, `stored_moments` returns a list of
-        # one, or None if moments are not stored; then `logistic_sweep` gathers the samples itself.
-        moments = None
-        if moments_of_train := stored_moments(source, targets, train):
-            (moments,) = moments_of_train
-        sweep_of = partial(logistic_sweep, train, valid, targets, moments=moments)
+        # The solver works along the principal axes of the moments. `stored_moments` returns those of each fold, and
+        # without folds a list of one, or None if moments are not stored; then `logistic_sweep` gathers the samples
+        # itself.
+        moments = stored_moments(source, targets, train)
+        moments_of_train = moments[0] if moments else None
+
+        def sweep_of(alphas: np.ndarray) -> Sweep:
+            """Fit the penalties of a grid to train, and score them on valid."""
+            return logistic_sweep(train, valid, targets, alphas, moments=moments_of_train)
+
         return self.best_of(source, sweep_of)
 
     def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:

@@ -484,6 +484,9 @@ class RawSource(EntrySamples[S]):
             values = self._features(x, lengths)
             labels_of_block = labels[start : start + len(x)]
             if self.task.labels_each_token:
+                # Each token with a label needs its features. Features of whole rows are repeated for each token; those
+                # of tokens are cut, or padded with zeros: rolling statistics, for example, have features of every
+                # stored token, of which there may be more or fewer than labels.
                 values = with_tokens(values, labels_of_block.shape[1])
             # `samples` takes (rows, tokens, width): features (rows, width) of whole rows are those of a single token.
             values_of_tokens = values if values.ndim == 3 else values[:, None]

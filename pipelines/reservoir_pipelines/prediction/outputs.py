@@ -174,11 +174,15 @@ def _cells(prediction: Prediction) -> dict[str, Any]:
 
 
 def _label_cells(prediction: Prediction) -> dict[str, Any]:
-    """Return label, probabilities and truth; if a row has several labels, their names have the label's number."""
+    """Return the label, the probabilities and the truth by the names of their columns.
+
+    If a row has several labels, each name of a column has the label's number, as ``label_0`` and ``p_0_<class>``.
+    """
     labels = _flattened(prediction.label)
     truths = [None] * len(labels) if prediction.truth is None else _flattened(prediction.truth)
-    # (labels, classes), or (labels, 0) if the readout has no probabilities; as objects, so that they stay as they are.
+    # An array of objects leaves each number as it is; another one would give all of them the same type.
     flat_probabilities = np.array(_flattened(prediction.probabilities), object)
+    # A list for each label, (labels, classes), or (labels, 0) if the readout has no probabilities.
     probabilities = flat_probabilities.reshape(len(labels), -1).tolist()
     has_several_labels = isinstance(prediction.label, list)
     cells: dict[str, Any] = {}
@@ -247,5 +251,5 @@ def _flattened(nested: Any) -> list[Any]:
     if not isinstance(nested, list):
         return [nested]
     is_nested = bool(nested) and isinstance(nested[0], list)
-    # As objects, so that names and numbers stay as they are.
+    # An array of objects leaves names and numbers as they are; another one would give all of them the same type.
     return np.array(nested, object).ravel().tolist() if is_nested else nested

@@ -111,9 +111,9 @@ class PreparedSplit:
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}: it has {len(self)} rows")
         arrays = []
         for (path, rows), start in zip(self.files, self.starts, strict=True):
-            # The wanted rows of this file, by their numbers in it; the end is not above the first if it has none.
+            # The wanted rows of this file, by their numbers in it: an empty range if it has none of them.
             first = max(lo - start, 0)
-            end = min(hi - start, rows)
+            end = max(min(hi - start, rows), first)
             has_wanted_rows = first < end
             # An empty range is read from the first file, for its type and shape.
             is_needed_for_type = lo == hi and not arrays
@@ -125,7 +125,7 @@ class PreparedSplit:
                     raise KeyError(f"{array} is not stored in this file alone")
                 if len(stored) != rows:
                     raise KeyError(f"{array} has {len(stored)} rows, not {rows}")
-                arrays.append(stored[first : max(first, end)])
+                arrays.append(stored[first:end])
                 self._refuse_changed(path)
         values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         are_classes = array == "y" and values.dtype.kind != "f"

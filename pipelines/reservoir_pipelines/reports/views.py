@@ -281,7 +281,9 @@ def _fit_plots(values: Values) -> list[PagePlot]:
     # A plot of layers needs several columns, of which at least one is of a single layer.
     if len(grid.columns) > 1 and any(map(single_column, grid.columns)):
         text = f"best validation {metric} of every layer, a line for each pooling"
-        page_plots.append(PagePlot(text, plots.draw_layers, (grid, None, metric)))
+        # `fit_values` reads only the test scores of baselines, so there is no validation score of the raw input.
+        raw_score = None
+        page_plots.append(PagePlot(text, plots.draw_layers, (grid, raw_score, metric)))
     if grid.scores.size > 1:
         text = f"validation {metric} of every column under every setting"
         page_plots.append(PagePlot(text, plots.draw_settings, (grid, metric)))
