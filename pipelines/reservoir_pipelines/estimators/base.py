@@ -181,7 +181,7 @@ class ReservoirEstimator(BaseEstimator):
         which must match them. ``checks`` are further arguments of scikit-learn's `check_array` or `check_X_y`.
         """
         # A table of series becomes a list of sequences, whose columns are channels.
-        column_names = list(getattr(x, "columns", ()))
+        column_names: list[str] = list(getattr(x, "columns", ()))
         x = unnested(x)
         if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
             raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
