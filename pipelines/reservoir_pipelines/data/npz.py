@@ -35,10 +35,10 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, n
     ):
         # NumPy calls both the members "x" and "x.npy" x.
         members = [(member, member.removesuffix(".npy")) for member in archive.namelist()]
-        wanted = [(member, name) for member, name in members if names is None or name in names]
-        for member, _ in wanted:
+        read_members = [(member, name) for member, name in members if names is None or name in names]
+        for member, _ in read_members:
             check_header(path, archive, member)
-        for member, name in wanted:
+        for member, name in read_members:
             if name in arrays:
                 raise ValueError(f"several arrays are called {name!r}")
             with archive.open(member) as file:

@@ -288,9 +288,10 @@ def _in_words(candidates: Candidates, rows: int) -> str:
 
 def cost_line(sizes: Sequence[FitSize]) -> str | None:
     """Return the estimated cost of fits in one line; None if they take little time and memory."""
-    # Only the refit of a kernel is worth a count: that of ridge has one penalty, of those that the fit tries.
-    refits = sum(size.refit_work for size in sizes if isinstance(size, KernelSize))
-    work = refits + sum(size.work + COLUMN_WORK for size in sizes)
+    kernels = [size for size in sizes if isinstance(size, KernelSize)]
+    # One readout is fitted again. That of ridge is not worth a count: it has one of the penalties that the fit tries.
+    refit_work = max((size.refit_work for size in kernels), default=0)
+    work = refit_work + sum(size.work + COLUMN_WORK for size in sizes)
     seconds = work / SPEED
     # Columns are fitted one after the other, so the largest one decides the memory, and the disk.
     memory = max((size.bytes for size in sizes), default=0)
@@ -298,7 +299,7 @@ def cost_line(sizes: Sequence[FitSize]) -> str | None:
         return None
     time = f"{time_text(seconds)} of one core ({work:.1e} multiplications)"
     line = f"estimate: about {time} and {size_text(int(memory))} of memory, in addition to the program"
-    disk = max((size.disk_bytes for size in sizes if isinstance(size, KernelSize)), default=0)
+    disk = max((size.disk_bytes for size in kernels), default=0)
     return f"{line}, and for that time {size_text(int(disk))} of disk" if disk else line
 
 
