@@ -142,10 +142,15 @@ def common_place(columns: Columns) -> str | None:
 
 
 def layers_first_to_last(places: Iterable[str]) -> list[str]:
-    """Return layers in the order in which a model computes them, `RAW` last."""
-    # False sorts before True: first all but the raw input, and among them `embed`. The others sort by name, in which
-    # blocks are numbered and come before `final`.
-    return sorted(places, key=lambda place: (place == RAW.name, place != "embed", place))
+    """Return layers in the order in which a model computes them, entry by entry, `RAW` last."""
+
+    def order(place: str) -> tuple[bool, int, bool, str]:
+        # False sorts before True: first all but the raw input, and among the layers of an entry `embed`. The others
+        # sort by name, in which blocks are numbered and come before `final`.
+        entry, _, layer = place.rpartition(":")
+        return place == RAW.name, int(entry or 0), layer != "embed", layer
+
+    return sorted(places, key=order)
 
 
 def layer_names(depth: int) -> tuple[str, ...]:

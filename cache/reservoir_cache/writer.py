@@ -167,7 +167,8 @@ class ShardWriter:
         """
         self._room.acquire()  # waits while too many blocks are queued; `_work` releases it
         if self._error:
-            raise self._error  # the room is not given back: after an error, the caller queues no further block
+            self._room.release()
+            raise self._error
         # The block is counted before it is queued, because its thread may finish and subtract it at once. If the caller
         # is interrupted between the two, the block stays counted: the last group is then listed on leaving the
         # context, which also releases the claim of this block.

@@ -61,7 +61,7 @@ MOST_PARTS = 1000
 
 COUNTS = ("layers", "n_layer", "blocks", "experts", "depth", "group_num", "hidden_groups")
 """Ends of the names of settings that count blocks or experts."""
-LISTS_OF_COUNTS = ("depths", "block_sizes", "block_repeats")
+LISTS_OF_COUNTS = ("depth", "depths", "block_sizes", "block_repeats", "num_block_repeats")
 """The settings that are lists of such counts."""
 
 # Parts of the names of parameters by group; the first match counts. All names match the last group, because the empty

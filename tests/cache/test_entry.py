@@ -205,6 +205,9 @@ def test_an_error_surfaces_at_a_later_put_which_never_hangs(entry, toy):
                 writer.put("train", 1, toy.features(entry, "train", 1))
                 put += 1
     assert put < 1000
+    for _ in range(100):  # more than may be queued
+        with pytest.raises(CacheError, match="not finite"):
+            writer.put("train", 1, bad)
     for block in (0, 1):
         with toy.claim(entry, "train", block) as free:
             assert free

@@ -92,6 +92,7 @@ def test_mutated_model_folders_load_or_are_refused(kind: str, tmp_path: Path):
         ({"n_positions": 2**40}, "GB of memory"),
         ({"n_layer": 10**9}, "more than 1,000"),
         ({"model_type": "swin", "depths": [1, 10**9]}, "depths is 1,000,000,001, more than 1,000"),
+        ({"model_type": "efficientnet", "num_block_repeats": [1, 10**9]}, "num_block_repeats is 1,000,000,001"),
         ({"model_type": "albert", "inner_group_num": 10**9}, "more than 1,000"),
         ({"model_type": "qwen2", "num_hidden_layers": 10**9}, "more than 1,000"),
         ({"n_head": 0}, "sets attention heads to 0"),

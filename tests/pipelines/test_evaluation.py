@@ -403,7 +403,7 @@ def test_texts_are_compared_with_tf_idf(tmp_path):
 
 
 def test_series_are_compared_with_summary_statistics(tmp_path):
-    x, lengths = DRAW.normal(size=(400, 12, 2)).astype(np.float32), DRAW.integers(4, 13, 400)
+    x, lengths = DRAW.normal(size=(400, 12, 2)).astype(np.float32), DRAW.integers(2, 13, 400)
     x[200:] += np.arange(12)[:, None] / 8
     np.savez(tmp_path / "d.npz", x=x, lengths=lengths, y=np.arange(400) // 200)
     features, _, found = fit_with_baselines(tmp_path, tmp_path / "d.npz")

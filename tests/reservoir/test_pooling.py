@@ -513,3 +513,6 @@ def test_the_common_layer_of_columns():
     assert common_place(parse_columns("a/mean+b/mean")) is None
     assert common_place((RAW,)) == "raw"
     assert layers_first_to_last(["raw", "final", "embed", "block01"]) == ["embed", "block01", "final", "raw"]
+    of_two_entries = ["raw", "2:embed", "1:final", "10:embed", "2:block01", "1:embed"]
+    in_order = ["1:embed", "1:final", "2:embed", "2:block01", "10:embed", "raw"]
+    assert layers_first_to_last(of_two_entries) == in_order

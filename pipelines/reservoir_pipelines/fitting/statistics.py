@@ -244,10 +244,10 @@ def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         deviation = np.nanstd(values, axis=1)
         low, high = np.nanmin(values, axis=1), np.nanmax(values, axis=1)
         time -= np.nanmean(time, axis=1, keepdims=True)
-    # The slope of the least-squares line through the values of a channel. The sum of squares is 0 for a single value,
-    # whose slope is 0; 1/2 for two neighbours, which so get half of their slope; and above 1 for all others.
+    # The slope of the least-squares line through the values of a channel. With a single value, both sums are 0.
     products = np.nansum(time * (values - mean[:, None]), axis=1)
-    slope = products / np.maximum(np.nansum(np.square(time), axis=1), 1)
+    squares = np.nansum(np.square(time), axis=1)
+    slope = products / np.where(squares > 0, squares, 1)
     statistics = [mean, deviation, low, high, slope]
     return np.nan_to_num(np.concatenate(statistics, axis=1)).astype(np.float32)
 
