@@ -281,6 +281,29 @@ def test_recordings_of_excel_are_read_and_a_note_names_other_sampling_rates(tmp_
     assert "some recordings are 5 times as far apart in time as those of others" in str(notes)
 
 
+@pytest.mark.parametrize(
+    ("above", "mark"),
+    [
+        ("", "|"),
+        ("# a note\n", ","),
+        ('# exported, "by hand",\n\n#\n', ";"),
+        ("\ufeff# a | b\n", "|"),
+        ("# a note\n#", ","),
+    ],
+)
+def test_comments_above_a_header_are_left_out(tmp_path, above, mark):
+    plain, commented = tmp_path / "plain.csv", tmp_path / "commented.csv"
+    name = "#u" if above.endswith("#") else "u"  # the header itself may begin with the sign
+    rows = [f"{n % 3 / 4},{n % 5 / 4},{n % 7 / 4},{KIND[n % 2]}" for n in range(ROWS)]
+    plain.write_text("\n".join([f"{name},v,w,label", *rows]))
+    commented.write_text(above + "\n".join(["u,v,w,label", *rows]).replace(",", mark))
+    for wanted, found in zip(stored(open_source(str(plain))), stored(open_source(str(commented))), strict=True):
+        assert str(wanted) == str(found)
+    commented.write_text(commented.read_text() + f"\n1{mark}x{mark}3{mark}{KIND[0]}")
+    lines = commented.read_text().count("\n") + 1
+    assert_refused(f"line {lines}: 'x' is not a number in column 'v'", str(commented))
+
+
 def test_a_label_in_one_row_of_a_sequence_holds_for_all(tmp_path):
     rows = [[f"s{n // 4}", n % 4, n, KIND[n // 4 % 2] if n % 4 == n // 4 % 3 else ""] for n in range(4 * ROWS)]
     found, labels = stored(open_source(table(tmp_path / "t.csv", rows, "id,time,v,label")))

@@ -67,7 +67,7 @@ def check_cells(path: Path, rows: int, columns: int) -> None:
 # ---- text files of columns
 
 
-SEPARATORS = ",;\t"
+SEPARATORS = ",;\t|"
 """Characters that may separate the columns of a file ``.csv``."""
 
 NO_NAME = "Unnamed: "
@@ -109,9 +109,13 @@ def read_layout(path: Path, rows: int | None) -> Layout:
     """
     csv.field_size_limit(2**31 - 1)  # by default, Python refuses cells of more than 2**17 characters
     with path.open(encoding="utf-8-sig", newline="") as file:
-        separator = "\t" if path.suffix.lower() == ".tsv" else _separator_of(file)
+        comments, first_line = _opening_lines(file)
+        separator = "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=first_line.count)
+        if comments and comments[-1].count(separator) == first_line.count(separator):
+            comments.pop()  # as many cells as the line below: a header such as #id,label
+        file.seek(0)
         reader = csv.reader(file, delimiter=separator)
-        header, first_record = _read_header(reader)
+        header, first_record = _read_header(reader, len(comments))
         names = [name.strip() or f"{NO_NAME}{column}" for column, name in enumerate(header)]
         _refuse_values_as_names(path, reader.line_num, [name for name in map(str.strip, header) if name])
         # The records after the header. ``line_num`` is the last line that has been read.
@@ -133,15 +137,29 @@ def read_layout(path: Path, rows: int | None) -> Layout:
     )
 
 
-def _read_header(records: Iterator[list[str]]) -> tuple[list[str], int]:
+def _opening_lines(file: IO[str]) -> tuple[list[str], str]:
+    """Return the lines that begin with ``#`` at the start of a file, and the first line after them with text."""
+    comments: list[str] = []
+    for line in file:
+        if line.startswith("#"):
+            comments.append(line)
+        elif line.strip():
+            return comments, line
+    return [], comments[0] if comments else ""
+
+
+def _read_header(records: Iterator[list[str]], comments: int) -> tuple[list[str], int]:
     """Consume the records of a file up to its header; return its cells, and its number among the records, from 1.
 
-    The header is the first record that is not blank. A file without one has no columns.
+    The header is the first record that is not blank, after this number of ``comments``, which begin with ``#``. A file
+    without one has no columns.
     """
     for number, cells in enumerate(records, 1):
         names_separator = cells[:1] == ["sep="]  # Excel writes a first line sep=;
         is_blank = len(cells) <= 1 and not "".join(cells).strip()
-        if not names_separator and not is_blank:
+        if cells and cells[0].startswith("#") and comments:
+            comments -= 1
+        elif not names_separator and not is_blank:
             return cells, number
     return [], 0
 
@@ -167,13 +185,6 @@ def _refuse_values_as_names(path: Path, line: int, names: Sequence[str]) -> None
             f"{path}, line {line}: numbers such as {numbers[0]:g} are not names of columns",
             "add a first line with the names of the columns",
         )
-
-
-def _separator_of(file: IO[str]) -> str:
-    """Return the separator that is most frequent in the first line that is not blank; go back to the file's start."""
-    header = next((line for line in file if line.strip()), "")
-    file.seek(0)
-    return max(SEPARATORS, key=header.count)
 
 
 def read_csv(path: Path, layout: Layout, text_columns: set[str], decimal: str, rows: int | None) -> Any:
